@@ -30,43 +30,43 @@ use crate::runner::site::Site;
 use crate::runner::{Runner, Shutdown};
 use crate::service::checkin;
 
-/// How long stopping what runs may take, beyond [`GRACE`].
-const STOPPING: Duration = Duration::from_secs(3);
-/// How long unsent reports are tried at the end.
-const FLUSHING: Duration = Duration::from_secs(5);
-/// How long a signal takes at most from the kernel to who waits for it.
-const SETTLED: Duration = Duration::from_millis(50);
+/// The time limit for stopping running commands, in addition to [`GRACE`].
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time limit for sending the remaining reports before exit.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest time from a signal's arrival at the process until a waiting task has it.
+const SIGNAL_DELIVERY_TIME: Duration = Duration::from_millis(50);
 
-/// How long the end may take at most, beyond the time that commands have to end by themselves.
+/// The longest shutdown, in addition to the time that commands get to end by themselves.
 #[cfg(test)]
-pub const LONGEST_END: Duration = Duration::from_secs(
+pub const MAX_SHUTDOWN: Duration = Duration::from_secs(
     GRACE.as_secs()
-        + STOPPING.as_secs()
-        + websocket::CLOSING.as_secs()
-        + FLUSHING.as_secs()
-        + writer::PATIENCE.as_secs(),
+        + STOP_TIMEOUT.as_secs()
+        + websocket::CLOSE_TIMEOUT.as_secs()
+        + FLUSH_TIMEOUT.as_secs()
+        + writer::DISK_TIMEOUT.as_secs(),
 );
 
 /// How the agent ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
-    /// It drained.
+    /// All commands have ended.
     Drained,
-    /// A second signal came, so it did not wait.
-    AtOnce,
-    /// It drained, and should be started again.
+    /// A second signal arrived, so the agent did not wait for commands.
+    Immediately,
+    /// All commands have ended, and the process should be replaced by the program on disk.
     Restart,
 }
 
-/// Runs until a signal or the service ends it. Running commands have `patience` to end by
-/// themselves then; before a restart those that wait have it too. `program` is what a restart would
-/// start.
+/// Runs until a signal or the service ends it. Then running commands get `drain_time` to end by
+/// themselves; before a restart, waiting commands get it too. `program` is the program that a
+/// restart would start.
 ///
 /// # Errors
-/// What keeps the agent from starting, in one line.
+/// Why the agent cannot start, in one line.
 pub async fn run(
     settings: Settings,
-    mut patience: Duration,
+    mut drain_time: Duration,
     program: Program,
 ) -> Result<Exit, String> {
     let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
@@ -82,11 +82,11 @@ pub async fn run(
     let own = AgentAccount::current();
     log::info!("version {}, for server {} of {}", facts::VERSION, settings.id, client.service());
     if !own.uid.is_root() {
-        log::info!("not root: commands run as user number {} only", own.uid);
+        log::info!("not root: commands run as user {} only", own.uid);
     }
     let (shutdown, groups, flushing) =
         (Shutdown::default(), Groups::default(), CancellationToken::new());
-    let (journal, remembered) = open_journal(settings.state_dir).await;
+    let (journal, stored_commands) = open_journal(settings.state_dir).await;
     let reports = Reports::new(client.clone(), journal.clone(), flushing.clone());
     let uses_https = settings.service.tls;
     let policy = PolicyFile::new(settings.policy, uses_https);
@@ -96,7 +96,7 @@ pub async fn run(
         host_journal: HostJournal::new(settings.syslog),
         cgroups: Cgroups::find(),
     };
-    if !site.cgroups.is_there() {
+    if !site.cgroups.is_available() {
         log::info!("no control groups: each command gets a supervisor instead");
     }
     let runner = Runner::new(
@@ -107,35 +107,35 @@ pub async fn run(
         shutdown.clone(),
         program,
     );
-    runner.recover(remembered);
+    runner.recover(stored_commands);
     let runner = Arc::new(runner);
 
     let serving = serve(client, runner.clone(), shutdown.leaving.clone());
     let mut serving = tokio::spawn(serving);
-    let (mut is_over, mut restarts) = (false, false);
+    let (mut is_disconnected, mut restarts) = (false, false);
     tokio::select! {
         _ = &mut serving => {
-            is_over = true;
+            is_disconnected = true;
             log::info!("the service asked the agent to exit");
         }
-        signal = next_signal() => log::info!("{signal}: no more commands are taken, and those that run have {} s", patience.as_secs()),
+        signal = next_signal() => log::info!("{signal}: no more commands are accepted; running commands have {} s to end", drain_time.as_secs()),
         () = shutdown.restarting.cancelled() => {
-            log::info!("to be restarted: no more commands are taken, and those that came have {} s", patience.as_secs());
+            log::info!("restart: no more commands are accepted; commands that arrived have {} s to end", drain_time.as_secs());
             restarts = true;
         }
     }
     shutdown.leaving.cancel();
     if restarts {
-        let calm = async {
-            // What the service was just sending is still taken.
+        let idle = async {
+            // Commands that the service has already sent are still accepted.
             let _ = (&mut serving).await;
-            is_over = true;
+            is_disconnected = true;
             runner.idle().await;
         };
         tokio::select! {
-            calm = timeout(patience, calm) => if calm.is_err() {
-                // They had their time.
-                patience = Duration::ZERO;
+            idle = timeout(drain_time, idle) => if idle.is_err() {
+                // The commands have used their time.
+                drain_time = Duration::ZERO;
             },
             signal = next_signal() => {
                 log::info!("{signal}: the agent exits, and is not restarted");
@@ -145,19 +145,19 @@ pub async fn run(
     }
     shutdown.draining.cancel();
     let drain = async {
-        if timeout(patience, runner.finished()).await.is_err() {
-            log::warn!("commands still run, and are stopped");
+        if timeout(drain_time, runner.finished()).await.is_err() {
+            log::warn!("commands still run and will be stopped");
             shutdown.stopping.cancel();
-            if timeout(GRACE + STOPPING, runner.finished()).await.is_err() {
+            if timeout(GRACE + STOP_TIMEOUT, runner.finished()).await.is_err() {
                 log::error!("some commands could not be stopped");
             }
         }
-        if !is_over {
-            // It is closing its socket, which does not take long.
+        if !is_disconnected {
+            // The task is closing its socket. That takes at most `CLOSE_TIMEOUT`.
             let _ = (&mut serving).await;
         }
         flushing.cancel();
-        if timeout(FLUSHING, reports.finished()).await.is_err() {
+        if timeout(FLUSH_TIMEOUT, reports.finished()).await.is_err() {
             let fate =
                 if journal.is_durable() { "are kept for the next start" } else { "are lost" };
             log::error!(
@@ -165,7 +165,7 @@ pub async fn run(
                 reports.unsent()
             );
         }
-        // Else the next start would send once more what was sent just now.
+        // Otherwise the next start would send the same fins again.
         journal.flush().await;
     };
     let mut drain = pin!(drain);
@@ -174,25 +174,25 @@ pub async fn run(
             () = &mut drain => break if restarts { Exit::Restart } else { Exit::Drained },
             signal = next_signal() => {
                 if !restarts {
-                    log::warn!("{signal} again: exiting at once");
-                    break Exit::AtOnce;
+                    log::warn!("{signal} again: exiting immediately");
+                    break Exit::Immediately;
                 }
                 log::info!("{signal}: the agent exits, and is not restarted");
                 restarts = false;
             }
         }
     };
-    // Nothing that the agent ran outlives it, except what a command left in the background on
+    // No command outlives the agent, except background processes that an ended command left on
     // purpose.
     groups.kill();
     if exit == Exit::Restart {
         for kind in [Signal::SIGTERM, Signal::SIGINT] {
-            // SAFETY: the usual effect of a signal is no code of this program.
+            // SAFETY: the default action of a signal runs no code of this program.
             let _ = unsafe { nix::sys::signal::signal(kind, SigHandler::SigDfl) };
         }
-        // From here on a signal ends the process, which has nothing left to do. One that came just
-        // before is not lost.
-        if timeout(SETTLED, next_signal()).await.is_ok() {
+        // From here on a signal ends the process. A signal that arrived just before is still
+        // handled.
+        if timeout(SIGNAL_DELIVERY_TIME, next_signal()).await.is_ok() {
             log::info!("the agent exits, and is not restarted");
             return Ok(Exit::Drained);
         }
@@ -203,21 +203,21 @@ pub async fn run(
 /// Opens the journal and returns its commands. If that fails, the agent works without a journal.
 async fn open_journal(directory: PathBuf) -> (JournalWriter, Vec<(Uuid, Stage)>) {
     let shown = directory.display().to_string();
-    // It may wait for an agent that is just being killed.
+    // Waits for the lock if another agent is just being killed.
     let opened = tokio::task::spawn_blocking(move || JournalWriter::open(&directory)).await;
     match opened.map_err(|error| error.to_string()).flatten() {
         Ok(opened) => {
-            log::info!("commands are remembered in {shown}");
+            log::info!("the state is kept in {shown}");
             opened
         }
         Err(error) => {
-            log::error!("commands are not remembered over a restart: {error}");
+            log::error!("commands are not remembered across a restart: {error}");
             (JournalWriter::default(), Vec::new())
         }
     }
 }
 
-/// Checks in, then keeps the heartbeat and the WebSocket going.
+/// Checks in, then sends heartbeats and keeps the WebSocket open.
 async fn serve(
     client: Client,
     runner: Arc<Runner<Client>>,
@@ -234,7 +234,7 @@ async fn serve(
         }
     };
     tokio::select! {
-        over = websocket::run(&client, &leaving, &*runner) => over,
+        finished = websocket::run(&client, &leaving, &*runner) => finished,
         () = heartbeat => Finished::Draining,
     }
 }

@@ -1,4 +1,4 @@
-//! The agent's settings: a file, flags and one environment variable.
+//! The agent's settings, from the config file, flags and the environment.
 
 use std::fmt;
 use std::fs;
@@ -10,23 +10,22 @@ use farhand_domain::secret::Secret;
 use serde::Deserialize;
 use uuid::Uuid;
 
-/// How many commands run at once unless the file says otherwise (agent-protocol 4.3).
-pub const MAX_RUNNING: usize = 20;
-/// The most that the file may ask for: each one costs a process and up to a megabyte of kept
+/// How many commands run at once by default (agent-protocol 4.3).
+pub const DEFAULT_MAX_RUNNING: usize = 20;
+/// The largest `max_running`. Each running command costs a process and up to a megabyte of kept
 /// output.
-const MOST_RUNNING: usize = 1_000;
-/// Where the agent keeps what it remembers when nothing says otherwise, and there is no file beside
-/// which it could. The unit of `install` names the same.
-const STATE_DIR: &str = "/var/lib/farhand-agent";
-/// The file of the agent that is installed.
-pub const CONFIG: &str = "/etc/farhand/agent.toml";
-/// The socket of syslog, which journald serves too.
-const SYSLOG: &str = "/dev/log";
-/// The most of a file that is read, in bytes: far more than any that makes sense, and `/dev/zero`
-/// ends too.
-const MAX_FILE: u64 = 64 * 1024;
+const MAX_RUNNING_LIMIT: usize = 1_000;
+/// The default folder of the agent's state if there is no config file. `install` writes the same
+/// folder into the systemd unit.
+const DEFAULT_STATE_DIR: &str = "/var/lib/farhand-agent";
+/// The default path of the config file.
+pub const DEFAULT_CONFIG: &str = "/etc/farhand/agent.toml";
+/// The socket of the system log. journald listens there too.
+const DEFAULT_SYSLOG: &str = "/dev/log";
+/// The largest config or credential file, in bytes. The limit also stops reading from `/dev/zero`.
+const MAX_FILE_BYTES: u64 = 64 * 1024;
 
-/// What is wrong with the configuration, in one line for the one who started the agent.
+/// An error in the configuration: one line for the person who started the agent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigError(String);
 
@@ -46,31 +45,31 @@ fn error<T>(message: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError(message.into()))
 }
 
-/// What the command line and the environment say. Each is preferred to what the file says.
+/// Settings from the command line and the environment. They override the config file.
 #[derive(Clone, Default, Debug)]
 pub struct Overrides {
-    /// The file.
+    /// The path of the config file.
     pub config: Option<PathBuf>,
-    /// The service.
+    /// The URL of the service.
     pub url: Option<String>,
     /// The server's id.
     pub id: Option<String>,
-    /// A file that holds the key and nothing else.
+    /// A file that contains only the key.
     pub key_file: Option<PathBuf>,
-    /// The key, from the environment.
+    /// The key from the environment variable.
     pub key: Option<Secret>,
-    /// Where the agent keeps what it remembers.
+    /// The folder of the agent's state, from the command line.
     pub state_dir: Option<PathBuf>,
-    /// The same, as a service manager says it in the environment.
+    /// The folder of the agent's state, from the service manager's environment variable.
     pub service_state_dir: Option<PathBuf>,
-    /// The host's policy.
+    /// The policy file that applies in addition to the host's own.
     pub policy: Option<PathBuf>,
 }
 
-/// The file, as it is written.
+/// The keys of the config file.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ConfigFile {
     url: Option<String>,
     id: Option<String>,
     key: Option<String>,
@@ -82,48 +81,47 @@ struct File {
     allow_plain_http: bool,
 }
 
-/// What the agent works with.
+/// The checked settings of one agent.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the service is.
+    /// The URL of the service, split into its parts.
     pub service: Service,
-    /// The server that this agent runs on.
+    /// The id of the server that this agent belongs to.
     pub id: Uuid,
-    /// The agent's key: visible ASCII without quotes, so it fits into a header.
+    /// The agent's key: visible ASCII without quotes, so that it fits into a header.
     pub key: Secret,
     /// How many commands run at once.
     pub max_running: usize,
-    /// Where this server's agent keeps what it remembers, whether or not that exists yet: a folder
-    /// of its own.
+    /// The folder of this server's state. It may not exist yet. No other server uses it.
     pub state_dir: PathBuf,
-    /// Where an agent of this file may keep that instead, as it depends on who started it:
-    /// `state_dir` first.
+    /// All folders where an agent with this config file may keep its state: the choice depends on
+    /// how it was started. `state_dir` comes first.
     pub state_dirs: Vec<PathBuf>,
-    /// The host's policy, if the configuration names it.
+    /// The additional policy file, if the configuration names one.
     pub policy: Option<PathBuf>,
     /// The socket of the host's system log.
     pub syslog: PathBuf,
-    /// What the one who started the agent should know, in one line each.
+    /// Warnings for the person who started the agent, one line each.
     pub warnings: Vec<String>,
 }
 
 impl Settings {
-    /// Reads the file, if one is given, and puts everything together.
+    /// Reads the config file, if one is given, and applies the overrides.
     ///
     /// # Errors
-    /// What is wrong, in one line.
+    /// The first error, in one line.
     pub fn load(overrides: Overrides) -> Result<Self, ConfigError> {
         let mut warnings = Vec::new();
         let file = match &overrides.config {
             Some(path) => {
-                let text = read(path, &mut warnings)?;
+                let text = read_private_file(path, &mut warnings)?;
                 toml::from_str(&text)
                     .or_else(|e| error(format!("{}: {}", path.display(), describe(&e, &text))))?
             }
-            None => File::default(),
+            None => ConfigFile::default(),
         };
         let key = match (overrides.key, &overrides.key_file, file.key) {
-            (_, Some(path), _) => Secret::new(read(path, &mut warnings)?.trim()),
+            (_, Some(path), _) => Secret::new(read_private_file(path, &mut warnings)?.trim()),
             (Some(key), None, _) => key,
             (None, None, Some(key)) => Secret::new(key),
             (None, None, None) => {
@@ -142,10 +140,10 @@ impl Settings {
             return error(format!("id: {id:?} is not the UUID of a server"));
         };
         check_credential("key: a key", &key)?;
-        let max_running = file.max_running.unwrap_or(MAX_RUNNING);
-        if !(1..=MOST_RUNNING).contains(&max_running) {
+        let max_running = file.max_running.unwrap_or(DEFAULT_MAX_RUNNING);
+        if !(1..=MAX_RUNNING_LIMIT).contains(&max_running) {
             return error(format!(
-                "max_running: {max_running} is not between 1 and {MOST_RUNNING}"
+                "max_running: {max_running} is not between 1 and {MAX_RUNNING_LIMIT}"
             ));
         }
         let service = Service::parse(&url)?;
@@ -158,56 +156,56 @@ impl Settings {
                 .service_state_dir
                 .into_iter()
                 .chain(beside_file)
-                .chain([STATE_DIR.into()])
+                .chain([DEFAULT_STATE_DIR.into()])
                 .collect(),
         };
         if state_dirs[0].as_os_str().is_empty() {
             return error("state_dir: the name is empty");
         }
-        // Agents of several servers can run on one host, with the same folder too.
+        // Agents of several servers can run on one host, even with the same state folder.
         state_dirs.iter_mut().for_each(|folder| folder.push(id.to_string()));
         let policy = overrides.policy.or(file.policy);
-        let syslog = file.syslog.unwrap_or_else(|| SYSLOG.into());
+        let syslog = file.syslog.unwrap_or_else(|| DEFAULT_SYSLOG.into());
         let state_dir = state_dirs[0].clone();
         Ok(Self { service, id, key, max_running, state_dir, state_dirs, policy, syslog, warnings })
     }
 }
 
-/// Checks that a credential fits between the quotes of a header. `what` begins the message.
+/// Checks that a credential fits between the quotes of a header. `what` starts the error message.
 pub fn check_credential(what: &str, credential: &Secret) -> Result<(), ConfigError> {
     let is_fit = |b: u8| b.is_ascii_graphic() && b != b'"';
     if credential.expose().is_empty() || !credential.expose().bytes().all(is_fit) {
         return error(format!(
-            "{what} is made of visible ASCII characters, without quotes and blanks"
+            "{what} must be visible ASCII characters, without quotes and blanks"
         ));
     }
     Ok(())
 }
 
-/// Reads a file that holds a credential, and warns if others can read it too.
+/// Reads a file that contains a credential. Adds a warning if other accounts can read the file.
 ///
 /// # Errors
-/// It cannot be read, or is too large: in one line.
-pub fn read(path: &Path, warnings: &mut Vec<String>) -> Result<String, ConfigError> {
+/// The file cannot be read, or is too large.
+pub fn read_private_file(path: &Path, warnings: &mut Vec<String>) -> Result<String, ConfigError> {
     let shown = path.display();
     let mut file = fs::File::open(path).or_else(|e| error(format!("{shown}: {e}")))?;
     let metadata = file.metadata().or_else(|e| error(format!("{shown}: {e}")))?;
     if metadata.is_file() && metadata.permissions().mode() & 0o077 != 0 {
         warnings
-            .push(format!("{shown} can be read or changed by other accounts: chmod 600 it, as it holds a credential"));
+            .push(format!("{shown} can be read or changed by other accounts; it contains a credential: chmod 600 it"));
     }
     let mut bytes = Vec::new();
     file.by_ref()
-        .take(MAX_FILE + 1)
+        .take(MAX_FILE_BYTES + 1)
         .read_to_end(&mut bytes)
         .or_else(|e| error(format!("{shown}: {e}")))?;
-    if bytes.len() as u64 > MAX_FILE {
-        return error(format!("{shown}: larger than {MAX_FILE} bytes"));
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return error(format!("{shown}: larger than {MAX_FILE_BYTES} bytes"));
     }
     String::from_utf8(bytes).or_else(|_| error(format!("{shown}: not UTF-8")))
 }
 
-/// What TOML has to say, in one line and without what may be the key.
+/// A TOML error in one line. The text never contains the key.
 fn describe(error: &toml::de::Error, text: &str) -> String {
     let message = error.message().lines().collect::<Vec<_>>().join(", ");
     let Some(span) = error.span() else {
@@ -215,31 +213,31 @@ fn describe(error: &toml::de::Error, text: &str) -> String {
     };
     let number = text.bytes().take(span.start).filter(|b| *b == b'\n').count();
     let is_key = text.lines().nth(number).is_some_and(|line| line.trim_start().starts_with("key"));
-    // A message can quote the value.
+    // TOML's own message can quote the value.
     let message = if is_key { "`key` must be given once, as text in quotes" } else { &message };
     format!("line {}: {message}", number + 1)
 }
 
-/// Where the service is.
+/// The URL of the service, split into its parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Service {
-    /// https and wss, or http and ws.
+    /// True: https and wss. False: http and ws.
     pub tls: bool,
-    /// The host's name or address, lower-case; an IPv6 address without brackets.
+    /// The host name or address in lower case. An IPv6 address has no brackets.
     pub host: String,
-    /// The port.
     pub port: u16,
-    /// The host as it is sent: with brackets, and with the port if it is not the default.
+    /// The host for the `Host` header: an IPv6 address has brackets, and a port that is not the
+    /// default is included.
     pub authority: String,
-    /// What comes before `/api/`: empty, or a path without a slash at its end.
+    /// The path before `/api/`: empty, or without a slash at its end.
     pub path: String,
 }
 
 impl Service {
-    /// Reads `http(s)://host[:port][/path]`.
+    /// Parses `http(s)://host[:port][/path]`.
     ///
     /// # Errors
-    /// What is wrong, in one line.
+    /// Why the URL is invalid, in one line.
     pub fn parse(url: &str) -> Result<Self, ConfigError> {
         let bad = |why: &str| error(format!("url: {url:?} {why}"));
         let Ok(uri) = url.trim().parse::<hyper::Uri>() else {
@@ -250,7 +248,7 @@ impl Service {
             Some("http") => false,
             _ => return bad("does not begin with https:// or http://"),
         };
-        // A fragment is thrown away while parsing.
+        // The parser drops a fragment, so the text is checked.
         if uri.query().is_some()
             || url.contains('#')
             || uri.authority().is_none_or(|a| a.as_str().contains('@'))
@@ -258,63 +256,65 @@ impl Service {
             return bad("has more than a host, a port and a path");
         }
         let written = uri.host().unwrap_or("");
-        let usual = if tls { 443 } else { 80 };
-        // A port that does not fit is no port at all to `Uri`, so it is read here.
-        let behind = uri
+        let default_port = if tls { 443 } else { 80 };
+        // `Uri` treats an invalid port as absent, so the port is parsed here.
+        let port_text = uri
             .authority()
             .and_then(|authority| authority.as_str().strip_prefix(written))
             .unwrap_or("");
-        let port = match behind.strip_prefix(':').map(str::parse) {
-            None => usual,
+        let port = match port_text.strip_prefix(':').map(str::parse) {
+            None => default_port,
             Some(Ok(port)) if port > 0 => port,
-            Some(_) => return bad("has a port that is none"),
+            Some(_) => return bad("has an invalid port"),
         };
         let written = written.to_ascii_lowercase();
         let host = written.trim_start_matches('[').trim_end_matches(']').to_owned();
         if host.is_empty() {
             return bad("has no host");
         }
-        let authority = if port == usual { written } else { format!("{written}:{port}") };
+        let authority = if port == default_port { written } else { format!("{written}:{port}") };
         Ok(Self { tls, host, port, authority, path: uri.path().trim_end_matches('/').to_owned() })
     }
 
-    /// Whether the host is this one by its name: the C library does not resolve what ends in
-    /// `.localhost`, and what does is by definition never anywhere else.
+    /// Whether the name means this host: `localhost`, or a name below it. The C library does not
+    /// resolve names below `.localhost`, although they are local by definition.
     pub fn is_local_name(&self) -> bool {
         let host = self.host.strip_suffix('.').unwrap_or(&self.host);
         host == "localhost" || host.ends_with(".localhost")
     }
 
-    /// Whether nothing leaves this host on the way.
+    /// Whether the connection stays on this host.
     fn is_local(&self) -> bool {
         self.is_local_name()
             || self.host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
     }
 
-    /// Whether it is http to another host.
-    pub fn is_open(&self) -> bool {
+    /// Whether the URL is http to another host, so that others on the network can read and change
+    /// everything.
+    pub fn is_insecure(&self) -> bool {
         !self.tls && !self.is_local()
     }
 
-    /// Refuses http to another host, unless that is allowed.
+    /// Refuses http to another host, unless `is_plain_allowed`.
     ///
     /// # Errors
-    /// What it would mean, in one line.
+    /// The risk, and how to accept it, in one line.
     pub fn check_transport(&self, is_plain_allowed: bool) -> Result<(), ConfigError> {
-        if !self.is_open() || is_plain_allowed {
+        if !self.is_insecure() || is_plain_allowed {
             return Ok(());
         }
         error(format!(
-            "url: {self} is not https: anybody on the way is root here; set allow_plain_http = true to accept that"
+            "url: {self} is not https: anyone on the network path is root here; set allow_plain_http = true to accept that"
         ))
     }
 
-    /// What the one who named it should know, if there is anything.
+    /// The warning for http to another host.
     pub fn warning(&self) -> Option<String> {
-        self.is_open().then(|| format!("{self} is not https: anybody on the way is root here"))
+        self.is_insecure()
+            .then(|| format!("{self} is not https: anyone on the network path is root here"))
     }
 
-    /// The URL's beginning as a browser would send it in `Origin`.
+    /// Scheme, host and port, as a browser sends them in `Origin`.
     pub fn origin(&self) -> String {
         format!("{}://{}", if self.tls { "https" } else { "http" }, self.authority)
     }
@@ -354,10 +354,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_it_all() {
+    fn a_file_alone_is_enough() {
         let settings = load(&good()).unwrap();
         assert_eq!(settings.service.to_string(), "https://a.example");
-        assert_eq!((settings.id.to_string().as_str(), settings.max_running), (ID, MAX_RUNNING));
+        assert_eq!(
+            (settings.id.to_string().as_str(), settings.max_running),
+            (ID, DEFAULT_MAX_RUNNING)
+        );
         assert_eq!(settings.key.expose(), "sesame");
         assert_eq!(settings.warnings, [] as [&str; 0]);
         assert_eq!(load(&(good() + "max_running = 3")).unwrap().max_running, 3);
@@ -365,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_one_line_and_never_the_key() {
+    fn errors_are_one_line_without_the_key() {
         let cases = [
             (
                 good() + "kex = 1",
@@ -384,7 +387,7 @@ mod tests {
             ),
             (
                 good().replace("sesame", "ses ame"),
-                "key: a key is made of visible ASCII characters, without quotes and blanks",
+                "key: a key must be visible ASCII characters, without quotes and blanks",
             ),
             (
                 format!("id = \"{ID}\"\nkey = \"k\""),
@@ -416,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_preferred_to_the_file() {
+    fn flags_and_environment_override_the_file() {
         let (config, key_file) = (file(&good()), file("from-file\n"));
         let overrides = Overrides {
             config: Some(config.path().to_owned()),
@@ -432,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_where_the_nearest_says() {
+    fn the_state_folder_follows_the_order_of_sources() {
         let state = |overrides: Overrides| Settings::load(overrides).unwrap().state_dir;
         let flags = Overrides {
             url: Some("https://a.example".to_owned()),
@@ -440,7 +443,7 @@ mod tests {
             key: Some(Secret::new("k")),
             ..Overrides::default()
         };
-        assert_eq!(state(flags.clone()), Path::new(STATE_DIR).join(ID));
+        assert_eq!(state(flags.clone()), Path::new(DEFAULT_STATE_DIR).join(ID));
         let directory = tempfile::tempdir().unwrap();
         let config = directory.path().join("web-1.toml");
         fs::write(&config, "max_running = 3").unwrap();
@@ -458,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_can_read_is_warned_of() {
+    fn a_file_readable_by_others_gives_a_warning() {
         let file = file(&good());
         fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).unwrap();
         let settings = Settings::load(Overrides {
@@ -471,11 +474,11 @@ mod tests {
     }
 
     #[test]
-    fn plain_http_to_elsewhere_is_refused_unless_allowed() {
+    fn http_to_another_host_must_be_allowed() {
         let plain = good().replace("https:", "http:");
         let refusal = load(&plain).unwrap_err();
         assert!(
-            refusal.contains("anybody on the way is root here")
+            refusal.contains("anyone on the network path is root here")
                 && refusal.contains("allow_plain_http"),
             "{refusal}"
         );
@@ -494,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn services() {
+    fn service_urls_are_parsed_or_refused() {
         let service = Service::parse("https://A.Example:8443/base/").unwrap();
         assert_eq!((service.tls, service.host.as_str(), service.port), (true, "a.example", 8443));
         assert_eq!(

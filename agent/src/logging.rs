@@ -1,19 +1,19 @@
-//! The log: one line for each event, on standard error.
+//! The agent's log: one line per event, on standard error.
 //!
-//! Only the agent's own events are shown, as libraries may show headers. A command's line and its
-//! output are never logged, and neither is the key.
+//! Only the agent's own events are logged, because libraries may log HTTP headers. The log never
+//! has a command's line, its output, or the key.
 
 use std::io::Write;
 
 use chrono::{SecondsFormat, Utc};
 use log::{LevelFilter, Log, Metadata, Record};
 
-struct Lines {
-    /// A journal notes the time by itself.
+struct StderrLog {
+    /// Whether a line starts with the time. False under journald, which adds the time itself.
     has_time: bool,
 }
 
-impl Log for Lines {
+impl Log for StderrLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target().starts_with("farhand_agent")
     }
@@ -32,18 +32,17 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-/// An event as one line, whatever came from outside into its message.
+/// Formats an event as one line. Replaces control characters, which can come from outside.
 fn line(record: &Record<'_>, time: Option<String>) -> String {
     let message = record.args().to_string().replace(char::is_control, " ");
     let time = time.map(|time| time + " ").unwrap_or_default();
     format!("{time}{:<5} {message}\n", record.level())
 }
 
-/// Begins logging.
-pub fn start(is_verbose: bool) {
+pub fn init(is_verbose: bool) {
     log::set_max_level(if is_verbose { LevelFilter::Debug } else { LevelFilter::Info });
-    let lines = Lines { has_time: std::env::var_os("JOURNAL_STREAM").is_none() };
-    // Fails if a logger is set already, which is fine.
+    let lines = StderrLog { has_time: std::env::var_os("JOURNAL_STREAM").is_none() };
+    // Fails if a logger is already set. Then that logger stays.
     let _ = log::set_boxed_logger(Box::new(lines));
 }
 

@@ -1,8 +1,8 @@
-//! Farhand's agent: runs commands on a server, as the accounts that they name, and reports their
-//! output.
+//! The Farhand agent: runs commands on a server, each as the account that the command names, and
+//! reports their output.
 //!
-//! One binary without anything around it: it reads a small file or a few flags, keeps a WebSocket
-//! to the service, and runs what comes there. `agent-protocol 4.1` in a comment is the heading 4.1
+//! It is one self-contained binary. It reads a small file or a few flags, keeps a WebSocket to the service,
+//! and runs the commands that arrive there. `agent-protocol 4.1` in a comment refers to heading 4.1
 //! of `docs/spec/agent-protocol.md`.
 
 mod agent;
@@ -36,45 +36,47 @@ use crate::service::install::{self, Failure, Installation};
 use crate::service::register::{self, Registration};
 use crate::service::status::Status;
 
-/// The exit code for what is wrong with the command line or the configuration.
-const MISUSE: u8 = 2;
+/// The exit code for an invalid command line or configuration.
+const MISUSE_EXIT_CODE: u8 = 2;
 
-/// The environment variable of the key. It is not one of clap's, whose help would show its value;
-/// neither is the next.
+/// The environment variable of the key. Clap does not read it, because clap's help would show its
+/// value. The same holds for the registration token.
 const KEY_VARIABLE: &str = "FARHAND_AGENT_KEY";
 
 /// The environment variable of the registration token.
 const TOKEN_VARIABLE: &str = "FARHAND_REGISTRATION_TOKEN";
 
-/// The environment variable in which systemd names the folders of `StateDirectory=`, with colons
-/// between.
+/// The environment variable in which systemd names the folders of `StateDirectory=`, separated by
+/// colons.
 const STATE_VARIABLE: &str = "STATE_DIRECTORY";
 
-/// The first of some folders.
-fn first(paths: &str) -> Option<PathBuf> {
+/// The first folder of a list separated by colons.
+fn first_folder(paths: &str) -> Option<PathBuf> {
     paths.split(':').next().filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// A credential of the environment.
-fn secret(variable: &str) -> Option<Secret> {
+/// A credential from the environment. None if the variable is empty.
+fn secret_from_env(variable: &str) -> Option<Secret> {
     std::env::var(variable).ok().filter(|value| !value.is_empty()).map(Secret::new)
 }
 
-/// The settings from the environment, and the file's name.
-fn overrides(config: Option<PathBuf>) -> Overrides {
+/// The settings from the environment, and the path of the config file.
+fn overrides_from_env(config: Option<PathBuf>) -> Overrides {
     Overrides {
         config,
-        key: secret(KEY_VARIABLE),
-        service_state_dir: std::env::var(STATE_VARIABLE).ok().and_then(|paths| first(&paths)),
+        key: secret_from_env(KEY_VARIABLE),
+        service_state_dir: std::env::var(STATE_VARIABLE)
+            .ok()
+            .and_then(|paths| first_folder(&paths)),
         ..Overrides::default()
     }
 }
 
 fn main() -> ExitCode {
-    // Before anything else, as the file may be replaced at any time.
+    // First, because the binary may be replaced at any time.
     let program = Program::current();
-    let done = match CommandLine::parse().action {
-        Action::Run(run) => return serve(run, program),
+    let result = match CommandLine::parse().action {
+        Action::Run(run) => return run_agent(run, program),
         Action::Register(register) => do_register(register),
         Action::Unregister(unregister) => do_unregister(unregister),
         Action::Install(install) => do_install(install),
@@ -87,7 +89,7 @@ fn main() -> ExitCode {
             Err(failure) => Err(failure),
         },
     };
-    match done {
+    match result {
         Ok(report) => {
             println!("{report}");
             ExitCode::SUCCESS
@@ -102,7 +104,7 @@ fn main() -> ExitCode {
 
 fn misuse(why: impl std::fmt::Display) -> ExitCode {
     eprintln!("farhand-agent: {why}");
-    ExitCode::from(MISUSE)
+    ExitCode::from(MISUSE_EXIT_CODE)
 }
 
 impl From<ConfigError> for Failure {
@@ -111,21 +113,21 @@ impl From<ConfigError> for Failure {
     }
 }
 
-/// Shows what the one who started this should know.
+/// Prints warnings for the person who started the command.
 fn warn(warnings: &[String]) {
     for warning in warnings {
         eprintln!("farhand-agent: {warning}");
     }
 }
 
-/// Does what is over soon.
-fn wait_for<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Failure> {
+/// Runs a short task on a runtime of its own.
+fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Failed(format!("cannot start: {error}")))?;
-    let done = runtime.block_on(work).map_err(Failure::Failed);
-    // A look-up of a name may hang.
+    let result = runtime.block_on(work).map_err(Failure::Failed);
+    // A name lookup may hang in a thread.
     runtime.shutdown_background();
-    done
+    result
 }
 
 fn do_register(register: RegisterArgs) -> Result<String, Failure> {
@@ -133,8 +135,8 @@ fn do_register(register: RegisterArgs) -> Result<String, Failure> {
     service.check_transport(register.allow_plain_http)?;
     let mut warnings: Vec<_> = service.warning().into_iter().collect();
     let token = match register.token_file {
-        Some(path) => Some(Secret::new(config::read(&path, &mut warnings)?.trim())),
-        None => secret(TOKEN_VARIABLE),
+        Some(path) => Some(Secret::new(config::read_private_file(&path, &mut warnings)?.trim())),
+        None => secret_from_env(TOKEN_VARIABLE),
     };
     let Some(token) = token else {
         return Err(Failure::Misuse(format!(
@@ -144,17 +146,17 @@ fn do_register(register: RegisterArgs) -> Result<String, Failure> {
     config::check_credential("the registration token", &token)?;
     warn(&warnings);
     let RegisterArgs { name, config, force, .. } = register;
-    wait_for(register::register(Registration { service, token, name, config, force }))
+    block_on(register::register(Registration { service, token, name, config, force }))
 }
 
 fn do_unregister(unregister: UnregisterArgs) -> Result<String, Failure> {
-    let settings = Settings::load(overrides(Some(unregister.config.clone())))?;
+    let settings = Settings::load(overrides_from_env(Some(unregister.config.clone())))?;
     warn(&settings.warnings);
-    wait_for(register::unregister(&settings, &unregister.config, unregister.force))
+    block_on(register::unregister(&settings, &unregister.config, unregister.force))
 }
 
 fn do_install(install: InstallArgs) -> Result<String, Failure> {
-    // A path in a unit is whole.
+    // A systemd unit needs an absolute path.
     let config =
         std::path::absolute(&install.config).map_err(|error| Failure::Misuse(error.to_string()))?;
     let InstallArgs { user, prefix, no_start, .. } = install;
@@ -164,24 +166,24 @@ fn do_install(install: InstallArgs) -> Result<String, Failure> {
 fn do_status(arguments: StatusArgs) -> Result<(String, u8), Failure> {
     let settings = Settings::load(Overrides {
         state_dir: arguments.state_dir,
-        ..overrides(Some(arguments.config))
+        ..overrides_from_env(Some(arguments.config))
     })?;
     warn(&settings.warnings);
-    let status = wait_for(Status::collect(&settings))?;
+    let status = block_on(Status::collect(&settings))?;
     let text = if arguments.json { status.json().to_string() } else { status.text() };
     Ok((text, status.code()))
 }
 
-/// Runs the agent.
-fn serve(run: RunArgs, program: Program) -> ExitCode {
-    logging::start(run.verbose);
+/// Runs the agent until a signal or the service ends it.
+fn run_agent(run: RunArgs, program: Program) -> ExitCode {
+    logging::init(run.verbose);
     let overrides = Overrides {
         url: run.url,
         id: run.id,
         key_file: run.key_file,
         state_dir: run.state_dir,
         policy: run.policy,
-        ..overrides(run.config)
+        ..overrides_from_env(run.config)
     };
     let settings = match Settings::load(overrides) {
         Ok(settings) => settings,
@@ -190,7 +192,7 @@ fn serve(run: RunArgs, program: Program) -> ExitCode {
     for warning in &settings.warnings {
         log::warn!("{warning}");
     }
-    // Two threads: one may be busy with draining a command's endless output.
+    // Two threads, because a command with endless output can keep one of them busy.
     let runtime =
         match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
             Ok(runtime) => runtime,
@@ -199,16 +201,16 @@ fn serve(run: RunArgs, program: Program) -> ExitCode {
                 return ExitCode::FAILURE;
             }
         };
-    let patience = Duration::from_secs(run.drain_seconds.into());
-    let exit = runtime.block_on(agent::run(settings, patience, program.clone()));
-    // What hangs in the file system or in a look-up does not keep the agent from exiting.
+    let drain_time = Duration::from_secs(run.drain_seconds.into());
+    let exit = runtime.block_on(agent::run(settings, drain_time, program.clone()));
+    // Does not wait for threads that hang in the file system or in a name lookup.
     runtime.shutdown_background();
     match exit {
         Ok(Exit::Drained) => ExitCode::SUCCESS,
-        Ok(Exit::AtOnce) => ExitCode::FAILURE,
+        Ok(Exit::Immediately) => ExitCode::FAILURE,
         Ok(Exit::Restart) => {
-            log::info!("starting anew");
-            log::error!("it cannot be started anew: {}", program.replace());
+            log::info!("restarting");
+            log::error!("cannot restart: {}", program.replace());
             ExitCode::FAILURE
         }
         Err(error) => {

@@ -1,23 +1,23 @@
-//! Reports of commands: what is sent, in which order, how often it is tried, and what is given up
-//! when (agent-protocol 4 and 6.3).
+//! Sends the reports of commands to the service, retries them, and decides when to give up
+//! (agent-protocol 4 and 6.3).
 //!
-//! Each command has one sender of its own, which sends its ack, then its chunks, then its fin, one
-//! after the other.
-//! - A call without a 2xx in 5 s is tried again 1, 3, 7, 15 and 31 s after it first failed. 404
-//!   means that the service does not know the command: nothing is tried again.
-//! - An ack or a chunk is then given up. From there on the service counts as away, and chunks are
-//!   tried once every few seconds and dropped in between, so that a command never stands still for
-//!   long behind a service that is not there.
-//! - A fin is tried for a day, except after 403, which a deleted server gets. At most [`MAX_FINS`]
-//!   wait, and the oldest gives way; together they are bounded too, and beyond that they keep a
-//!   short piece of output only.
+//! Each command has its own sender task. It sends the ack, then the chunks, then the fin, one at a
+//! time.
+//! - A call without a 2xx response within 5 s is retried 1, 3, 7, 15 and 31 s after the first
+//!   failure. 404 means that the service does not know the command, so the call is not retried.
+//! - If these retries fail for an ack or a chunk, it is dropped, and the service counts as away.
+//!   From then on one chunk is tried every few seconds, and the chunks in between are dropped. So a
+//!   command never waits long for a service that is away.
+//! - A fin is retried for a day, except after 403, which is the response for a deleted server. At
+//!   most [`MAX_PENDING_FINS`] fins wait; a new one then replaces the oldest. Their total size is
+//!   bounded too: beyond it, a fin keeps only a short piece of the output.
 //!
-//! Before a command is acknowledged, and before its end is sent, that is in the agent's memory;
-//! after a restart what was not taken by the service is sent from there.
+//! The journal has a command before its ack is sent, and a fin before it is sent. After a restart
+//! the agent sends the fins that the service has not accepted.
 //!
-//! A command's output waits in a queue of a few chunks, and behind it in a buffer of bounded size.
-//! When both are full, the command waits for the service, until all the output that the service
-//! keeps is read.
+//! The output of a command waits in a queue of a few chunks, and before it in a buffer of bounded
+//! size. If both are full, the command is blocked until a chunk is sent or dropped.
+//! Output beyond what the service keeps is read and dropped, so it never blocks the command.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -34,35 +34,38 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::connection::client::{ANSWER_TIMEOUT, Client, Outcome};
+use crate::connection::client::{Client, Outcome, RESPONSE_TIMEOUT};
 use crate::journal::shorten::shorten_result;
 use crate::journal::writer::{JournalWriter, Written};
 
-/// The pauses between the first tries, in seconds: 1, 3, 7, 15 and 31 s after the first one failed.
-const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
-/// The pause between the later tries of a fin.
-const LONG_PAUSE: Duration = Duration::from_secs(60);
-/// How long a fin is tried.
-const FIN_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long the service has for a later try of a fin. Longer than for the first ones, as a slow
-/// line may be what failed.
+/// The pauses between the first attempts, in seconds: retries come 1, 3, 7, 15 and 31 s after the
+/// first failure.
+const RETRY_PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
+/// The pause between later attempts to send a fin.
+const LATE_PAUSE: Duration = Duration::from_secs(60);
+/// How long the agent tries to send a fin.
+const FIN_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// The timeout of a later attempt to send a fin. It is longer than for the first attempts, because
+/// a slow connection may be the reason for their failure.
 const LATE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a chunk is tried while the service is away.
+/// The interval between attempts to send a chunk while the service is away.
 const AWAY_PAUSE: Duration = Duration::from_secs(5);
-/// The pause between tries while the agent is about to exit.
+/// The pause between attempts while the agent is about to exit.
 const FLUSH_PAUSE: Duration = Duration::from_millis(500);
-/// How many chunks of one command wait to be sent. Few, so that chunks grow soon if the service is
-/// slow.
+/// The most chunks of one command that wait to be sent. It is small, so that chunks soon grow if
+/// the service is slow.
 pub const QUEUE: usize = 4;
-/// How many fins wait to be sent.
-const MAX_FINS: usize = 1_000;
-/// How large all waiting fins are together, in bytes; beyond that a new one is shortened.
+/// The most fins that wait to be sent.
+const MAX_PENDING_FINS: usize = 1_000;
+/// The largest total size of all waiting fins, in bytes. Beyond it, a new fin is shortened.
 const MAX_FIN_BYTES: usize = 64 * 1024 * 1024;
-/// How many calls are under way at once: first tries and, apart from them, later tries of fins, so
-/// that a day's worth of those cannot stand in the way of what is going on.
-const CALLS: (usize, usize) = (16, 4);
+/// The most concurrent first attempts to send reports.
+const FIRST_CALLS: usize = 16;
+/// The most concurrent later attempts to send fins. They are limited apart, so that fins of a whole
+/// day cannot delay the reports of running commands.
+const LATE_CALLS: usize = 4;
 
-/// By what reports are sent. The tests have one that answers as they like.
+/// How reports are sent. Tests use a scripted implementation.
 pub trait Transport: Clone + Send + Sync + 'static {
     /// Posts `body` to `path` and returns the status of the response.
     fn post(
@@ -79,15 +82,15 @@ impl Transport for Client {
     }
 }
 
-/// A report on its way to a command's sender.
+/// A report in the queue of a command's sender.
 pub enum Report {
     /// A piece of output.
     Chunk(Chunk),
-    /// The end, as JSON, and when it may be sent.
-    Fin(Bytes, Ticket, Written),
+    /// The fin as JSON. It may be sent when the journal has it.
+    Fin(Bytes, FinSlot, Written),
 }
 
-/// Sends reports of all commands.
+/// Sends the reports of all commands. Clones share their state.
 #[derive(Clone)]
 pub struct Reports<T> {
     transport: T,
@@ -100,7 +103,7 @@ pub struct Reports<T> {
     active: Arc<Mutex<HashMap<Uuid, bool>>>,
 }
 
-/// One command's way to its sender. When it is dropped without a fin, none is sent.
+/// The queue to one command's sender. If it is dropped without a fin, no fin is sent.
 pub struct Reporter {
     id: Uuid,
     queue: mpsc::Sender<Report>,
@@ -109,41 +112,41 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Where chunks go.
+    /// The queue for chunks.
     pub fn queue(&self) -> &mpsc::Sender<Report> {
         &self.queue
     }
 
-    /// The command.
+    /// The command's id.
     pub fn id(&self) -> Uuid {
         self.id
     }
 
-    /// Reports the end; what was queued before is sent before. Returns when it is queued.
+    /// Queues the fin behind all queued chunks. Returns when it is queued.
     pub async fn fin(self, fin: Fin) {
-        let (body, ticket) = self.pending_fins.enter(fin);
-        let written = self.journal.ended(self.id, body.clone());
-        // The sender ends after the fin only, so there is always one that takes it.
-        let _ = self.queue.send(Report::Fin(body, ticket, written)).await;
+        let (body, slot) = self.pending_fins.add(fin);
+        let written = self.journal.record_ended(self.id, body.clone());
+        // The sender ends only after the fin, so the queue is open.
+        let _ = self.queue.send(Report::Fin(body, slot, written)).await;
     }
 }
 
-/// How a report came to its end.
-enum Delivery {
-    /// The service took it, or does not know the command.
+/// The outcome of sending a report with all its retries.
+enum SendOutcome {
+    /// The service accepted it, or does not know the command.
     Done,
-    /// It was tried as often as it is; with the last status.
-    GivenUp(Option<u16>),
+    /// All attempts failed. Has the last status, if the last attempt got a response.
+    Failed(Option<u16>),
 }
 
 impl<T: Transport> Reports<T> {
-    /// Reports that go by `transport`, and are noted in `journal`. Once `flushing` is cancelled,
-    /// tries follow each other quickly.
+    /// Sends reports with `transport` and records them in `journal`. After `flushing` is cancelled,
+    /// pauses between attempts are short.
     pub fn new(transport: T, journal: JournalWriter, flushing: CancellationToken) -> Self {
         Self {
             transport,
-            first_calls: Arc::new(Semaphore::new(CALLS.0)),
-            late_calls: Arc::new(Semaphore::new(CALLS.1)),
+            first_calls: Arc::new(Semaphore::new(FIRST_CALLS)),
+            late_calls: Arc::new(Semaphore::new(LATE_CALLS)),
             pending_fins: PendingFins::default(),
             journal,
             flushing,
@@ -152,12 +155,12 @@ impl<T: Transport> Reports<T> {
         }
     }
 
-    /// What the reports are noted in.
+    /// The journal in which reports are recorded.
     pub fn journal(&self) -> &JournalWriter {
         &self.journal
     }
 
-    /// Acknowledges a command, once that it came is `written`, and begins its reports.
+    /// Acknowledges a command when the journal has it (`written`), and starts its sender.
     pub fn begin(&self, id: Uuid, written: Written) -> Reporter {
         let (queue, reports) = mpsc::channel(QUEUE);
         self.active().insert(id, false);
@@ -174,17 +177,18 @@ impl<T: Transport> Reports<T> {
         }
     }
 
-    /// Sends the acknowledgement and the end of a command that ended before, from memory; behind
-    /// what is still to be sent of it. Nothing is sent if its fin is not known.
-    pub async fn again(&self, id: Uuid) {
+    /// Sends the ack and the fin of an ended command again, from the journal. If the command still
+    /// has a sender, its pending reports go first. Does nothing if the journal does not have the
+    /// fin.
+    pub async fn resend(&self, id: Uuid) {
         match self.active().entry(id) {
-            Entry::Occupied(mut wanted) => {
-                wanted.insert(true);
+            Entry::Occupied(mut resend_requested) => {
+                resend_requested.insert(true);
                 return;
             }
             Entry::Vacant(place) => place.insert(false),
         };
-        match self.remembered(id).await {
+        match self.stored_fin(id).await {
             Some(reports) => {
                 let sender = self.clone();
                 self.senders.spawn(async move { sender.serve(id, reports).await });
@@ -195,16 +199,16 @@ impl<T: Transport> Reports<T> {
         }
     }
 
-    /// Sends the reports of a command, then those in the journal as often as they were requested in
-    /// between.
+    /// Sends the reports of a command. Then sends the reports from the journal, as often as a
+    /// resend was requested in the meantime.
     async fn serve(&self, id: Uuid, mut reports: mpsc::Receiver<Report>) {
         loop {
             self.send_all(id, reports).await;
-            if !self.is_wanted_again(id) {
+            if !self.take_resend_request(id) {
                 return;
             }
-            match self.remembered(id).await {
-                Some(remembered) => reports = remembered,
+            match self.stored_fin(id).await {
+                Some(stored_fin) => reports = stored_fin,
                 None => {
                     self.active().remove(&id);
                     return;
@@ -213,48 +217,51 @@ impl<T: Transport> Reports<T> {
         }
     }
 
-    /// Whether the reports of a command are wanted once more. If not, it has no sender from now on.
-    fn is_wanted_again(&self, id: Uuid) -> bool {
+    /// Takes a request to resend the reports of a command, if there is one. Otherwise the command
+    /// has no sender from now on.
+    fn take_resend_request(&self, id: Uuid) -> bool {
         let mut active = self.active();
-        let wanted = active.insert(id, false).unwrap_or_default();
-        if !wanted {
+        let resend_requested = active.insert(id, false).unwrap_or_default();
+        if !resend_requested {
             active.remove(&id);
         }
-        wanted
+        resend_requested
     }
 
-    /// The end of a command from memory, as its one report.
-    async fn remembered(&self, id: Uuid) -> Option<mpsc::Receiver<Report>> {
+    /// A queue with one report: the command's fin from the journal. None if the journal does not
+    /// have it.
+    async fn stored_fin(&self, id: Uuid) -> Option<mpsc::Receiver<Report>> {
         let fin = serde_json::from_slice(&self.journal.fin(id).await?).ok()?;
         let (queue, reports) = mpsc::channel(1);
-        let (body, ticket) = self.pending_fins.enter(fin);
-        queue.try_send(Report::Fin(body, ticket, Written::already())).ok()?;
+        let (body, slot) = self.pending_fins.add(fin);
+        queue.try_send(Report::Fin(body, slot, Written::already())).ok()?;
         Some(reports)
     }
 
-    /// The commands that have a sender, and whether their remembered reports are wanted once more.
+    /// The commands that have a sender, each with whether a resend of its reports was requested.
     fn active(&self) -> MutexGuard<'_, HashMap<Uuid, bool>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all reports are sent or given up. For the time after the last
-    /// [`begin`](Self::begin).
+    /// Waits until all reports are sent or given up. Call it after the last [`begin`](Self::begin).
     pub async fn finished(&self) {
         self.senders.close();
         self.senders.wait().await;
     }
 
-    /// How many commands have reports that are not sent yet.
+    /// The number of commands with unsent reports.
     pub fn unsent(&self) -> usize {
         self.senders.len()
     }
 
-    /// The one sender of a command.
+    /// Sends the ack, the chunks and the fin of a command in this order.
     async fn send_all(&self, id: Uuid, mut reports: mpsc::Receiver<Report>) {
         let path = |report| format!("/api/events/commands/{id}/{report}/");
-        // When the service was found away.
+        // When the last call failed with all its retries. None while the service responds.
         let mut away = None;
-        if let Delivery::GivenUp(_) = self.deliver(&path("ack"), Bytes::new(), PAUSES.len()).await {
+        if let SendOutcome::Failed(_) =
+            self.deliver(&path("ack"), Bytes::new(), RETRY_PAUSES.len()).await
+        {
             log::warn!("command {id}: the acknowledgement could not be sent");
             away = Some(Instant::now());
         }
@@ -263,17 +270,17 @@ impl<T: Transport> Reports<T> {
             match report {
                 Report::Chunk(_) if away.is_some_and(|at: Instant| at.elapsed() < AWAY_PAUSE) => {}
                 Report::Chunk(chunk) => {
-                    let retries = if away.is_some() { 0 } else { PAUSES.len() };
+                    let retries = if away.is_some() { 0 } else { RETRY_PAUSES.len() };
                     let sent = self.deliver(&path_of_chunks, json(&chunk), retries).await;
-                    let is_away = matches!(sent, Delivery::GivenUp(_));
+                    let is_away = matches!(sent, SendOutcome::Failed(_));
                     if is_away && away.is_none() {
                         log::warn!(
-                            "command {id}: output could not be sent, and more may be lost until the service is back"
+                            "command {id}: output could not be sent; more may be lost until the service responds"
                         );
                     }
                     away = is_away.then(Instant::now);
                 }
-                Report::Fin(body, ticket, written) => {
+                Report::Fin(body, slot, written) => {
                     let path = path("fin");
                     let deliver = async {
                         written.wait().await;
@@ -281,8 +288,8 @@ impl<T: Transport> Reports<T> {
                     };
                     tokio::select! {
                         () = deliver => {}
-                        () = ticket.evicted.cancelled() => {
-                            log::error!("command {id}: its end was never sent, as too many newer ones wait");
+                        () = slot.evicted.cancelled() => {
+                            log::error!("command {id}: its fin was dropped, because too many newer fins wait");
                         }
                     }
                     return;
@@ -291,68 +298,70 @@ impl<T: Transport> Reports<T> {
         }
     }
 
-    /// Sends a fin, for a day if need be.
+    /// Sends a fin. Retries for up to a day.
     async fn deliver_fin(&self, id: Uuid, path: &str, body: Bytes) {
         let began = Instant::now();
-        match self.deliver(path, body.clone(), PAUSES.len()).await {
-            Delivery::Done => return self.answered(id),
-            Delivery::GivenUp(Some(403)) => {
-                return log::warn!("command {id}: its end was refused: is the server deleted?");
+        match self.deliver(path, body.clone(), RETRY_PAUSES.len()).await {
+            SendOutcome::Done => return self.mark_accepted(id),
+            SendOutcome::Failed(Some(403)) => {
+                return log::warn!(
+                    "command {id}: the service refused its fin: is the server deleted?"
+                );
             }
-            Delivery::GivenUp(_) => {
-                log::warn!(
-                    "command {id}: its end could not be sent yet, and will be tried for a day"
-                )
+            SendOutcome::Failed(_) => {
+                log::warn!("command {id}: its fin could not be sent; the agent retries for a day")
             }
         }
-        while began.elapsed() < FIN_LIFE {
-            self.pause(jitter(LONG_PAUSE)).await;
+        while began.elapsed() < FIN_LIFETIME {
+            self.pause(jitter(LATE_PAUSE)).await;
             match self.call(&self.late_calls, path, body.clone(), LATE_TIMEOUT).await {
                 Ok(200..=299) => {
-                    log::info!("command {id}: its end is sent");
-                    return self.answered(id);
+                    log::info!("command {id}: its fin is sent");
+                    return self.mark_accepted(id);
                 }
-                Ok(404) => return self.answered(id),
+                Ok(404) => return self.mark_accepted(id),
                 Ok(403) => {
-                    return log::warn!("command {id}: its end was refused: is the server deleted?");
+                    return log::warn!(
+                        "command {id}: the service refused its fin: is the server deleted?"
+                    );
                 }
                 _ => {}
             }
         }
-        log::error!("command {id}: its end could not be sent for a day and is given up");
+        log::error!("command {id}: its fin could not be sent for a day and is dropped");
     }
 
-    /// Nothing is left to report of a command.
-    fn answered(&self, id: Uuid) {
-        // Nothing waits for it: at worst a fin is sent once more after a restart, which is no harm.
-        self.journal.answered(id);
+    /// Records that the service has the fin of a command.
+    fn mark_accepted(&self, id: Uuid) {
+        // Not awaited: in the worst case the fin is sent again after a restart, which is harmless.
+        self.journal.record_fin_accepted(id);
     }
 
-    /// Sends a report, with `retries` more tries.
-    async fn deliver(&self, path: &str, body: Bytes, retries: usize) -> Delivery {
-        let mut pauses = PAUSES.iter().take(retries);
+    /// Sends a report, with up to `retries` retries.
+    async fn deliver(&self, path: &str, body: Bytes, retries: usize) -> SendOutcome {
+        let mut pauses = RETRY_PAUSES.iter().take(retries);
         loop {
-            let outcome = self.call(&self.first_calls, path, body.clone(), ANSWER_TIMEOUT).await;
+            let outcome = self.call(&self.first_calls, path, body.clone(), RESPONSE_TIMEOUT).await;
             match &outcome {
-                Ok(200..=299 | 404) => return Delivery::Done,
+                Ok(200..=299 | 404) => return SendOutcome::Done,
                 Ok(status) => log::debug!("{path}: status {status}"),
                 Err(why) => log::debug!("{path}: {}", why.0),
             }
             match pauses.next() {
                 Some(pause) => self.pause(Duration::from_secs(*pause)).await,
-                None => return Delivery::GivenUp(outcome.ok()),
+                None => return SendOutcome::Failed(outcome.ok()),
             }
         }
     }
 
     async fn call(&self, calls: &Semaphore, path: &str, body: Bytes, timeout: Duration) -> Outcome {
-        // Never closed; if it were, a call too many would be no harm.
+        // The semaphore is never closed. Without a permit there would only be one call too many.
         let _call = calls.acquire().await;
         self.transport.post(path, body, timeout).await
     }
 
-    /// Waits before the next try. The wait ends when the agent begins to exit, and is short after
-    /// that.
+    /// Waits before the next attempt. When the agent begins to exit, the wait ends; later waits are
+    /// short.
     async fn pause(&self, time: Duration) {
         if self.flushing.is_cancelled() {
             return sleep(time.min(FLUSH_PAUSE)).await;
@@ -364,17 +373,18 @@ impl<T: Transport> Reports<T> {
     }
 }
 
-/// `time`, up to a tenth less or more, so that many agents do not call at once.
+/// `time`, shortened or extended by up to a tenth, so that many agents do not call at the same
+/// moment.
 pub fn jitter(time: Duration) -> Duration {
     time.mul_f64(0.9 + 0.2 * fastrand::f64())
 }
 
 fn json(report: &impl serde::Serialize) -> Bytes {
-    // Texts and numbers: there is nothing in them that JSON cannot say.
+    // Reports have only texts and numbers, so serialization cannot fail.
     serde_json::to_vec(report).unwrap_or_default().into()
 }
 
-/// The fins that wait to be sent.
+/// The fins that wait to be sent. Clones share their state.
 #[derive(Clone, Default)]
 struct PendingFins(Arc<Mutex<PendingState>>);
 
@@ -382,12 +392,12 @@ struct PendingFins(Arc<Mutex<PendingState>>);
 struct PendingState {
     next: u64,
     bytes: usize,
-    /// By age: the size of each, and how it learns that it must give way.
+    /// The waiting fins, oldest first: size, and the token that evicts the fin.
     fins: BTreeMap<u64, (usize, CancellationToken)>,
 }
 
-/// A fin's place among those that wait; given back when dropped.
-pub struct Ticket {
+/// A fin's entry in [`PendingFins`]. Dropping it frees the entry.
+pub struct FinSlot {
     number: u64,
     evicted: CancellationToken,
     pending_fins: PendingFins,
@@ -395,12 +405,13 @@ pub struct Ticket {
 
 impl PendingFins {
     fn lock(&self) -> MutexGuard<'_, PendingState> {
-        // Nothing in here can panic half-way.
+        // No code panics while it holds this lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for a fin, and makes it shorter if there is little.
-    fn enter(&self, mut fin: Fin) -> (Bytes, Ticket) {
+    /// Adds a fin and returns its JSON. Shortens the fin if the total size is too large, and evicts
+    /// the oldest fin if there are too many.
+    fn add(&self, mut fin: Fin) -> (Bytes, FinSlot) {
         let mut body = json(&fin);
         let mut waiting = self.lock();
         if waiting.bytes + body.len() > MAX_FIN_BYTES {
@@ -411,17 +422,17 @@ impl PendingFins {
         waiting.next += 1;
         waiting.bytes += body.len();
         waiting.fins.insert(number, (body.len(), evicted.clone()));
-        if waiting.fins.len() > MAX_FINS
+        if waiting.fins.len() > MAX_PENDING_FINS
             && let Some((_, (size, oldest))) = waiting.fins.pop_first()
         {
             waiting.bytes -= size;
             oldest.cancel();
         }
-        (body, Ticket { number, evicted, pending_fins: self.clone() })
+        (body, FinSlot { number, evicted, pending_fins: self.clone() })
     }
 }
 
-impl Drop for Ticket {
+impl Drop for FinSlot {
     fn drop(&mut self) {
         let mut waiting = self.pending_fins.lock();
         if let Some((size, _)) = waiting.fins.remove(&self.number) {
@@ -437,10 +448,11 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::connection::client::NoAnswer;
+    use crate::connection::client::NoResponse;
     use crate::journal::shorten::SHORT_RESULT;
 
-    /// Responds with `answers`, then with `at_last`, and records the calls with their times.
+    /// Responds with `answers` in order, then always with `then`. Records the calls and their
+    /// times.
     #[derive(Clone)]
     struct Scripted {
         began: Instant,
@@ -449,25 +461,25 @@ mod tests {
 
     struct State {
         answers: VecDeque<Outcome>,
-        at_last: Outcome,
-        /// At which second, what, and its body.
+        then: Outcome,
+        /// For each call: the second, the kind of report, and the body.
         calls: Vec<(u64, String, serde_json::Value)>,
     }
 
     impl Scripted {
-        fn new(answers: &[u16], at_last: u16) -> Self {
+        fn new(answers: &[u16], then: u16) -> Self {
             let outcome =
-                |status: u16| if status == 0 { Err(NoAnswer("away".into())) } else { Ok(status) };
+                |status: u16| if status == 0 { Err(NoResponse("away".into())) } else { Ok(status) };
             let answers = answers.iter().map(|status| outcome(*status)).collect();
-            let state = State { answers, at_last: outcome(at_last), calls: Vec::new() };
+            let state = State { answers, then: outcome(then), calls: Vec::new() };
             Self { began: Instant::now(), state: Arc::new(Mutex::new(state)) }
         }
 
         fn answer(&self, status: u16) {
-            self.state.lock().unwrap().at_last = Ok(status);
+            self.state.lock().unwrap().then = Ok(status);
         }
 
-        /// Each call: at which second, what of, and its `seq` or `exit_code`.
+        /// For each call: the second, the kind of report, and its `seq` or `exit_code`.
         fn calls(&self) -> Vec<(u64, String, i64)> {
             let number = |body: &serde_json::Value| {
                 body["seq"].as_i64().or(body["exit_code"].as_i64()).unwrap_or(-1)
@@ -493,7 +505,7 @@ mod tests {
             let mut state = self.state.lock().unwrap();
             let body = serde_json::from_slice(&body).unwrap_or_default();
             state.calls.push((self.began.elapsed().as_secs(), what, body));
-            state.answers.pop_front().unwrap_or_else(|| state.at_last.clone())
+            state.answers.pop_front().unwrap_or_else(|| state.then.clone())
         }
     }
 
@@ -526,7 +538,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn reports_go_in_order() {
+    async fn reports_are_sent_in_order() {
         let service = Scripted::new(&[], 204);
         let reports = reports(&service);
         one_command(&reports, 3).await;
@@ -540,7 +552,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_report_is_tried_again_and_those_behind_it_wait() {
+    async fn a_failed_report_is_retried_before_the_next_one() {
         let service = Scripted::new(&[500, 0, 429, 403, 503, 200, 204], 204);
         let reports = reports(&service);
         one_command(&reports, 1).await;
@@ -560,7 +572,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_unknown_command_is_not_tried_again() {
+    async fn a_404_is_not_retried() {
         let service = Scripted::new(&[], 404);
         let reports = reports(&service);
         one_command(&reports, 2).await;
@@ -569,7 +581,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_fins_of_a_deleted_server_are_given_up() {
+    async fn a_fin_is_given_up_after_403() {
         let service = Scripted::new(&[204, 204], 403);
         let reports = reports(&service);
         one_command(&reports, 1).await;
@@ -579,12 +591,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_fin_waits_for_hours_and_chunks_do_not() {
+    async fn a_fin_is_retried_for_hours_and_chunks_are_not() {
         let service = Scripted::new(&[], 0);
         let reports = reports(&service);
         one_command(&reports, 1_000).await;
-        // All that stood behind the ack is dropped with a try now and then, and the fin is not much
-        // later.
+        // The chunks behind the ack are dropped, with an attempt now and then. The fin follows soon
+        // after.
         assert!(service.began.elapsed() < Duration::from_secs(70), "{:?}", service.began.elapsed());
         sleep(Duration::from_secs(5 * 60 * 60)).await;
         assert_eq!(reports.unsent(), 1);
@@ -606,7 +618,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn chunks_are_sent_again_when_the_service_is_back() {
+    async fn chunks_continue_when_the_service_is_back() {
         let service = Scripted::new(&[204], 503);
         let reports = reports(&service);
         let reporter = reports.begin(Uuid::nil(), Written::already());
@@ -626,7 +638,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_queue_that_is_full_makes_its_command_wait() {
+    async fn a_full_queue_accepts_no_chunk() {
         let service = Scripted::new(&[], 0);
         let reporter = reports(&service).begin(Uuid::nil(), Written::already());
         for seq in 0..QUEUE {
@@ -636,16 +648,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn too_many_fins_lose_the_oldest() {
+    async fn the_oldest_of_too_many_fins_is_dropped() {
         let service = Scripted::new(&[], 0);
         let reports = reports(&service);
-        for number in 0..MAX_FINS + 5 {
+        for number in 0..MAX_PENDING_FINS + 5 {
             reports.begin(Uuid::nil(), Written::already()).fin(fin(number as i64, "")).await;
         }
         sleep(Duration::from_secs(600)).await;
         assert_eq!(
             (reports.unsent(), reports.pending_fins.lock().fins.len()),
-            (MAX_FINS, MAX_FINS)
+            (MAX_PENDING_FINS, MAX_PENDING_FINS)
         );
         let before = service.calls().len();
         service.answer(204);
@@ -653,22 +665,22 @@ mod tests {
         let mut sent: Vec<_> =
             service.calls().split_off(before).into_iter().map(|(_, _, number)| number).collect();
         sent.sort_unstable();
-        assert_eq!(sent, (5..MAX_FINS as i64 + 5).collect::<Vec<_>>());
+        assert_eq!(sent, (5..MAX_PENDING_FINS as i64 + 5).collect::<Vec<_>>());
     }
 
     #[test]
-    fn waiting_fins_are_bounded_together() {
+    fn the_total_size_of_waiting_fins_is_bounded() {
         let pending_fins = PendingFins::default();
         let large = "\0".repeat(256 * 1024);
         let entered: Vec<_> =
-            (0..200).map(|number| pending_fins.enter(fin(number, &large))).collect();
+            (0..200).map(|number| pending_fins.add(fin(number, &large))).collect();
         assert!(pending_fins.lock().bytes < MAX_FIN_BYTES + 200 * 8 * SHORT_RESULT);
         drop(entered);
         assert_eq!(pending_fins.lock().bytes, 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn flushing_tries_at_once() {
+    async fn flushing_retries_immediately() {
         let service = Scripted::new(&[204], 503);
         let flushing = CancellationToken::new();
         let reports = Reports::new(service.clone(), JournalWriter::default(), flushing.clone());

@@ -1,5 +1,5 @@
-//! The order of the agent's rooms, which are the folders and files of `src`: a file imports from
-//! its own room and from lower ones only, and no files import from each other in a circle.
+//! Checks the layers of the agent. A layer is a file or folder at the top of `src`. A file imports
+//! only from its own layer and from lower layers, and imports form no cycle.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the lowest to the highest.
-const ROOMS: [&str; 11] = [
+/// The layers, lowest first.
+const LAYERS: [&str; 11] = [
     "logging",
     "config",
     "host",
@@ -22,7 +22,7 @@ const ROOMS: [&str; 11] = [
     "main",
 ];
 
-/// The files of `src` by their module (`runner::queue`), without their tests.
+/// The text of each file of `src`, without its tests, by module path such as `runner::queue`.
 fn modules() -> BTreeMap<String, String> {
     fn below(folder: &Path) -> Vec<PathBuf> {
         let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -39,7 +39,7 @@ fn modules() -> BTreeMap<String, String> {
     below(&root).into_iter().map(module).filter(|(module, _)| module != "rooms").collect()
 }
 
-/// The modules that a file uses: those of its paths from `crate::`, and its own submodules.
+/// The modules that a file imports: those in its `crate::` paths, and its own submodules.
 fn imports<'a>(module: &str, text: &str, all: &'a BTreeMap<String, String>) -> BTreeSet<&'a str> {
     let parent =
         |module: &str| module.rsplit_once("::").map_or("main", |(parent, _)| parent).to_owned();
@@ -74,11 +74,12 @@ fn imports<'a>(module: &str, text: &str, all: &'a BTreeMap<String, String>) -> B
     found
 }
 
-/// The modules of a circle of imports, and those that import from it; none if there is no circle.
-fn circle<'a>(arrows: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<&'a str> {
+/// The modules in a cycle of imports and the modules that import from them. Empty if there is no
+/// cycle.
+fn cycle<'a>(arrows: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<&'a str> {
     let mut left = arrows.clone();
     loop {
-        // What imports from nothing that is left is in no circle.
+        // A module that imports from no remaining module is in no cycle.
         let names: BTreeSet<_> = left.keys().copied().collect();
         left.retain(|_, targets| !targets.is_disjoint(&names));
         if left.len() == names.len() {
@@ -88,11 +89,14 @@ fn circle<'a>(arrows: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<&'a str> {
 }
 
 #[test]
-fn no_file_imports_from_a_higher_room() {
+fn no_file_imports_from_a_higher_layer() {
     let all = modules();
     let rank = |module: &str| {
-        let room = module.split("::").next().unwrap();
-        ROOMS.iter().position(|other| *other == room).unwrap_or_else(|| panic!("{room} is no room"))
+        let layer = module.split("::").next().unwrap();
+        LAYERS
+            .iter()
+            .position(|other| *other == layer)
+            .unwrap_or_else(|| panic!("{layer} is not in LAYERS"))
     };
     let mut seen = 0;
     for (module, text) in &all {
@@ -105,11 +109,11 @@ fn no_file_imports_from_a_higher_room() {
 }
 
 #[test]
-fn no_files_import_from_each_other() {
+fn imports_form_no_cycle() {
     let all = modules();
     let arrows =
         all.iter().map(|(module, text)| (module.as_str(), imports(module, text, &all))).collect();
-    assert_eq!(circle(&arrows), [""; 0]);
+    assert_eq!(cycle(&arrows), [""; 0]);
     let text = "use crate::runner::{self, queue::Queue};".to_owned();
     let bad = BTreeMap::from([
         ("main".to_owned(), String::new()),
@@ -118,7 +122,7 @@ fn no_files_import_from_each_other() {
     ]);
     let arrows =
         bad.iter().map(|(module, text)| (module.as_str(), imports(module, text, &bad))).collect();
-    assert_eq!(circle(&arrows), ["main", "runner", "runner::queue"]);
+    assert_eq!(cycle(&arrows), ["main", "runner", "runner::queue"]);
 }
 
 #[test]

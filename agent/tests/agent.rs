@@ -1,4 +1,4 @@
-//! The real agent, as a process, against a service that the tests play (agent-protocol).
+//! Runs the real agent as a process against a service that the tests simulate (agent-protocol).
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_wrong_configuration_is_one_line_and_exit_code_2() {
+fn an_invalid_configuration_is_one_line_and_exit_code_2() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "url = \"http://localhost\"\nport = 1\n").unwrap();
     let path = file.path().to_str().unwrap();
@@ -41,12 +41,12 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
         assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
         assert_eq!(output.status.code(), Some(2));
     }
-    // A key is no argument, as everyone on the host could read it.
+    // A key cannot be an argument, because every account on the host could read it.
     assert_eq!(run(&["run", "--key", "x"]).status.code(), Some(2));
 }
 
 #[test]
-fn it_tells_its_version_and_its_usage() {
+fn version_and_help_are_printed() {
     let version = run(&["--version"]);
     assert_eq!(
         String::from_utf8(version.stdout).unwrap(),
@@ -59,9 +59,9 @@ fn it_tells_its_version_and_its_usage() {
 }
 
 #[tokio::test]
-async fn it_checks_in_and_then_connects() {
+async fn the_agent_checks_in_and_then_connects() {
     let mut service = Service::start(true).await;
-    // Resolved by nobody, and this host all the same.
+    // DNS does not resolve this name. It means this host by definition.
     service.url = format!("http://acme.localhost:{}", service.port);
     let _agent = service.agent();
     let _socket = service.socket().await;
@@ -125,7 +125,7 @@ async fn a_new_server_is_committed() {
 }
 
 #[tokio::test]
-async fn nothing_is_done_before_the_service_knows_it() {
+async fn the_agent_waits_until_the_service_knows_it() {
     let mut service = Service::start(true).await;
     service.answer("/api/servers/servers/-/", &[403]);
     let agent = service.agent();
@@ -140,7 +140,7 @@ async fn nothing_is_done_before_the_service_knows_it() {
 }
 
 #[tokio::test]
-async fn it_speaks_tls() {
+async fn the_agent_connects_by_tls() {
     let mut service = Service::start_tls().await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
@@ -159,7 +159,7 @@ async fn an_untrusted_certificate_is_refused() {
 }
 
 #[tokio::test]
-async fn a_command_is_acknowledged_then_streamed_then_ended() {
+async fn a_command_is_reported_by_ack_chunks_and_fin() {
     let mut service = Service::start(true).await;
     let agent = service.agent();
     let mut socket = service.socket().await;
@@ -186,27 +186,27 @@ async fn a_command_is_acknowledged_then_streamed_then_ended() {
     assert_eq!(fin["result"], text);
     assert!(text.starts_with("line 0 ä€\nline 1 ä€\n") && text.contains("\nline 1999 ä€\n"));
     assert!(!text.contains("leaked") && !text.contains(KEY));
-    // The host's journal has the line before it runs.
+    // The system log has the line before it runs.
     eventually(|| !agent.records().is_empty()).await;
     let records = agent.records();
     assert!(records.len() == 1 && records[0].contains(&format!("command={id}")), "{records:?}");
     let expected = format!("account={} requested_by=alice line=i=0; while", support::own_name());
     assert!(records[0].contains(&expected), "{records:?}");
-    // The agent's own log says that it ran, and not what.
+    // The agent's own log has the id of the command, but not the line.
     let log = agent.log();
     assert!(log.contains(&id.to_string()) && log.contains("exit code 3"), "{log}");
     assert!(!log.contains("line 1") && !log.contains("while") && !log.contains(KEY), "{log}");
 }
 
 #[tokio::test]
-async fn a_command_that_comes_twice_runs_once() {
+async fn a_repeated_command_runs_once() {
     let mut service = Service::start(true).await;
     let agent = service.agent();
     let mut socket = service.socket().await;
     let id = socket.command("echo once").await;
     service.fin(id).await;
     socket.command_with(id, &own_name(), "echo again").await;
-    // It is answered with what was reported before.
+    // The agent sends the same reports as before.
     service.until(|_| service.fins(id).len() == 2).await;
     assert!(agent.log().contains("not run again"), "{}", agent.log());
     let fins = service.fins(id);
@@ -216,7 +216,7 @@ async fn a_command_that_comes_twice_runs_once() {
 }
 
 #[tokio::test]
-async fn a_refused_command_is_acknowledged_and_ended() {
+async fn a_refused_command_gets_an_ack_and_a_fin() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
@@ -243,8 +243,8 @@ async fn root_runs_a_command_as_its_account() {
 }
 
 #[tokio::test]
-async fn another_account_runs_commands_as_itself_only() {
-    // As root: an agent of another account. Else the agent is of one already.
+async fn an_agent_without_root_runs_commands_as_itself_only() {
+    // If the tests run as root, the agent runs as another account. Otherwise it already does.
     let nobody = geteuid().is_root().then(|| User::from_name("nobody").unwrap().unwrap());
     let mut service = Service::start(true).await;
     let _agent = service.agent_with(&[], nobody.as_ref());
@@ -256,14 +256,14 @@ async fn another_account_runs_commands_as_itself_only() {
     let own = nobody.map_or_else(support::own_name, |user| user.name);
     let id = socket.command_as(&own, "id -un").await;
     assert_eq!(service.fin(id).await["result"], format!("{own}\n"));
-    // It says at its start which account that is; root does not.
+    // At its start the agent reports which account that is. An agent of root does not.
     let calls = service.calls();
     let sync = calls.iter().find(|seen| seen.call.ends_with("/sync/")).unwrap();
     assert_eq!(sync.body["default_username"], own);
 }
 
 #[tokio::test]
-async fn root_has_no_account_of_its_own_for_commands() {
+async fn an_agent_of_root_reports_no_default_account() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let _socket = service.socket().await;
@@ -274,7 +274,7 @@ async fn root_has_no_account_of_its_own_for_commands() {
 }
 
 #[tokio::test]
-async fn a_refused_key_is_named_in_the_log() {
+async fn a_refused_key_is_logged() {
     let mut service = Service::start(true).await;
     service.answer("/ws/", &[403]);
     let agent = service.agent();
@@ -283,14 +283,14 @@ async fn a_refused_key_is_named_in_the_log() {
     let log = agent.log();
     assert!(
         log.contains(
-            "the service refuses the key: it is wrong, or the server is deleted; next try in"
+            "the service refuses the key: it is wrong, or the server is deleted; next attempt in"
         ),
         "{log}"
     );
 }
 
 #[tokio::test]
-async fn a_policy_that_is_named_must_be_there() {
+async fn a_named_policy_must_exist() {
     let mut service = Service::start(true).await;
     let agent = service.agent_with(&["--policy", "/no/such/policy.toml"], None);
     let mut socket = service.socket().await;
@@ -309,26 +309,26 @@ async fn a_policy_that_is_named_must_be_there() {
 }
 
 #[tokio::test]
-async fn built_ins_obey_the_policy() {
-    // A policy of another account counts for nothing, and refuses every command.
+async fn builtins_obey_the_policy() {
+    // A policy that root does not own refuses every command.
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.toml");
     std::fs::write(&policy, "allow_internal = [\"ping\"]").unwrap();
     let mut service = Service::start(true).await;
     let _agent = service.agent_with(&["--policy", policy.to_str().unwrap()], None);
     let mut socket = service.socket().await;
-    let refused = socket.internal("version").await;
+    let refused = socket.builtin("version").await;
     let fin = service.fin(refused).await;
     assert_eq!(fin["exit_code"], 126, "{fin}");
     let is_root = geteuid().is_root();
     let rule = if is_root { "allow_internal" } else { "its owner is not root" };
     assert!(fin["reason"].as_str().unwrap().contains(rule), "{fin}");
-    let allowed = socket.internal("ping").await;
+    let allowed = socket.builtin("ping").await;
     assert_eq!(service.fin(allowed).await["exit_code"], if is_root { 0 } else { 126 });
 }
 
 #[tokio::test]
-async fn a_fin_is_sent_until_it_is_taken() {
+async fn a_fin_is_sent_until_it_is_accepted() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
@@ -342,7 +342,7 @@ async fn a_fin_is_sent_until_it_is_taken() {
 }
 
 #[tokio::test]
-async fn a_dropped_socket_is_renewed_and_commands_go_on() {
+async fn commands_continue_while_the_agent_reconnects() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
@@ -365,7 +365,7 @@ async fn a_dropped_socket_is_renewed_and_commands_go_on() {
 }
 
 #[tokio::test]
-async fn messages_are_answered_or_ignored() {
+async fn pings_are_answered_and_unknown_messages_ignored() {
     let mut service = Service::start(true).await;
     let agent = service.agent();
     let mut socket = service.socket().await;
@@ -419,13 +419,13 @@ async fn sigterm_lets_commands_end() {
 }
 
 #[tokio::test]
-async fn sigterm_stops_what_does_not_end() {
+async fn sigterm_stops_commands_after_the_drain_time() {
     let mut service = Service::start(true).await;
     let mut agent = service.agent_with(&["--drain-seconds", "1"], None);
     let mut socket = service.socket().await;
     let id = socket.command("echo $$; exec sleep 60").await;
     service.wrote(id, "\n").await;
-    // Its end is taken at the second attempt only.
+    // The service accepts its fin only at the second attempt.
     service.answer("/fin/", &[503]);
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.exit().await.code(), Some(0));
@@ -438,7 +438,7 @@ async fn sigterm_stops_what_does_not_end() {
 }
 
 #[tokio::test]
-async fn a_second_signal_exits_at_once() {
+async fn a_second_signal_exits_immediately() {
     let mut service = Service::start(true).await;
     let mut agent = service.agent();
     let mut socket = service.socket().await;
@@ -455,7 +455,7 @@ async fn a_second_signal_exits_at_once() {
 }
 
 #[tokio::test]
-async fn sigterm_before_the_service_answers_exits() {
+async fn sigterm_during_check_in_exits() {
     let service = Service::start(true).await;
     service.answer("/api/servers/servers/-/", &[503, 503]);
     let mut agent = service.agent();
@@ -465,11 +465,11 @@ async fn sigterm_before_the_service_answers_exits() {
 }
 
 #[tokio::test]
-async fn a_service_that_is_away_keeps_commands_running() {
+async fn a_command_runs_although_its_ack_is_refused() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
-    // The acknowledgement is not taken for a while: the command runs all the same.
+    // The service refuses the ack for a while. The command runs nevertheless.
     service.answer("/ack/", &[500, 500]);
     let directory = tempfile::tempdir().unwrap();
     let ran = directory.path().join("ran");
@@ -482,11 +482,11 @@ async fn a_service_that_is_away_keeps_commands_running() {
 }
 
 #[tokio::test]
-async fn a_kill_ends_the_whole_group_and_then_the_command() {
+async fn a_killed_command_ends_after_its_last_process() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
-    // The child in the background takes no TERM.
+    // The background process ignores TERM.
     let id = socket
         .command("(trap '' TERM; echo $$; sleep 60; sleep 60) & sleep 60 & echo $!; wait")
         .await;
@@ -499,11 +499,10 @@ async fn a_kill_ends_the_whole_group_and_then_the_command() {
     let result = fin["result"].as_str().unwrap();
     assert!(result.ends_with("\nThe command was killed.\n"), "{result}");
     assert!(result.lines().take(2).all(|pid| !is_running(pid)), "{result}");
-    // What has ended or is not known stays as it is.
+    // A kill of an ended or unknown command changes nothing.
     socket.kill(id).await;
     socket.kill(uuid::Uuid::nil()).await;
-    // Killed after it wrote something: between the ack and its process it would be killed before it
-    // ran.
+    // Killed after it wrote something. Before its process starts, the result would be different.
     let next = socket.command("echo x; exec sleep 60").await;
     service.wrote(next, "x\n").await;
     socket.kill(next).await;
@@ -517,11 +516,11 @@ async fn a_kill_ends_the_whole_group_and_then_the_command() {
 }
 
 #[tokio::test]
-async fn a_kill_works_while_the_service_takes_no_output() {
+async fn a_kill_works_while_the_service_accepts_no_output() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
-    // For seven seconds; in less than one, everything between is full.
+    // The service refuses chunks for seven seconds. All buffers are full in less than one second.
     service.answer("/chunk/", &[503, 503, 503]);
     let id = socket.command("echo $$; exec yes").await;
     let pid = service.first_line(id).await;
@@ -532,11 +531,11 @@ async fn a_kill_works_while_the_service_takes_no_output() {
     let fin = service.fin(id).await;
     assert_eq!((&fin["exit_code"], &fin["success"]), (&json!(143), &json!(false)));
     let chunks = service.reports(id).iter().filter(|(kind, _)| kind == "chunk").count();
-    assert_eq!(fin["chunks"], chunks - 3, "those that came more than once are one");
+    assert_eq!(fin["chunks"], chunks - 3, "a repeated chunk counts once");
 }
 
 #[tokio::test]
-async fn a_command_that_waits_is_killed_before_it_runs() {
+async fn a_waiting_command_can_be_killed() {
     let mut service = Service::start(true).await;
     service.settings = "max_running = 1";
     let _agent = service.agent();
@@ -578,7 +577,7 @@ async fn a_timeout_is_a_kill() {
 }
 
 #[tokio::test]
-async fn what_ran_when_the_agent_died_has_failed() {
+async fn commands_of_a_killed_agent_fail() {
     let mut service = Service::start(true).await;
     service.settings = "max_running = 1";
     let mut agent = service.agent();
@@ -594,7 +593,7 @@ async fn what_ran_when_the_agent_died_has_failed() {
     agent.kill_and_restart();
     let mut socket = service.socket().await;
     let fin = service.fin(running).await;
-    assert!(!is_running(&pid), "its end came before it was gone");
+    assert!(!is_running(&pid), "its fin was sent before its process had ended");
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
     assert_eq!(
         fin["result"],
@@ -603,7 +602,7 @@ async fn what_ran_when_the_agent_died_has_failed() {
     let fin = service.fin(waiting).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
     assert_eq!(fin["reason"], "The agent died before the command ran. It was not run.");
-    // Neither runs again, whoever asks for it.
+    // Neither runs again when the service repeats it.
     for id in [running, waiting] {
         let before = service.fins(id).len();
         socket.command_with(id, &own_name(), &line).await;
@@ -616,7 +615,7 @@ async fn what_ran_when_the_agent_died_has_failed() {
 }
 
 #[tokio::test]
-async fn an_end_that_was_not_taken_is_sent_after_a_restart() {
+async fn a_fin_that_was_not_accepted_is_sent_after_a_restart() {
     let mut service = Service::start(true).await;
     let mut agent = service.agent();
     let mut socket = service.socket().await;
@@ -632,7 +631,7 @@ async fn an_end_that_was_not_taken_is_sent_after_a_restart() {
             .all(|fin| *fin == fins[0] && fin["result"] == "kept\n" && fin["exit_code"] == 3),
         "{fins:#?}"
     );
-    // Now it was taken: it is sent again only to who asks.
+    // The service has accepted the fin. The agent sends it again only if the command is repeated.
     let next = socket.command("true").await;
     service.fin(next).await;
     agent.kill_and_restart();
@@ -646,11 +645,11 @@ async fn an_end_that_was_not_taken_is_sent_after_a_restart() {
 }
 
 #[tokio::test]
-async fn an_end_that_cannot_be_sent_while_draining_is_kept() {
+async fn a_fin_that_cannot_be_sent_before_exit_is_kept() {
     let mut service = Service::start(true).await;
     let mut agent = service.agent();
     let mut socket = service.socket().await;
-    // More than there are tries before it exits.
+    // More than the agent's attempts before it exits.
     service.answer("/fin/", &[503; 30]);
     let id = socket.command("echo kept").await;
     service.fin(id).await;
@@ -665,7 +664,7 @@ async fn an_end_that_cannot_be_sent_while_draining_is_kept() {
 }
 
 #[tokio::test]
-async fn no_command_runs_twice_whenever_the_agent_dies() {
+async fn no_command_runs_twice_after_the_agent_is_killed() {
     let mut service = Service::start(true).await;
     let mut agent = service.agent();
     let directory = tempfile::tempdir().unwrap();
@@ -677,11 +676,12 @@ async fn no_command_runs_twice_whenever_the_agent_dies() {
         for _ in 0..4 {
             ids.push(socket.command(&line(ids.len())).await);
         }
-        // Another moment in each round, from before anything was taken to after the end.
+        // A different moment in each round, from before the first command is received until after
+        // the last one ends.
         tokio::time::sleep(Duration::from_millis(round * 2)).await;
         agent.kill_and_restart();
     }
-    // All that was taken is reported, with or without being asked for; what was not is run now.
+    // Every command is sent again. Received commands are only reported; the others run now.
     let mut socket = service.socket().await;
     for (number, id) in ids.iter().enumerate() {
         socket.command_with(*id, &own_name(), &line(number)).await;
@@ -706,7 +706,7 @@ async fn no_command_runs_twice_whenever_the_agent_dies() {
 }
 
 #[tokio::test]
-async fn without_a_place_for_its_state_it_works_and_does_not_announce_replay() {
+async fn without_a_state_folder_replay_is_not_announced() {
     let mut service = Service::start(true).await;
     let agent = service.agent_with(&["--state-dir", "/dev/null/state"], None);
     let mut socket = service.socket().await;
@@ -714,7 +714,9 @@ async fn without_a_place_for_its_state_it_works_and_does_not_announce_replay() {
     let handshake = calls.iter().find(|seen| seen.call.contains("/ws/")).unwrap();
     assert_eq!(handshake.headers["x-agent-features"], "kill, argv, script, stdin, cwd");
     assert!(
-        agent.log().contains("ERROR commands are not remembered over a restart: /dev/null/state/")
+        agent
+            .log()
+            .contains("ERROR commands are not remembered across a restart: /dev/null/state/")
     );
     let id = socket.command("echo all the same").await;
     assert_eq!(service.fin(id).await["result"], "all the same\n");
@@ -725,7 +727,7 @@ async fn without_a_place_for_its_state_it_works_and_does_not_announce_replay() {
 }
 
 #[tokio::test]
-async fn what_is_kept_is_for_the_agent_alone_and_holds_no_key() {
+async fn the_state_is_private_and_has_no_key_and_no_line() {
     use std::os::unix::fs::MetadataExt;
     let mut service = Service::start(true).await;
     let agent = service.agent();

@@ -1,8 +1,8 @@
-//! Calls to the service over HTTP, and the one way by which every connection is made
-//! (agent-protocol 1 and 4).
+//! HTTP calls to the service, and the connector that every connection uses (agent-protocol 1 and
+//! 4).
 //!
-//! There are no redirects, no cookies and no proxies: a call goes to the host of the configuration
-//! or nowhere.
+//! The client follows no redirects, stores no cookies and uses no proxies. It connects only to the
+//! host of the configuration.
 
 use std::future::Future;
 use std::io;
@@ -31,24 +31,24 @@ use uuid::Uuid;
 
 use crate::config::{Service, Settings};
 
-/// How long the service has for an answer. Later ones count as none.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long making a connection may take.
+/// The time limit for a response.
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time limit for a new connection, TLS included.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most of an answer that is read, in bytes.
-const MAX_ANSWER: usize = 1024 * 1024;
-/// How long an unused connection is kept. Shorter than what servers and proxies usually allow, so
-/// that a call rarely meets one that is just being closed.
-const IDLE: Duration = Duration::from_secs(45);
+/// The largest response body that is read, in bytes.
+const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
+/// How long an unused connection is kept. Servers and proxies usually keep one longer, so a call
+/// rarely meets a connection that is just being closed.
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Why a call has no answer.
+/// Why a call got no response.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NoAnswer(pub String);
+pub struct NoResponse(pub String);
 
-/// What a call came to: the answer's status, or why there is none.
-pub type Outcome = Result<u16, NoAnswer>;
+/// The status of the response, or why there is none.
+pub type Outcome = Result<u16, NoResponse>;
 
-/// Calls the service as one server's agent. Clones share their connections.
+/// Calls the service with one credential. Clones share their connections.
 #[derive(Clone)]
 pub struct Client {
     service: Service,
@@ -57,43 +57,43 @@ pub struct Client {
     connector: Connector,
 }
 
-/// The headers of each call and each WebSocket.
+/// The headers of each call and each WebSocket handshake.
 #[derive(Clone)]
 pub struct Headers {
-    /// `id="…", key="…"`, and marked as not to be shown.
+    /// The credential, marked as sensitive so that it is not logged.
     pub authorization: HeaderValue,
-    /// The agent and its version.
+    /// The agent's name and version.
     pub user_agent: HeaderValue,
-    /// The service's host as the configuration names it.
+    /// The service's host and port from the configuration.
     pub host: HeaderValue,
 }
 
 impl Client {
-    /// A client with the credential of `settings`.
+    /// A client with the server's id and key from `settings`.
     ///
     /// # Errors
-    /// What of the settings does not fit, in one line.
+    /// Why the settings cannot be used, in one line.
     pub fn new(settings: &Settings) -> Result<Self, String> {
-        Self::of_server(&settings.service, settings.id, &settings.key)
+        Self::for_server(&settings.service, settings.id, &settings.key)
     }
 
     /// A client with the id and key of a server.
     ///
     /// # Errors
-    /// What of them does not fit, in one line.
-    pub fn of_server(service: &Service, id: Uuid, key: &Secret) -> Result<Self, String> {
-        Self::with(service.clone(), format!("id=\"{id}\", key=\"{}\"", key.expose()))
+    /// Why they cannot be used, in one line.
+    pub fn for_server(service: &Service, id: Uuid, key: &Secret) -> Result<Self, String> {
+        Self::with_credential(service.clone(), format!("id=\"{id}\", key=\"{}\"", key.expose()))
     }
 
     /// A client with a registration token.
     ///
     /// # Errors
-    /// What of it does not fit, in one line.
-    pub fn of_token(service: &Service, token: &Secret) -> Result<Self, String> {
-        Self::with(service.clone(), format!("token=\"{}\"", token.expose()))
+    /// Why the token cannot be used, in one line.
+    pub fn for_token(service: &Service, token: &Secret) -> Result<Self, String> {
+        Self::with_credential(service.clone(), format!("token=\"{}\"", token.expose()))
     }
 
-    fn with(service: Service, credential: String) -> Result<Self, String> {
+    fn with_credential(service: Service, credential: String) -> Result<Self, String> {
         let mut authorization = HeaderValue::try_from(credential)
             .map_err(|_| "the credential does not fit into a header")?;
         authorization.set_sensitive(true);
@@ -108,36 +108,33 @@ impl Client {
         };
         let connector = Connector::new(service.clone())?;
         let pool = Pool::builder(TokioExecutor::new())
-            .pool_idle_timeout(IDLE)
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(4)
             .build(connector.clone());
         Ok(Self { service, headers, pool, connector })
     }
 
-    /// Where the service is.
     pub fn service(&self) -> &Service {
         &self.service
     }
 
-    /// The headers of each call.
     pub fn headers(&self) -> &Headers {
         &self.headers
     }
 
-    /// Makes a connection of its own, for a WebSocket.
+    /// Opens a new connection, for a WebSocket.
     ///
     /// # Errors
-    /// The connection could not be made within [`CONNECT_TIMEOUT`].
+    /// The connection failed, or took longer than [`CONNECT_TIMEOUT`].
     pub async fn connect(&self) -> io::Result<Stream> {
         self.connector.connect().await
     }
 
-    /// Calls the service; what it answers beside the status does not matter. `timeout` is for all
-    /// of it.
+    /// Calls the service and returns the status only. `timeout` covers the whole call.
     ///
     /// # Errors
-    /// There was no answer in time.
+    /// There was no response in time.
     pub async fn send(
         &self,
         method: Method,
@@ -148,26 +145,26 @@ impl Client {
         self.call(method, path, body, timeout, false).await.map(|(status, _)| status)
     }
 
-    /// Gets JSON from the service. Null if the response is not JSON.
+    /// Gets JSON from the service. The value is null if the response is not JSON.
     ///
     /// # Errors
-    /// There was no answer in time.
-    pub async fn get(&self, path: &str) -> Result<(u16, Value), NoAnswer> {
-        self.ask(Method::GET, path, Bytes::new(), ANSWER_TIMEOUT).await
+    /// There was no response in time.
+    pub async fn get(&self, path: &str) -> Result<(u16, Value), NoResponse> {
+        self.call_json(Method::GET, path, Bytes::new(), RESPONSE_TIMEOUT).await
     }
 
-    /// Calls the service for the sake of its answer, like [`get`](Self::get). `timeout` is for all
-    /// of it.
+    /// Calls the service and returns the response as JSON, like [`get`](Self::get). `timeout`
+    /// covers the whole call.
     ///
     /// # Errors
-    /// There was no answer in time.
-    pub async fn ask(
+    /// There was no response in time.
+    pub async fn call_json(
         &self,
         method: Method,
         path: &str,
         body: Bytes,
         timeout: Duration,
-    ) -> Result<(u16, Value), NoAnswer> {
+    ) -> Result<(u16, Value), NoResponse> {
         let (status, answer) = self.call(method, path, body, timeout, true).await?;
         Ok((status, serde_json::from_slice(&answer).unwrap_or_default()))
     }
@@ -178,26 +175,28 @@ impl Client {
         path: &str,
         body: Bytes,
         timeout: Duration,
-        is_read: bool,
-    ) -> Result<(u16, Bytes), NoAnswer> {
-        let request =
-            self.request(method, path, body).map_err(|error| NoAnswer(error.to_string()))?;
+        needs_body: bool,
+    ) -> Result<(u16, Bytes), NoResponse> {
+        let request = self
+            .build_request(method, path, body)
+            .map_err(|error| NoResponse(error.to_string()))?;
         let call = async {
             let response =
-                self.pool.request(request).await.map_err(|error| NoAnswer(causes(&error)))?;
+                self.pool.request(request).await.map_err(|error| NoResponse(causes(&error)))?;
             let status = response.status().as_u16();
-            // Read to the end in any case: what is left unread costs the connection.
-            match read(response).await {
+            // The body is always read to its end, because otherwise the connection could not be
+            // used again.
+            match read_body(response).await {
                 Ok(answer) => Ok((status, answer)),
-                Err(_) if !is_read => Ok((status, Bytes::new())),
+                Err(_) if !needs_body => Ok((status, Bytes::new())),
                 Err(error) => Err(error),
             }
         };
-        let late = || Err(NoAnswer(format!("no answer within {} s", timeout.as_secs())));
+        let late = || Err(NoResponse(format!("no response within {} s", timeout.as_secs())));
         tokio::time::timeout(timeout, call).await.unwrap_or_else(|_| late())
     }
 
-    fn request(
+    fn build_request(
         &self,
         method: Method,
         path: &str,
@@ -212,7 +211,8 @@ impl Client {
             .header(AUTHORIZATION, self.headers.authorization.clone())
             .header(USER_AGENT, self.headers.user_agent.clone());
         if has_body {
-            // Content-Length too: hyper leaves it out if it is 0, and some proxies require it.
+            // Content-Length is set here because hyper omits it if it is 0, and some proxies
+            // require it.
             request = request
                 .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
                 .header(CONTENT_LENGTH, body.len());
@@ -221,14 +221,16 @@ impl Client {
     }
 }
 
-/// Reads an answer, as far as it is of a sensible size.
-async fn read<B: Body<Error = hyper::Error>>(response: Response<B>) -> Result<Bytes, NoAnswer> {
-    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-    Ok(body.map_err(|error| NoAnswer(error.to_string()))?.to_bytes())
+/// Reads a body of at most [`MAX_RESPONSE_BYTES`].
+async fn read_body<B: Body<Error = hyper::Error>>(
+    response: Response<B>,
+) -> Result<Bytes, NoResponse> {
+    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
+    Ok(body.map_err(|error| NoResponse(error.to_string()))?.to_bytes())
 }
 
-/// An error with what caused it, as the outermost alone often says nothing. Some repeat their
-/// cause: once is enough.
+/// An error with its causes, because the outermost error alone often says little. A cause that the
+/// text already has is not repeated.
 pub fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -242,7 +244,7 @@ pub fn causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Makes connections to the service.
+/// Opens connections to the service.
 #[derive(Clone)]
 struct Connector {
     service: Service,
@@ -255,12 +257,12 @@ impl Connector {
             return Ok(Self { service, tls: None });
         }
         let name = ServerName::try_from(service.host.clone())
-            .map_err(|_| format!("{} is no host", service.host))?;
+            .map_err(|_| format!("{} is not a valid host name", service.host))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?
-            .with_root_certificates(roots())
+            .with_root_certificates(root_certificates())
             .with_no_client_auth();
         Ok(Self { service, tls: Some((TlsConnector::from(Arc::new(config)), name)) })
     }
@@ -274,8 +276,8 @@ impl Connector {
                 TcpStream::connect((host.as_str(), *port)).await?
             };
             tcp.set_nodelay(true)?;
-            // A peer that vanished is noticed within two minutes, and not only when the WebSocket
-            // was silent for long.
+            // Keepalive detects a vanished peer within two minutes. Without it, only a long silence
+            // on the WebSocket would.
             let keepalive = socket2::TcpKeepalive::new()
                 .with_time(Duration::from_secs(60))
                 .with_interval(Duration::from_secs(20))
@@ -291,8 +293,8 @@ impl Connector {
     }
 }
 
-/// The certificates that the host trusts, or the usual ones if it has none.
-fn roots() -> RootCertStore {
+/// The root certificates of the host. If it has none: those that are built into the agent.
+fn root_certificates() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {
@@ -300,7 +302,7 @@ fn roots() -> RootCertStore {
     }
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
-        log::info!("this host has no root certificates: the agent's own are used");
+        log::info!("this host has no root certificates: the agent uses its built-in ones");
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     }
     roots
@@ -316,7 +318,7 @@ impl tower_service::Service<Uri> for Connector {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        // Each call is to the same host, so the address is not looked at.
+        // The URI is ignored, because all calls go to the same host.
         let connector = self.clone();
         Box::pin(async move { Ok(TokioIo::new(connector.connect().await?)) })
     }
@@ -324,9 +326,9 @@ impl tower_service::Service<Uri> for Connector {
 
 /// A connection to the service.
 pub enum Stream {
-    /// http and ws.
+    /// http or ws.
     Plain(TcpStream),
-    /// https and wss.
+    /// https or wss.
     Tls(Box<TlsStream<TcpStream>>),
 }
 

@@ -1,4 +1,4 @@
-//! The connection to the service: HTTP calls, and the WebSocket that commands arrive on.
+//! The connections to the service: HTTP calls, and the WebSocket on which commands arrive.
 
 pub mod client;
 pub mod websocket;

@@ -1,6 +1,7 @@
-//! The WebSocket on which commands come: dialing, messages and renewal (agent-protocol 2, 3 and 5).
+//! The WebSocket on which commands arrive: dialing, messages and reconnecting (agent-protocol 2, 3
+//! and 5).
 //!
-//! Commands do not hang on it: they run and report over HTTP, whether it is there or not.
+//! CommandHandler do not depend on this connection. They run, and report over HTTP, while it is down.
 
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,61 +24,61 @@ use crate::connection::client::{Client, Stream, causes};
 
 /// The path of the WebSocket.
 const PATH: &str = "/ws/servers/backhaul/";
-/// How long a socket may be without a data message before it counts as dead. The service pings well
-/// before.
-const SILENCE: Duration = Duration::from_secs(35 * 60);
-/// How long dialing may take, connection and handshake.
+/// A socket without a data message for this long counts as dead. The service pings more often.
+const MAX_SILENCE: Duration = Duration::from_secs(35 * 60);
+/// The time limit for connecting and for the handshake together.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long the service has to take an answer, and to answer a close.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// What a 403 means.
+/// The time limit for sending a pong.
+const PONG_TIMEOUT: Duration = Duration::from_secs(10);
+/// The log text for a handshake that is refused with 403.
 pub const KEY_REFUSED: &str = "the service refuses the key: it is wrong, or the server is deleted";
-/// How long the service has to answer a close.
-pub const CLOSING: Duration = Duration::from_secs(2);
-/// A socket that lived shorter than this was no success: after two of them in a row the next one
-/// waits like after a failed dial. Else two agents of one server, which close each other's socket,
-/// would do so many times a second.
-const SHORT_LIFE: Duration = Duration::from_secs(10);
-/// The largest message that is read, in bytes.
-const MAX_MESSAGE: usize = 4 * 1024 * 1024;
+/// The time limit for the closing handshake.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A session shorter than this counts as a failure. After two of them in a row the agent waits
+/// before it dials, as after a failed dial. Otherwise two agents of one server, which close each
+/// other's socket, would redial many times a second.
+const MIN_SESSION: Duration = Duration::from_secs(10);
+/// The largest message from the service, in bytes.
+const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Why the agent stops dialing.
+/// Why the agent dials no more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finished {
-    /// The service asked the process to exit.
+    /// The service sent `quit`.
     Quit,
-    /// The agent drains.
+    /// The agent is shutting down.
     Draining,
 }
 
-/// Why one socket ended.
+/// Why one session ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum SessionEnd {
-    /// No more sockets are to follow.
+    /// The agent dials no more.
     Finished(Finished),
-    /// The service asked for another one.
+    /// The service asked for a new connection.
     Reconnect,
-    /// Something else, in a few words.
+    /// The connection failed; the text says why.
     Dropped(String),
 }
 
-/// Who does what the service asks for.
-pub trait Commands {
-    /// Runs a command.
-    fn take(&self, order: Order);
+/// Handles the messages of the service.
+pub trait CommandHandler {
+    /// Accepts a command and runs it.
+    fn accept(&self, order: Order);
     /// Kills a command.
     fn kill(&self, id: Uuid);
-    /// What is announced in [`FEATURES_HEADER`] (agent-protocol 6.1).
+    /// The value of [`FEATURES_HEADER`] (agent-protocol 6.1).
     fn features(&self) -> String;
 }
 
-/// Keeps a WebSocket open and passes on what comes there, until the service or `draining` ends it.
+/// Keeps a WebSocket open and passes its messages to `commands`, until the service sends `quit` or
+/// `draining` is cancelled.
 pub async fn run(
     client: &Client,
     draining: &CancellationToken,
-    commands: &impl Commands,
+    commands: &impl CommandHandler,
 ) -> Finished {
-    // How many attempts in a row came to nothing.
+    // Failed dials and short sessions in a row.
     let mut failures = 0;
     loop {
         let dialed = tokio::select! {
@@ -97,9 +98,9 @@ pub async fn run(
                     }
                     SessionEnd::Dropped(why) => {
                         log::warn!("connection lost: {why}");
-                        failures = if began.elapsed() < SHORT_LIFE { failures + 1 } else { 0 };
-                        // At once, but not all agents of a service that was restarted in the same
-                        // instant.
+                        failures = if began.elapsed() < MIN_SESSION { failures + 1 } else { 0 };
+                        // Redials almost immediately. The random delay spreads the agents of a
+                        // service that has just restarted.
                         if failures < 2 {
                             Duration::from_millis(fastrand::u64(0..500))
                         } else {
@@ -112,7 +113,7 @@ pub async fn run(
                 failures += 1;
                 let pause = pause_after(failures);
                 log::warn!(
-                    "cannot connect to {}: {why}; next try in {:.0} s",
+                    "cannot connect to {}: {why}; next attempt in {:.0} s",
                     client.service(),
                     pause.as_secs_f64()
                 );
@@ -126,8 +127,8 @@ pub async fn run(
     }
 }
 
-/// The pause after as many failures in a row: 5, 10, 20, 40, 60, 60 … s, up to a fifth less or
-/// more.
+/// The pause after a number of failures in a row: 5, 10, 20, 40, 60, 60 … s, shortened or extended
+/// by up to a fifth.
 fn pause_after(failures: u32) -> Duration {
     let seconds = (5 << failures.saturating_sub(1).min(4)).min(60);
     Duration::from_secs(seconds).mul_f64(0.8 + 0.4 * fastrand::f64())
@@ -150,8 +151,8 @@ async fn dial(client: &Client, features: String) -> Result<WebSocketStream<Strea
         .headers_mut()
         .insert(name, HeaderValue::try_from(features).map_err(|error| causes(&error))?);
     let config = WebSocketConfig::default()
-        .max_message_size(Some(MAX_MESSAGE))
-        .max_frame_size(Some(MAX_MESSAGE));
+        .max_message_size(Some(MAX_MESSAGE_BYTES))
+        .max_frame_size(Some(MAX_MESSAGE_BYTES));
     let dial = async {
         let stream = client.connect().await.map_err(|error| causes(&error))?;
         let dialed = client_async_with_config(request, stream, Some(config)).await;
@@ -161,52 +162,54 @@ async fn dial(client: &Client, features: String) -> Result<WebSocketStream<Strea
             error => causes(&error),
         })
     };
-    timeout(DIAL_TIMEOUT, dial).await.unwrap_or_else(|_| Err("no answer in time".to_owned()))
+    timeout(DIAL_TIMEOUT, dial).await.unwrap_or_else(|_| Err("no response in time".to_owned()))
 }
 
 /// Serves one socket until its end.
 async fn session<S: AsyncRead + AsyncWrite + Unpin>(
     mut socket: WebSocketStream<S>,
     draining: &CancellationToken,
-    commands: &impl Commands,
+    commands: &impl CommandHandler,
 ) -> SessionEnd {
-    let mut silent = pin!(sleep(SILENCE));
+    let mut silent = pin!(sleep(MAX_SILENCE));
     let end = loop {
         let message = tokio::select! {
             message = socket.next() => message,
             () = draining.cancelled() => break SessionEnd::Finished(Finished::Draining),
-            () = &mut silent => break SessionEnd::Dropped(format!("nothing came for {} minutes", SILENCE.as_secs() / 60)),
+            () = &mut silent => break SessionEnd::Dropped(format!("no message for {} minutes", MAX_SILENCE.as_secs() / 60)),
         };
         let text = match message {
             Some(Ok(Message::Text(text))) => text,
             Some(Ok(Message::Binary(_))) => {
-                log::warn!("a binary message came, and is ignored");
-                silent.as_mut().reset(Instant::now() + SILENCE);
+                log::warn!("a binary message was ignored");
+                silent.as_mut().reset(Instant::now() + MAX_SILENCE);
                 continue;
             }
             Some(Ok(Message::Close(frame))) => {
                 let code = frame.map_or(CloseCode::Status, |frame| frame.code);
-                // Reading on sends the answer.
-                let _ = timeout(CLOSING, socket.next()).await;
+                // Reading sends the close frame that answers this one.
+                let _ = timeout(CLOSE_TIMEOUT, socket.next()).await;
                 return SessionEnd::Dropped(format!("closed with {code}"));
             }
             Some(Ok(_)) => continue,
             Some(Err(error)) => return SessionEnd::Dropped(causes(&error)),
             None => return SessionEnd::Dropped("closed".to_owned()),
         };
-        silent.as_mut().reset(Instant::now() + SILENCE);
-        match understand(&text) {
-            ToAgent::Ping => match timeout(PATIENCE, socket.send(pong())).await {
+        silent.as_mut().reset(Instant::now() + MAX_SILENCE);
+        match parse(&text) {
+            ToAgent::Ping => match timeout(PONG_TIMEOUT, socket.send(pong())).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => return SessionEnd::Dropped(causes(&error)),
-                Err(_) => return SessionEnd::Dropped("the service takes no answer".to_owned()),
+                Err(_) => {
+                    return SessionEnd::Dropped("the pong could not be sent in time".to_owned());
+                }
             },
-            ToAgent::Command { command } => commands.take(*command),
+            ToAgent::Command { command } => commands.accept(*command),
             ToAgent::Kill { id } => commands.kill(id),
             ToAgent::Reconnect => break SessionEnd::Reconnect,
             ToAgent::Quit => break SessionEnd::Finished(Finished::Quit),
             ToAgent::Unknown => {
-                log::warn!("a message came that this version does not know, and is ignored")
+                log::warn!("an unknown or invalid message was ignored")
             }
         }
     };
@@ -214,11 +217,11 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
     end
 }
 
-/// Closes with 1000. A command that was on its way already is not lost: the service sends each only
-/// once.
+/// Closes with code 1000. CommandHandler that arrive before the service closes are still handled, because
+/// the service sends each command only once.
 async fn close<S: AsyncRead + AsyncWrite + Unpin>(
     mut socket: WebSocketStream<S>,
-    commands: &impl Commands,
+    commands: &impl CommandHandler,
 ) {
     let frame = CloseFrame { code: CloseCode::Normal, reason: "".into() };
     let closing = async {
@@ -227,23 +230,22 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(
         }
         while let Some(Ok(message)) = socket.next().await {
             let Message::Text(text) = message else { continue };
-            match understand(&text) {
-                ToAgent::Command { command } => commands.take(*command),
+            match parse(&text) {
+                ToAgent::Command { command } => commands.accept(*command),
                 ToAgent::Kill { id } => commands.kill(id),
                 _ => {}
             }
         }
     };
-    // A longer wait would not help.
-    let until = Instant::now() + CLOSING;
+    let until = Instant::now() + CLOSE_TIMEOUT;
     tokio::select! {
         () = closing => {}
         () = sleep_until(until) => {}
     }
 }
 
-/// Reads a message. What cannot be read is as good as unknown.
-fn understand(text: &str) -> ToAgent {
+/// Parses a message. Invalid messages are treated as unknown.
+fn parse(text: &str) -> ToAgent {
     serde_json::from_str(text).unwrap_or(ToAgent::Unknown)
 }
 
@@ -265,12 +267,12 @@ mod tests {
 
     use super::*;
 
-    /// Notes what it is asked for.
+    /// Records the calls of the session.
     #[derive(Default)]
-    struct Notes(Mutex<Vec<String>>);
+    struct Recorder(Mutex<Vec<String>>);
 
-    impl Commands for Notes {
-        fn take(&self, order: Order) {
+    impl CommandHandler for Recorder {
+        fn accept(&self, order: Order) {
             self.0.lock().unwrap().push(order.line);
         }
 
@@ -291,7 +293,7 @@ mod tests {
         let (near, far) = duplex(64 * 1024);
         let agent = WebSocketStream::from_raw_socket(near, Role::Client, None).await;
         let far = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
-        let notes = Notes::default();
+        let notes = Recorder::default();
         let never = CancellationToken::new();
         let (end, ()) = tokio::join!(session(agent, &never, &notes), service(far));
         (end, notes.0.into_inner().unwrap())
@@ -309,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn messages_have_their_effects() {
+    async fn each_message_has_its_effect() {
         let (end, lines) = talk(|mut far| async move {
             for odd in [
                 "{}",
@@ -331,7 +333,7 @@ mod tests {
             assert_eq!(pong["query"], "pong");
             assert!(pong["timestamp"].as_f64() > Some(1.7e9));
             far.send(Message::text(r#"{"query":"reconnect"}"#)).await.unwrap();
-            // Sent before the close is seen.
+            // Sent before the close arrives.
             far.send(command("two")).await.unwrap();
             far.send(kill(2)).await.unwrap();
             let closed = far.next().await.unwrap().unwrap();
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn quit_ends_it() {
+    async fn quit_ends_the_session() {
         let (end, _) = talk(|mut far| async move {
             far.send(Message::text(r#"{"query":"quit"}"#)).await.unwrap();
             while let Some(Ok(_)) = far.next().await {}
@@ -358,24 +360,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_socket_is_closed_whatever_its_pings() {
+    async fn protocol_pings_do_not_keep_a_silent_socket_open() {
         let began = Instant::now();
         let (end, _) = talk(|mut far| async move {
-            sleep(SILENCE / 2).await;
+            sleep(MAX_SILENCE / 2).await;
             far.send(Message::text("{}")).await.unwrap();
             for _ in 0..4 {
-                sleep(SILENCE / 5).await;
+                sleep(MAX_SILENCE / 5).await;
                 far.send(Message::Ping("x".into())).await.unwrap();
             }
             while let Some(Ok(_)) = far.next().await {}
         })
         .await;
-        assert_eq!(end, SessionEnd::Dropped("nothing came for 35 minutes".to_owned()));
-        assert_eq!(began.elapsed().as_secs(), SILENCE.as_secs() * 3 / 2);
+        assert_eq!(end, SessionEnd::Dropped("no message for 35 minutes".to_owned()));
+        assert_eq!(began.elapsed().as_secs(), MAX_SILENCE.as_secs() * 3 / 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_goes_is_noticed() {
+    async fn a_lost_peer_ends_the_session() {
         let (end, _) = talk(|far| async move { drop(far) }).await;
         assert!(matches!(end, SessionEnd::Dropped(_)), "{end:?}");
         let (end, _) = talk(|mut far| async move { far.close(None).await.unwrap() }).await;

@@ -1,29 +1,29 @@
-//! The account that a command runs as, and who may run as whom (agent-protocol 3.2 and 6.5).
+//! The account that a command runs as (agent-protocol 3.2 and 6.5).
 //!
-//! As root the agent runs a command as any account that the order names, and refuses an order
-//! without one: root has to be requested by name. As another account it can run commands as itself
-//! only, and refuses every other name.
+//! As root, the agent runs a command as any account that the order names. It refuses an order
+//! without an account, so that a command runs as root only if the order says so. As another
+//! account, the agent runs commands as itself only, and refuses every other name.
 //!
-//! Lookups read the host's account database (NSS). A static binary built for musl reads
-//! `/etc/passwd` and `/etc/group` alone, so it does not know accounts of a directory service such
-//! as LDAP.
+//! Lookups read the host's account database (NSS). A static binary built for musl reads only
+//! `/etc/passwd` and `/etc/group`, so it does not find accounts of a directory service such as
+//! LDAP.
 
 use std::ffi::CString;
 use std::path::PathBuf;
 
 use nix::unistd::{Gid, Group, Uid, User, getegid, geteuid, getgrouplist};
 
-/// Who the agent itself runs as.
+/// The account that the agent itself runs as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AgentAccount {
-    /// Its effective user.
+    /// The effective user id.
     pub uid: Uid,
-    /// Its effective group.
+    /// The effective group id.
     pub gid: Gid,
 }
 
 impl AgentAccount {
-    /// Asks the kernel.
+    /// Reads the ids of this process.
     pub fn current() -> Self {
         Self { uid: geteuid(), gid: getegid() }
     }
@@ -32,52 +32,48 @@ impl AgentAccount {
 /// An account to run a command as.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Account {
-    /// Its name.
     pub name: String,
-    /// Its number.
     pub uid: Uid,
-    /// Its home directory, whether or not that exists.
+    /// The home directory. It may not exist.
     pub home: PathBuf,
-    /// Its login shell, for the variable SHELL: a line always runs in `/bin/sh`.
+    /// The login shell, for the variable SHELL. A line always runs in `/bin/sh`.
     pub shell: PathBuf,
-    /// What the child process becomes before it runs the command. None if the agent is that account
-    /// already.
+    /// The ids that the child process takes before it runs the command. None if the agent already
+    /// runs as this account.
     pub switch: Option<Switch>,
 }
 
-/// The credentials that a child process takes on, looked up beforehand: after a fork it may only
-/// make system calls.
+/// The ids for a child process. They are looked up before the fork, because a forked process may
+/// only make system calls.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Switch {
-    /// The user.
     pub uid: Uid,
-    /// The group: the one that the order names, else the account's own.
+    /// The group of the order, or the account's primary group.
     pub gid: Gid,
-    /// All groups of the account, as `initgroups` would set them.
     pub groups: Vec<Gid>,
 }
 
-/// The name of the one account that an agent can run commands as; `None` if it can run them as any,
-/// being root.
+/// The only account that the agent can run commands as. `None` if the agent is root, which can use
+/// any account.
 pub fn only_name(own: AgentAccount) -> Option<String> {
     let own = Some(own.uid).filter(|uid| !uid.is_root())?;
     User::from_uid(own).ok().flatten().map(|user| user.name)
 }
 
-/// Finds the account `user` and checks that `group`, unless empty, is one of its groups.
+/// Finds the account `user`, and checks that `group`, unless it is empty, is one of its groups.
 ///
-/// As an ordinary account a group that the account is in is accepted, but stays what it is, a
-/// supplementary one: the kernel lets root alone choose.
+/// If the agent is not root, `group` is checked but has no effect: only root can choose the group
+/// of a process.
 ///
 /// # Errors
-/// Why the agent does not run a command as this account, in a sentence for the one who sent it.
+/// Why the agent does not run the command as this account, in a sentence for the requester.
 pub fn resolve(user: &str, group: &str, own: AgentAccount) -> Result<Account, String> {
     if user.is_empty() {
         return Err("The command names no account to run as.".to_owned());
     }
     if !own.uid.is_root() {
-        // The name is compared before anything is looked up, so that the refusal does not reveal
-        // which accounts exist.
+        // The name is compared before any lookup, so that the refusal does not reveal which
+        // accounts exist.
         let name =
             User::from_uid(own.uid).map_err(|error| lookup_failed(&error))?.map(|user| user.name);
         if name.as_deref() != Some(user) {
@@ -89,14 +85,14 @@ pub fn resolve(user: &str, group: &str, own: AgentAccount) -> Result<Account, St
     }
     let found = User::from_name(user).map_err(|error| lookup_failed(&error))?;
     let found = found.ok_or_else(|| format!("There is no account {user} on this server."))?;
-    let name = CString::new(user).map_err(|_| "The account's name is not a name.".to_owned())?;
+    let name = CString::new(user).map_err(|_| "The account's name is not valid.".to_owned())?;
     let groups = getgrouplist(&name, found.gid).map_err(|error| lookup_failed(&error))?;
     let gid = if group.is_empty() { found.gid } else { member_of(user, group, &groups)? };
     let switch = own.uid.is_root().then_some(Switch { uid: found.uid, gid, groups });
     Ok(Account { name: found.name, uid: found.uid, home: found.dir, shell: found.shell, switch })
 }
 
-/// The number of the group `group`, which must be among `groups`.
+/// The id of the group `group`, which must be one of `groups`.
 fn member_of(user: &str, group: &str, groups: &[Gid]) -> Result<Gid, String> {
     let found = Group::from_name(group).map_err(|error| lookup_failed(&error))?;
     let found = found.ok_or_else(|| format!("There is no group {group} on this server."))?;
@@ -119,7 +115,7 @@ mod tests {
 
     const ROOT: AgentAccount = AgentAccount { uid: Uid::from_raw(0), gid: Gid::from_raw(0) };
 
-    /// As if the agent ran as `name`.
+    /// An agent that runs as `name`.
     fn own(name: &str) -> AgentAccount {
         let user = User::from_name(name).unwrap().unwrap();
         AgentAccount { uid: user.uid, gid: user.gid }
@@ -141,20 +137,20 @@ mod tests {
     }
 
     #[test]
-    fn only_an_ordinary_agent_has_one_account() {
+    fn only_an_agent_without_root_has_a_single_account() {
         assert_eq!(only_name(ROOT), None);
         assert_eq!(only_name(own("nobody")).as_deref(), Some("nobody"));
     }
 
     #[test]
-    fn no_name_is_not_root() {
+    fn an_empty_account_is_refused() {
         for own in [ROOT, own("nobody")] {
             assert_eq!(refused("", "", own), "The command names no account to run as.");
         }
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn an_unknown_account_or_group_is_refused() {
         assert_eq!(
             refused("no-such-user", "", ROOT),
             "There is no account no-such-user on this server."
@@ -168,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_must_be_one_of_the_accounts() {
+    fn a_group_must_be_one_of_the_accounts_groups() {
         assert_eq!(refused("nobody", "root", ROOT), "The account nobody is not in the group root.");
         let nobody = User::from_name("nobody").unwrap().unwrap();
         let group = Group::from_gid(nobody.gid).unwrap().unwrap();

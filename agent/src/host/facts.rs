@@ -1,5 +1,6 @@
-//! What the agent reports of its host (agent-protocol 2.2). Everything is read from files that a
-//! minimal host may not have: what is missing is left out, and is no error.
+//! The facts that the agent reports about its host (agent-protocol 2.2).
+//!
+//! They come from files that a minimal host may not have. A missing fact is omitted.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -9,43 +10,39 @@ use sha2::{Digest, Sha256};
 
 use crate::host::account::{AgentAccount, only_name};
 
-/// The agent's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The body of `commit` and `sync`.
+/// The body of the `commit` and `sync` calls.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Facts {
-    /// The agent's version.
     pub version: &'static str,
-    /// How many processes ran or wanted to, on average over the last minute.
+    /// The load average of the last minute.
     pub load: f64,
-    /// The one account that this agent can run commands as; absent for root, who can use any.
+    /// The only account that this agent can run commands as. Absent for root, which can use any
+    /// account.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_username: Option<String>,
-    /// The machine.
+    /// The hardware.
     pub info: Info,
-    /// The operating system.
     pub os: Os,
 }
 
-/// The machine.
+/// The hardware.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
 pub struct Info {
-    /// Its name for itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
-    /// The kind of its processors, such as `x86_64`.
+    /// The processor architecture, such as `x86_64`.
     pub cpu_type: &'static str,
-    /// What the maker calls them.
+    /// The processor's product name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_brand: Option<String>,
-    /// Cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_physical_cores: Option<usize>,
-    /// Threads of all cores.
+    /// The hardware threads of all cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_logical_cores: Option<usize>,
-    /// Bytes.
+    /// In bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub physical_memory: Option<u64>,
 }
@@ -53,42 +50,40 @@ pub struct Info {
 /// The operating system, from os-release(5).
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
 pub struct Os {
-    /// Its name for people.
+    /// The name for people, such as `Debian GNU/Linux`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Its name for programs.
+    /// The name for programs, such as `debian`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
-    /// `debian` or `rhel` for their relatives, else what it calls itself.
+    /// `debian` or `rhel` for systems of these families, otherwise the same as `platform`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform_like: Option<String>,
 }
 
 impl Facts {
-    /// Reads everything from the host.
     pub fn read() -> Self {
         let file = |path| fs::read_to_string(path).ok();
         let release = file("/etc/os-release").or_else(|| file("/usr/lib/os-release"));
-        let mut info = file("/proc/cpuinfo").map(|text| cpus(&text)).unwrap_or_default();
+        let mut info = file("/proc/cpuinfo").map(|text| parse_cpus(&text)).unwrap_or_default();
         info.cpu_type = std::env::consts::ARCH;
         info.hostname = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
         info.cpu_logical_cores = info
             .cpu_logical_cores
             .or_else(|| std::thread::available_parallelism().ok().map(Into::into));
-        info.physical_memory = file("/proc/meminfo").and_then(|text| memory(&text));
+        info.physical_memory = file("/proc/meminfo").and_then(|text| parse_memory(&text));
         Self {
             version: VERSION,
             load: read_load(),
             default_username: only_name(AgentAccount::current()),
             info,
-            os: release.map(|text| os(&text)).unwrap_or_default(),
+            os: release.map(|text| parse_os(&text)).unwrap_or_default(),
         }
     }
 
-    /// The hash of each category that the service may want to compare: SHA-256 of its JSON.
+    /// The SHA-256 of each category's JSON, which the service may compare.
     pub fn hashes(&self) -> serde_json::Value {
         let hash = |category: Result<Vec<u8>, serde_json::Error>| {
             let digest = Sha256::digest(category.unwrap_or_default());
@@ -104,24 +99,24 @@ impl Facts {
     }
 }
 
-/// How many processes run or want to, on average over the last minute; 0 if the host does not say.
+/// The load average of the last minute; 0 if the host does not provide it.
 pub fn read_load() -> f64 {
-    fs::read_to_string("/proc/loadavg").ok().and_then(|text| load(&text)).unwrap_or_default()
+    fs::read_to_string("/proc/loadavg").ok().and_then(|text| parse_load(&text)).unwrap_or_default()
 }
 
-/// Reads `/proc/loadavg`.
-fn load(text: &str) -> Option<f64> {
+/// Parses `/proc/loadavg`.
+fn parse_load(text: &str) -> Option<f64> {
     text.split_ascii_whitespace().next()?.parse().ok().filter(|load: &f64| load.is_finite())
 }
 
-/// Reads `/proc/meminfo`: bytes.
-fn memory(text: &str) -> Option<u64> {
+/// Parses `/proc/meminfo`. Returns bytes.
+fn parse_memory(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Reads `/proc/cpuinfo`. On ARM it has threads only, no brand and no cores.
-fn cpus(text: &str) -> Info {
+/// Parses `/proc/cpuinfo`. On ARM it lists threads only, without a product name and cores.
+fn parse_cpus(text: &str) -> Info {
     let fields = |text: &str| -> HashMap<String, String> {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned())).collect()
@@ -148,8 +143,8 @@ fn cpus(text: &str) -> Info {
     }
 }
 
-/// Reads `os-release`.
-fn os(text: &str) -> Os {
+/// Parses `os-release`.
+fn parse_os(text: &str) -> Os {
     let unquote = |value: &str| value.trim().trim_matches(['"', '\'']).to_owned();
     let value = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
@@ -178,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_host_has_facts() {
+    fn the_facts_of_this_host_are_found() {
         let facts = Facts::read();
         assert!(facts.info.physical_memory > Some(1024 * 1024), "{facts:?}");
         assert!(facts.info.cpu_logical_cores > Some(0) && facts.load >= 0.0, "{facts:?}");
@@ -190,45 +185,46 @@ mod tests {
     }
 
     #[test]
-    fn processors_are_counted() {
+    fn cores_and_threads_are_counted() {
         let cpu = |n: u8, socket: u8, core: u8| {
             format!(
                 "processor\t: {n}\nmodel name\t: Model 1: fast\nphysical id\t: {socket}\ncore id\t\t: {core}\n\n"
             )
         };
-        let info = cpus(&[cpu(0, 0, 0), cpu(1, 0, 0), cpu(2, 0, 1), cpu(3, 1, 0)].concat());
+        let info = parse_cpus(&[cpu(0, 0, 0), cpu(1, 0, 0), cpu(2, 0, 1), cpu(3, 1, 0)].concat());
         assert_eq!((info.cpu_physical_cores, info.cpu_logical_cores), (Some(3), Some(4)));
         assert_eq!(info.cpu_brand.as_deref(), Some("Model 1: fast"));
-        let arm = cpus("processor\t: 0\nBogoMIPS\t: 50\n\nprocessor\t: 1\n\nHardware\t: board\n");
+        let arm =
+            parse_cpus("processor\t: 0\nBogoMIPS\t: 50\n\nprocessor\t: 1\n\nHardware\t: board\n");
         assert_eq!(
             (arm.cpu_physical_cores, arm.cpu_logical_cores, arm.cpu_brand),
             (None, Some(2), None)
         );
-        assert_eq!(cpus("").cpu_logical_cores, None);
+        assert_eq!(parse_cpus("").cpu_logical_cores, None);
     }
 
     #[test]
-    fn memory_and_load_are_read() {
-        assert_eq!(memory("MemFree: 1 kB\nMemTotal:  2048 kB\n"), Some(2 * 1024 * 1024));
+    fn memory_and_load_are_parsed() {
+        assert_eq!(parse_memory("MemFree: 1 kB\nMemTotal:  2048 kB\n"), Some(2 * 1024 * 1024));
         assert_eq!(
-            (memory("MemTotal: x"), memory("MemTotal: 18446744073709551615 kB")),
+            (parse_memory("MemTotal: x"), parse_memory("MemTotal: 18446744073709551615 kB")),
             (None, None)
         );
         assert_eq!(
-            (load("0.25 0.10 0.05 1/100 42\n"), load("nan"), load("")),
+            (parse_load("0.25 0.10 0.05 1/100 42\n"), parse_load("nan"), parse_load("")),
             (Some(0.25), None, None)
         );
     }
 
     #[test]
-    fn systems_have_families() {
-        let family = |text: &str| os(text).platform_like;
+    fn os_release_gives_the_family_of_a_system() {
+        let family = |text: &str| parse_os(text).platform_like;
         assert_eq!(family("ID=debian").as_deref(), Some("debian"));
         assert_eq!(family("ID=mint\nID_LIKE=\"ubuntu debian\"").as_deref(), Some("debian"));
         assert_eq!(family("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"").as_deref(), Some("rhel"));
         assert_eq!(family("ID=alpine").as_deref(), Some("alpine"));
         assert_eq!(family(""), None);
-        let rocky = os(
+        let rocky = parse_os(
             "NAME=\"Rocky Linux\"\nVERSION=\"9.4 (Blue Onyx)\"\nID=\"rocky\"\nVERSION_ID=\"9.4\"\n",
         );
         assert_eq!(

@@ -1,4 +1,4 @@
-//! This host: its accounts, its processes, what it reports of itself, and the agent's own program.
+//! This host: its accounts, its processes, the facts that it reports, and the agent's own program.
 
 pub mod account;
 pub mod facts;

@@ -1,5 +1,4 @@
-//! Processes as `/proc` shows them: which one has a number, who is in a group, and who descends
-//! from one.
+//! Processes in `/proc`: their identity, process groups and descendants.
 
 use std::fs;
 use std::io;
@@ -7,41 +6,42 @@ use std::io;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-/// A process for as long as the host runs, and beyond: numbers of processes are used again, but not
-/// together with the moment of their start.
+/// Identifies a process, even after a restart of the host. The kernel reuses process numbers, but
+/// not together with the start time and the boot id. Stored in the journal as JSON.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Identity {
-    /// Its number.
+    /// The process number.
     pub pid: i32,
-    /// When it started, in the kernel's ticks since the host did.
+    /// The start time, in clock ticks since boot.
     start: u64,
-    /// The kernel's id of the host's start.
+    /// The kernel's boot id.
     boot: String,
-    /// Whether it is the supervisor of a command, and not the command itself.
+    /// Whether the process is a command's supervisor and not the command itself.
     #[serde(default)]
     pub is_supervisor: bool,
 }
 
 impl Identity {
-    /// The process that has the number `pid` now. None if there is none, or if `/proc` does not
-    /// show it.
-    pub fn of(pid: i32) -> Option<Self> {
+    /// The process that has the number `pid` now. None if there is no such process, or if `/proc`
+    /// does not show it.
+    pub fn read(pid: i32) -> Option<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned();
         Some(Self { pid, start: Stat::read(pid).ok()?.start, boot, is_supervisor: false })
     }
 
-    /// The same process, marked as a supervisor or not.
+    /// Sets whether this process is a supervisor.
     pub fn supervising(self, is_supervisor: bool) -> Self {
         Self { is_supervisor, ..self }
     }
 
-    /// Whether this very process still exists, possibly as a zombie.
-    pub fn is_there(&self) -> bool {
-        Self::of(self.pid).is_some_and(|found| found.start == self.start && found.boot == self.boot)
+    /// Whether this process still exists, possibly as a zombie.
+    pub fn exists(&self) -> bool {
+        Self::read(self.pid)
+            .is_some_and(|found| found.start == self.start && found.boot == self.boot)
     }
 }
 
-/// What of `/proc/<pid>/stat` matters here.
+/// The fields of `/proc/<pid>/stat` that the agent needs.
 struct Stat {
     is_alive: bool,
     parent: i32,
@@ -57,12 +57,12 @@ impl Stat {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // The name, in parentheses, can hold anything, parentheses and blanks too.
+        // The name in parentheses can contain any character, also parentheses and blanks.
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
         let has_ended = matches!(*fields.first()?, "Z" | "X");
         let threads: u32 = fields.get(17)?.parse().ok()?;
         Some(Self {
-            // The first thread of a process can end before the others do.
+            // The main thread of a process can exit before its other threads.
             is_alive: !has_ended || threads > 1,
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
@@ -71,17 +71,17 @@ impl Stat {
     }
 }
 
-/// All processes, by their numbers.
+/// All processes with their numbers.
 ///
 /// # Errors
-/// There is no `/proc`.
+/// `/proc` is not mounted.
 fn all() -> io::Result<Vec<(i32, Stat)>> {
     let numbers = fs::read_dir("/proc")?
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    // One that ended since is none any more.
+    // A process that has exited since is skipped.
     let found: Vec<_> = numbers.filter_map(|pid| Some((pid, Stat::read(pid).ok()?))).collect();
-    // This one at least must be among them.
+    // At least this process must be listed.
     if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
 }
 
@@ -90,19 +90,19 @@ pub fn is_proc_mounted() -> bool {
     Stat::read(nix::unistd::getpid().as_raw()).is_ok()
 }
 
-/// Whether a process of the group runs. Zombies do not: in a container there is often no init that
+/// Whether any process of the group runs. Zombies do not count: a container often has no init that
 /// reaps them.
 ///
 /// # Errors
-/// There is no `/proc`.
+/// `/proc` is not mounted.
 pub fn group_runs(group: Pid) -> io::Result<bool> {
     Ok(all()?.iter().any(|(_, stat)| stat.group == group.as_raw() && stat.is_alive))
 }
 
-/// The descendants of a process that run: none if it has ended itself.
+/// The running descendants of a process. Empty if the process itself has exited.
 ///
 /// # Errors
-/// There is no `/proc`.
+/// `/proc` is not mounted.
 pub fn descendants(ancestor: &Identity) -> io::Result<Vec<Pid>> {
     let all = all()?;
     let is_ancestor = |(pid, stat): &(i32, Stat)| {
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_can_hold_anything() {
+    fn a_process_name_can_contain_any_character() {
         let text = "7 (a) Z 1 (b) S 1 42 43 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0";
         let stat = Stat::parse(text).unwrap();
         assert_eq!((stat.is_alive, stat.group, stat.start), (true, 42, 99));
@@ -144,25 +144,25 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_known_by_more_than_its_number() {
+    fn a_process_is_identified_by_more_than_its_number() {
         let mut child = Command::new("sleep").arg("60").process_group(0).spawn().unwrap();
-        let identity = Identity::of(child.id() as i32).unwrap();
+        let identity = Identity::read(child.id() as i32).unwrap();
         let group = Pid::from_raw(identity.pid);
-        assert!(identity.is_there() && group_runs(group).unwrap());
+        assert!(identity.exists() && group_runs(group).unwrap());
         for other in [
             Identity { start: identity.start + 1, ..identity.clone() },
             Identity { boot: "another".to_owned(), ..identity.clone() },
         ] {
-            assert!(!other.is_there(), "{other:?}");
+            assert!(!other.exists(), "{other:?}");
         }
         child.kill().unwrap();
         // A zombie keeps its number and does not run.
         while group_runs(group).unwrap() {
             std::thread::yield_now();
         }
-        assert!(identity.is_there());
+        assert!(identity.exists());
         child.wait().unwrap();
-        assert!(!identity.is_there());
-        assert_eq!(Identity::of(identity.pid), None);
+        assert!(!identity.exists());
+        assert_eq!(Identity::read(identity.pid), None);
     }
 }

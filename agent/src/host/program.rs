@@ -1,7 +1,6 @@
-//! The agent's own program: how it was started, and how another process of it takes this one's
-//! place.
+//! The agent's own program: its path and arguments, and how a restart replaces this process.
 //!
-//! `/proc/self/exe` is not used: after the file was replaced, it still names the old one.
+//! `/proc/self/exe` is not used, because it still names the old file after the binary was replaced.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,8 +11,8 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-/// How long `--version` may take.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+/// The time limit for `--version`.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How this process was started.
 #[derive(Clone, Debug)]
@@ -23,12 +22,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// Of this process. For its beginning, as long as the file is certainly there.
+    /// The program of this process. Call it at the start, while the binary certainly exists.
     pub fn current() -> Self {
         let mut words = std::env::args_os();
         let named = words.next().map(PathBuf::from);
-        // With a slash in it, it is the path that was started, links included. Else who started it
-        // searched for it.
+        // With a slash, the first argument is the path of the binary, with links not resolved.
+        // Without one, the shell found the binary in PATH.
         let named = named
             .filter(|name| name.components().count() > 1)
             .and_then(|name| std::path::absolute(name).ok());
@@ -38,10 +37,10 @@ impl Program {
         Self { path: path.into(), arguments: words.collect() }
     }
 
-    /// Checks that what is at the path now is a program that starts.
+    /// Checks that the file at the path is a program that starts.
     ///
     /// # Errors
-    /// Why it is not, in a sentence for the one who sent the command.
+    /// Why it does not start, in a sentence for the requester of the restart.
     pub async fn check(&self) -> Result<(), String> {
         let shown = self.path.display();
         let mut command = tokio::process::Command::new(&self.path);
@@ -51,7 +50,7 @@ impl Program {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .kill_on_drop(true);
-        match timeout(ANSWERS_WITHIN, command.status()).await {
+        match timeout(VERSION_TIMEOUT, command.status()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(Ok(status)) => {
                 Err(format!("The agent stays as it is: {shown} --version ends with {status}."))
@@ -63,8 +62,8 @@ impl Program {
         }
     }
 
-    /// Replaces this process by the program, with the same pid, arguments and environment. Returns
-    /// only if that fails.
+    /// Replaces this process by the program, with the same process number, arguments and
+    /// environment. Returns only if that fails.
     pub fn replace(&self) -> io::Error {
         Command::new(&self.path).args(&self.arguments).exec()
     }
@@ -77,13 +76,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_does_not_start_is_told() {
+    async fn a_program_that_does_not_start_is_reported() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("agent");
         let program = Program { path: path.clone().into(), arguments: Vec::new() };
         assert!(program.check().await.unwrap_err().contains("cannot be started"));
-        // Written by a process of its own: what this one writes could be open in what another test
-        // just starts.
+        // A separate process writes the file. If this process wrote it, a child that another test
+        // forks could hold it open for writing, and then it could not be executed.
         let place = |text: &str| {
             let written = directory.path().join("text");
             std::fs::write(&written, text).unwrap();
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn it_knows_its_own_path() {
+    fn the_program_is_the_running_binary() {
         let program = Program::current();
         assert_eq!(std::fs::canonicalize(&program.path).unwrap(), std::env::current_exe().unwrap());
     }

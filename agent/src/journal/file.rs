@@ -1,11 +1,11 @@
-//! The file in which the agent keeps what it knows of commands, so that it knows it after a restart
+//! The journal: the file in which the agent keeps the state of commands across restarts
 //! (agent-protocol 6.3).
 //!
-//! An append-only file of lines, which is rewritten now and then without outdated lines. Each line
-//! is one event of one command, behind a checksum. So a write that was cut off loses the event that
-//! was being written and no other, and a line that was damaged is skipped.
+//! The file is append-only. Each line is one event of one command, with a checksum. So an
+//! interrupted write loses only the event that was being written, and a damaged line is skipped.
+//! Now and then the file is rewritten without outdated lines.
 //!
-//! All calls block on the disk; `writer.rs` keeps them off the async runtime.
+//! All calls block on the disk. `writer.rs` keeps them off the async runtime.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -25,42 +25,51 @@ use uuid::Uuid;
 use crate::host::process::Identity;
 use crate::journal::shorten::shorten_result;
 
-/// How many commands that ended are kept.
+/// The most ended commands that are kept.
 pub const MAX_ENDED: usize = 1_000;
-/// How long a command is kept after its end, in seconds.
-pub const LIFE: u64 = 24 * 60 * 60;
-/// How large all ends together are, in bytes, after a rewrite: beyond that the older ones keep only
-/// a short piece of output. Less in the tests, where checksums are slow.
-const MAX_ENDS: u64 = if cfg!(test) { 1024 * 1024 } else { 32 * 1024 * 1024 };
-/// Bytes that the file may grow beyond twice its size after a rewrite.
-const SLACK: u64 = 1024 * 1024;
-/// The largest size of a file that cannot be rewritten, in bytes.
-const MAX_FILE: u64 = 256 * 1024 * 1024;
-/// How many bytes of the SHA-256 are the checksum: it is against accidents.
-const CHECKSUM: usize = 8;
+/// How long a command is kept after its end.
+pub const ENDED_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// The largest total size of the fins after a rewrite, in bytes. Beyond it, older fins keep only a
+/// short piece of the output. It is smaller in tests, where checksums are slow.
+const MAX_FIN_BYTES: u64 = if cfg!(test) { 1024 * 1024 } else { 32 * 1024 * 1024 };
+/// The file is rewritten when it exceeds twice its size after the last rewrite by this many bytes.
+const GROWTH_SLACK: u64 = 1024 * 1024;
+/// The largest file, in bytes, if rewriting fails.
+const MAX_FILE_BYTES: u64 = 256 * 1024 * 1024;
+/// The length of a line's checksum, which is the beginning of a SHA-256, in bytes. It detects
+/// accidents, not attacks.
+const CHECKSUM_BYTES: usize = 8;
 
-/// How often the lock is tried, and the pause between: an agent that was killed holds it until the
-/// last process that it was about to start is gone too.
-const LOCKED: (u32, Duration) = (20, Duration::from_millis(100));
+/// How often the lock is tried. After an agent was killed, its lock is held until the last process
+/// that it had forked has executed its program or exited.
+const LOCK_ATTEMPTS: u32 = 20;
+/// The pause between two attempts to lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
-/// The names of the file, of the one that takes its place, and of the one that keeps others out.
-const NAMES: [&str; 3] = ["commands.journal", "commands.journal.new", "lock"];
+/// The journal.
+const JOURNAL: &str = "commands.journal";
+/// The new journal while it is written, before it replaces the old one.
+const NEW_JOURNAL: &str = "commands.journal.new";
+/// The file whose lock keeps other agents out. It contains the agent's process number.
+const LOCK: &str = "lock";
 
-/// What happens to a command, in this order.
+/// An event of a command's life. The events occur in this order, and are stored as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// It arrived, and may run from now on.
-    Taken,
-    /// Its process begins. None if its identity is not known.
+    /// The command arrived. It may run from now on.
+    #[serde(rename = "taken")]
+    Received,
+    /// Its process starts. None if the process could not be identified.
     Started(Option<Identity>),
-    /// It ended, with this fin.
+    /// It ended with this fin.
     Ended(Box<RawValue>),
-    /// The service took its fin.
-    Answered,
+    /// The service accepted its fin.
+    #[serde(rename = "answered")]
+    FinAccepted,
 }
 
-/// One line.
+/// One line of the file.
 #[derive(Serialize, Deserialize)]
 struct Line<E> {
     /// Seconds since 1970.
@@ -69,83 +78,84 @@ struct Line<E> {
     event: E,
 }
 
-/// The state of a command.
+/// How far a command has come.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// It waits to be run.
-    Taken,
+    /// It waits.
+    Received,
     /// It runs.
     Started(Option<Identity>),
-    /// It ended; `is_answered` once the service took its fin.
+    /// It ended.
     Ended {
-        /// Whether the service took its fin.
-        is_answered: bool,
+        /// Whether the service accepted its fin.
+        is_fin_accepted: bool,
     },
 }
 
-/// Where a line is in the file.
+/// The position of a line in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Span {
     offset: u64,
     bytes: usize,
 }
 
-/// A command that is known.
+/// A command of the journal.
 struct CommandState {
-    /// When it came to this stage, in seconds since 1970.
+    /// The time of its arrival or, after its end, of its end, in seconds since 1970.
     at: u64,
     stage: Stage,
-    /// Where its end is written.
+    /// The line with its fin.
     end: Option<Span>,
 }
 
-/// All commands that are known.
+/// All commands of the journal.
 #[derive(Default)]
 struct Index {
     commands: HashMap<Uuid, CommandState>,
-    /// By when they came.
+    /// The ids by arrival, oldest first.
     order: VecDeque<Uuid>,
 }
 
 impl Index {
-    /// Applies an event. Stages only move forward, and the first end stands.
+    /// Applies an event. Stages only move forward, and the first fin is final.
     fn apply(&mut self, at: u64, id: Uuid, event: &Event, span: Span) {
-        let known = self.commands.entry(id).or_insert_with(|| {
+        let command = self.commands.entry(id).or_insert_with(|| {
             self.order.push_back(id);
-            CommandState { at, stage: Stage::Taken, end: None }
+            CommandState { at, stage: Stage::Received, end: None }
         });
-        match (event, &known.stage) {
-            (Event::Started(process), Stage::Taken) => {
-                known.stage = Stage::Started(process.clone())
+        match (event, &command.stage) {
+            (Event::Started(process), Stage::Received) => {
+                command.stage = Stage::Started(process.clone())
             }
-            (Event::Ended(_), Stage::Taken | Stage::Started(_)) => {
-                *known = CommandState {
+            (Event::Ended(_), Stage::Received | Stage::Started(_)) => {
+                *command = CommandState {
                     at,
-                    stage: Stage::Ended { is_answered: false },
+                    stage: Stage::Ended { is_fin_accepted: false },
                     end: Some(span),
                 };
             }
-            // The line of its end may be damaged: it has ended all the same.
-            (Event::Answered, _) => known.stage = Stage::Ended { is_answered: true },
+            // Also without a stored fin: its line may be damaged.
+            (Event::FinAccepted, _) => command.stage = Stage::Ended { is_fin_accepted: true },
             _ => {}
         }
     }
 
-    /// Whether a command has ended too long ago.
-    fn is_old(known: &CommandState, now: u64) -> bool {
-        matches!(known.stage, Stage::Ended { .. }) && now.saturating_sub(known.at) > LIFE
+    /// Whether a command ended more than [`ENDED_LIFETIME`] ago.
+    fn is_old(command: &CommandState, now: u64) -> bool {
+        matches!(command.stage, Stage::Ended { .. })
+            && now.saturating_sub(command.at) > ENDED_LIFETIME.as_secs()
     }
 
-    /// Removes commands that ended too long ago, and the oldest ended commands if there are too
-    /// many.
+    /// Removes commands that ended too long ago, and the oldest ended commands beyond
+    /// [`MAX_ENDED`].
     fn prune(&mut self, now: u64) {
-        let has_ended = |known: &CommandState| matches!(known.stage, Stage::Ended { .. });
-        let ended = self.commands.values().filter(|known| has_ended(known)).count();
+        let has_ended = |command: &CommandState| matches!(command.stage, Stage::Ended { .. });
+        let ended = self.commands.values().filter(|command| has_ended(command)).count();
         let mut too_many = ended.saturating_sub(MAX_ENDED);
         let Self { commands, order } = self;
         order.retain(|id| {
-            let known = &commands[id];
-            let is_kept = !Self::is_old(known, now) && (too_many == 0 || !has_ended(known));
+            let command = &commands[id];
+            let is_kept = !Self::is_old(command, now) && (too_many == 0 || !has_ended(command));
             if !is_kept {
                 too_many = too_many.saturating_sub(1);
                 commands.remove(id);
@@ -155,88 +165,86 @@ impl Index {
     }
 }
 
-/// What [`JournalFile::inspect`] reports.
+/// The result of [`JournalFile::inspect`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JournalStatus {
-    /// The agent that has it open, if any, with its pid if that can be read.
+    /// The agent that has the journal open, if any. The inner value is its process number, if that
+    /// could be read.
     pub agent: Option<Option<i32>>,
-    /// How many commands wait to be run.
+    /// The number of waiting commands.
     pub waiting: usize,
-    /// How many run.
+    /// The number of running commands.
     pub running: usize,
-    /// How many ended, and the service did not take that yet.
+    /// The number of ended commands whose fin the service has not accepted.
     pub unreported: usize,
 }
 
-/// The file, open for one agent alone.
+/// The journal, locked by one agent.
 pub struct JournalFile {
     directory: PathBuf,
     file: File,
-    /// Where the next line goes.
+    /// The offset of the next line.
     length: u64,
-    /// The length at which the file is rewritten.
+    /// The file is rewritten when it is longer than this.
     limit: u64,
     index: Index,
-    /// Held for as long as this is open.
+    /// The open lock file. Closing it releases the lock.
     _lock: File,
 }
 
 impl JournalFile {
-    /// Opens the journal in a directory, which is made if it is not there, and reads it. `now` is
-    /// in seconds since 1970. Blocks, for seconds if another agent has it.
+    /// Opens and reads the journal in a directory, which is created if needed. `now` is in seconds
+    /// since 1970. Blocks, for seconds if another agent has the lock.
     ///
     /// # Errors
-    /// It cannot be written, or another agent uses it: in one line.
+    /// The journal cannot be written, or another agent uses it. The message is one line.
     pub fn open(directory: &Path, now: u64) -> Result<Self, String> {
         let describe = |error: io::Error| format!("{}: {error}", directory.display());
         make_private(directory).map_err(describe)?;
-        let lock = open_private(&directory.join(NAMES[2]), false).map_err(describe)?;
+        let lock = open_private(&directory.join(LOCK), false).map_err(describe)?;
         let mut attempts = 1;
         while let Err(error) = lock.try_lock() {
             match error {
-                fs::TryLockError::WouldBlock if attempts < LOCKED.0 => {}
+                fs::TryLockError::WouldBlock if attempts < LOCK_ATTEMPTS => {}
                 fs::TryLockError::WouldBlock => {
                     return Err(format!("{}: another agent uses it", directory.display()));
                 }
                 fs::TryLockError::Error(error) => return Err(describe(error)),
             }
             attempts += 1;
-            thread::sleep(LOCKED.1);
+            thread::sleep(LOCK_PAUSE);
         }
-        // For `status` only, so that nothing depends on it.
+        // Only `status` reads the process number, so a failure is ignored.
         let _ = lock
             .set_len(0)
             .and_then(|()| lock.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0));
-        let file = open_private(&directory.join(NAMES[0]), false).map_err(describe)?;
-        let (index, skipped) = read(&file).map_err(describe)?;
+        let file = open_private(&directory.join(JOURNAL), false).map_err(describe)?;
+        let (index, skipped) = read_index(&file).map_err(describe)?;
         if skipped > 0 {
-            log::warn!(
-                "{}: {skipped} lines were damaged and are skipped",
-                directory.join(NAMES[0]).display()
-            );
+            log::warn!("{}: skipped {skipped} damaged lines", directory.join(JOURNAL).display());
         }
         let mut journal =
             Self { directory: directory.to_owned(), file, length: 0, limit: 0, index, _lock: lock };
-        // In any case, so that what was cut off at the end is gone, and that it is known that it
-        // can be written.
-        journal.renew(now).map_err(describe)?;
+        // Always rewritten: that removes an incomplete last line and proves that the directory is
+        // writable.
+        journal.rewrite(now).map_err(describe)?;
         Ok(journal)
     }
 
-    /// Reads a journal without changing it, whether or not an agent has it open. None if there is
-    /// none. Blocks.
+    /// Reads a journal without changing it, even while an agent has it open. None if there is none.
+    /// Blocks.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The journal cannot be read.
     pub fn inspect(directory: &Path) -> io::Result<Option<JournalStatus>> {
         let open = |name| match File::open(directory.join(name)) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         };
-        let Some(lock) = open(NAMES[2])? else { return Ok(None) };
-        // Shared, so that two who look do not take each other for an agent; one that starts right
-        // now tries again.
+        let Some(lock) = open(LOCK)? else { return Ok(None) };
+        // A shared lock, so that two calls of `status` do not take each other for an agent. An
+        // agent that starts at this moment retries its own lock.
         let agent = match lock.try_lock_shared() {
             Ok(()) => None,
             Err(fs::TryLockError::WouldBlock) => {
@@ -247,66 +255,69 @@ impl JournalFile {
             Err(fs::TryLockError::Error(error)) => return Err(error),
         };
         drop(lock);
-        let mut seen = JournalStatus { agent, waiting: 0, running: 0, unreported: 0 };
+        let mut status = JournalStatus { agent, waiting: 0, running: 0, unreported: 0 };
         let index =
-            open(NAMES[0])?.map(read).transpose()?.map(|(index, _)| index).unwrap_or_default();
-        for known in index.commands.values() {
-            match known.stage {
-                Stage::Taken => seen.waiting += 1,
-                Stage::Started(_) => seen.running += 1,
-                Stage::Ended { is_answered: false } => seen.unreported += 1,
-                Stage::Ended { is_answered: true } => {}
+            open(JOURNAL)?.map(read_index).transpose()?.map(|(index, _)| index).unwrap_or_default();
+        for command in index.commands.values() {
+            match command.stage {
+                Stage::Received => status.waiting += 1,
+                Stage::Started(_) => status.running += 1,
+                Stage::Ended { is_fin_accepted: false } => status.unreported += 1,
+                Stage::Ended { is_fin_accepted: true } => {}
             }
         }
-        Ok(Some(seen))
+        Ok(Some(status))
     }
 
-    /// Removes a journal, and its directory if nothing else is in it.
+    /// Deletes a journal, and its directory if that is empty then.
     ///
     /// # Errors
-    /// It cannot be removed.
+    /// A file or the directory cannot be deleted.
     pub fn remove(directory: &Path) -> io::Result<()> {
-        let gone = |removed: io::Result<()>| match removed {
+        let ignore_missing = |removed: io::Result<()>| match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         };
-        for name in NAMES {
-            gone(fs::remove_file(directory.join(name)))?;
+        for name in [JOURNAL, NEW_JOURNAL, LOCK] {
+            ignore_missing(fs::remove_file(directory.join(name)))?;
         }
-        gone(fs::remove_dir(directory))
+        ignore_missing(fs::remove_dir(directory))
     }
 
-    /// The commands that are known, by when they came.
+    /// All commands by arrival, oldest first.
     pub fn commands(&self) -> Vec<(Uuid, Stage)> {
         self.index.order.iter().map(|id| (*id, self.index.commands[id].stage.clone())).collect()
     }
 
-    /// Writes events; they are on the disk when this returns.
+    /// Writes events. They are on the disk when this returns.
     ///
     /// # Errors
-    /// They could not be written. The journal is as it was before, and can be tried again.
+    /// The events could not be written. The journal is unchanged, and the call can be repeated.
     pub fn append(&mut self, events: &[(Uuid, Event)], now: u64) -> io::Result<()> {
         if self.length > self.limit {
-            // Without a rewrite the file may grow up to its largest size.
-            if let Err(error) = self.renew(now) {
-                if self.length > MAX_FILE {
+            // If the rewrite fails, the file may still grow up to [`MAX_FILE_BYTES`].
+            if let Err(error) = self.rewrite(now) {
+                if self.length > MAX_FILE_BYTES {
                     return Err(error);
                 }
-                log::warn!("{}: it could not be written anew: {error}", self.directory.display());
+                log::warn!(
+                    "{}: the journal could not be rewritten: {error}",
+                    self.directory.display()
+                );
                 self.limit = 2 * self.length;
             }
         }
         let mut bytes = Vec::new();
         let mut spans = Vec::with_capacity(events.len());
         for (id, event) in events {
-            let line = line(now, *id, event)?;
+            let line = encode_line(now, *id, event)?;
             spans.push(Span { offset: self.length + bytes.len() as u64, bytes: line.len() });
             bytes.extend_from_slice(&line);
         }
         if let Err(error) =
             self.file.write_all_at(&bytes, self.length).and_then(|()| self.file.sync_data())
         {
-            // Else the next line might stand behind half of one.
+            // Otherwise the next line could follow an incomplete one.
             let _ = self.file.set_len(self.length);
             return Err(error);
         }
@@ -317,28 +328,28 @@ impl JournalFile {
         Ok(())
     }
 
-    /// The fin of a command that ended, as JSON. None if it is not known or cannot be read.
+    /// The fin of a command as JSON. None if the journal does not have it or cannot read it.
     pub fn fin(&self, id: Uuid) -> Option<Box<RawValue>> {
         let span = self.index.commands.get(&id)?.end?;
-        match parse(&self.read(span).ok()?)?.event {
+        match parse_line(&self.read(span).ok()?)?.event {
             Event::Ended(fin) => Some(fin),
             _ => None,
         }
     }
 
-    /// Makes writing fail, or work again.
+    /// Replaces the file, so that a test can make writing fail.
     #[cfg(test)]
     pub fn swap_file(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
     }
 
-    /// Removes from the disk what ended too long ago, if anything did.
+    /// Rewrites the file if a command has ended too long ago.
     ///
     /// # Errors
-    /// It could not be written.
+    /// The file could not be written.
     pub fn expire(&mut self, now: u64) -> io::Result<()> {
-        if self.index.commands.values().any(|known| Index::is_old(known, now)) {
-            self.renew(now)
+        if self.index.commands.values().any(|command| Index::is_old(command, now)) {
+            self.rewrite(now)
         } else {
             Ok(())
         }
@@ -350,21 +361,21 @@ impl JournalFile {
         Ok(bytes)
     }
 
-    /// Rewrites the file with a few lines per command, and replaces the old one.
-    fn renew(&mut self, now: u64) -> io::Result<()> {
+    /// Writes a new file without outdated lines, and replaces the old one.
+    fn rewrite(&mut self, now: u64) -> io::Result<()> {
         self.index.prune(now);
-        // The newest ends stay whole.
+        // The newest fins keep their whole output.
         let mut total = 0;
-        let mut is_long = HashSet::new();
+        let mut is_shortened = HashSet::new();
         for (id, span) in
             self.index.order.iter().rev().filter_map(|id| Some((*id, self.index.commands[id].end?)))
         {
             total += span.bytes as u64;
-            if total > MAX_ENDS {
-                is_long.insert(id);
+            if total > MAX_FIN_BYTES {
+                is_shortened.insert(id);
             }
         }
-        let path = self.directory.join(NAMES[1]);
+        let path = self.directory.join(NEW_JOURNAL);
         let file = open_private(&path, true)?;
         let mut writer = io::BufWriter::new(&file);
         let mut index = Index::default();
@@ -376,37 +387,38 @@ impl JournalFile {
             io::Result::Ok(())
         };
         for id in &self.index.order {
-            let known = &self.index.commands[id];
-            let mut put = |event: Event| add(&line(known.at, *id, &event)?, *id, known.at, &event);
-            put(Event::Taken)?;
-            match &known.stage {
-                Stage::Taken => {}
+            let command = &self.index.commands[id];
+            let mut put =
+                |event: Event| add(&encode_line(command.at, *id, &event)?, *id, command.at, &event);
+            put(Event::Received)?;
+            match &command.stage {
+                Stage::Received => {}
                 Stage::Started(process) => put(Event::Started(process.clone()))?,
-                // Should the line of its end be damaged, then it is still known that it did not
-                // wait any more.
+                // If the line of the fin is damaged later, the journal still shows that the command
+                // did not wait.
                 Stage::Ended { .. } => put(Event::Started(None))?,
             }
             if let Some(end) =
-                known.end.map(|span| self.read(span)).transpose()?.as_deref().and_then(parse)
+                command.end.map(|span| self.read(span)).transpose()?.as_deref().and_then(parse_line)
             {
-                put(if is_long.contains(id) { shortened(end.event) } else { end.event })?;
+                put(if is_shortened.contains(id) { shortened(end.event) } else { end.event })?;
             }
-            if known.stage == (Stage::Ended { is_answered: true }) {
-                put(Event::Answered)?;
+            if command.stage == (Stage::Ended { is_fin_accepted: true }) {
+                put(Event::FinAccepted)?;
             }
         }
         writer.flush()?;
         drop(writer);
         file.sync_all()?;
-        fs::rename(&path, self.directory.join(NAMES[0]))?;
-        // From here on this is the file, whatever else fails.
+        fs::rename(&path, self.directory.join(JOURNAL))?;
+        // From here on this is the journal, even if the sync below fails.
         (self.file, self.index, self.length, self.limit) =
-            (file, index, length, 2 * length + SLACK);
+            (file, index, length, 2 * length + GROWTH_SLACK);
         File::open(&self.directory)?.sync_all()
     }
 }
 
-/// Makes a directory that the agent alone can use, or makes sure that it is one.
+/// Creates a directory that only the agent can use, or restricts an existing one.
 fn make_private(directory: &Path) -> io::Result<()> {
     let refuse = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -423,19 +435,19 @@ fn make_private(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file that the agent alone can read, an empty one if need be.
+/// Opens a file that only the agent can read, and creates it if needed.
 fn open_private(path: &Path, truncate: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(truncate).mode(0o600).open(path)
 }
 
-/// Reads all lines; and how many of them were damaged.
-fn read(file: impl Read) -> io::Result<(Index, usize)> {
+/// Reads all lines. Also returns the number of damaged lines.
+fn read_index(file: impl Read) -> io::Result<(Index, usize)> {
     let mut index = Index::default();
     let (mut skipped, mut offset) = (0, 0);
     let mut reader = BufReader::new(file);
     let mut bytes = Vec::new();
     while reader.read_until(b'\n', &mut bytes)? > 0 {
-        match parse(&bytes) {
+        match parse_line(&bytes) {
             Some(line) => {
                 index.apply(line.at, line.id, &line.event, Span { offset, bytes: bytes.len() })
             }
@@ -447,15 +459,15 @@ fn read(file: impl Read) -> io::Result<(Index, usize)> {
     Ok((index, skipped))
 }
 
-/// An event as a line: checksum, blank, JSON, end.
-fn line(at: u64, id: Uuid, event: &Event) -> io::Result<Vec<u8>> {
+/// Encodes an event as a line: checksum, blank, JSON, newline.
+fn encode_line(at: u64, id: Uuid, event: &Event) -> io::Result<Vec<u8>> {
     let json = serde_json::to_vec(&Line { at, id, event })?;
     Ok([checksum(&json).as_bytes(), b" ", &json, b"\n"].concat())
 }
 
-/// Reads a line. None if it is damaged or of another version.
-fn parse(line: &[u8]) -> Option<Line<Event>> {
-    let (found, rest) = line.split_at_checked(2 * CHECKSUM)?;
+/// Parses a line. None if it is damaged or from another version.
+fn parse_line(line: &[u8]) -> Option<Line<Event>> {
+    let (found, rest) = line.split_at_checked(2 * CHECKSUM_BYTES)?;
     let json = rest.strip_prefix(b" ")?.strip_suffix(b"\n")?;
     if found != checksum(json).as_bytes() {
         return None;
@@ -464,10 +476,10 @@ fn parse(line: &[u8]) -> Option<Line<Event>> {
 }
 
 fn checksum(json: &[u8]) -> String {
-    Sha256::digest(json).iter().take(CHECKSUM).map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(json).iter().take(CHECKSUM_BYTES).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An end with a short piece of its output.
+/// A fin with only a short piece of its output.
 fn shortened(end: Event) -> Event {
     let shorten = |fin: &RawValue| {
         let mut fin: Fin = serde_json::from_str(fin.get())?;
@@ -480,7 +492,7 @@ fn shortened(end: Event) -> Event {
     }
 }
 
-/// The time, in seconds since 1970.
+/// The current time, in seconds since 1970.
 pub fn now() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.as_ref().map_or(0, Duration::as_secs)
@@ -497,6 +509,7 @@ mod tests {
     use crate::journal::shorten::SHORT_RESULT;
 
     const NOON: u64 = 1_800_000_000;
+    const LIFE: u64 = ENDED_LIFETIME.as_secs();
 
     fn id(number: u128) -> Uuid {
         Uuid::from_u128(number)
@@ -508,7 +521,7 @@ mod tests {
     }
 
     fn started() -> Event {
-        Event::Started(Identity::of(std::process::id() as i32))
+        Event::Started(Identity::read(std::process::id() as i32))
     }
 
     fn open(directory: &TempDir) -> JournalFile {
@@ -516,7 +529,7 @@ mod tests {
     }
 
     fn file(directory: &TempDir) -> PathBuf {
-        directory.path().join(NAMES[0])
+        directory.path().join(JOURNAL)
     }
 
     fn result(journal: &JournalFile, id: Uuid) -> Option<String> {
@@ -524,21 +537,21 @@ mod tests {
         fin.result
     }
 
-    /// How far a life is; as [`Stage`], without what comes with it.
+    /// The position of an event in a command's life.
     fn rank(event: &Event) -> u8 {
         match event {
-            Event::Taken => 0,
+            Event::Received => 0,
             Event::Started(_) => 1,
             Event::Ended(_) => 2,
-            Event::Answered => 3,
+            Event::FinAccepted => 3,
         }
     }
 
     fn rank_of(stage: &Stage) -> u8 {
         match stage {
-            Stage::Taken => 0,
+            Stage::Received => 0,
             Stage::Started(_) => 1,
-            Stage::Ended { is_answered } => 2 + u8::from(*is_answered),
+            Stage::Ended { is_fin_accepted } => 2 + u8::from(*is_fin_accepted),
         }
     }
 
@@ -547,26 +560,26 @@ mod tests {
     }
 
     #[test]
-    fn lives_are_there_again_after_a_restart() {
+    fn the_state_of_commands_survives_a_restart() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
         let lives = [
-            (1, vec![Event::Taken]),
-            (2, vec![Event::Taken, started()]),
-            (3, vec![Event::Taken, started(), end("three")]),
-            (4, vec![Event::Taken, end("four"), Event::Answered, end("another")]),
+            (1, vec![Event::Received]),
+            (2, vec![Event::Received, started()]),
+            (3, vec![Event::Received, started(), end("three")]),
+            (4, vec![Event::Received, end("four"), Event::FinAccepted, end("another")]),
         ];
         for (number, events) in &lives {
             let events: Vec<_> = events.iter().map(|event| (id(*number), event.clone())).collect();
             journal.append(&events, NOON).unwrap();
         }
         let expected = [
-            (id(1), Stage::Taken),
-            (id(2), Stage::Started(Identity::of(std::process::id() as i32))),
-            (id(3), Stage::Ended { is_answered: false }),
-            (id(4), Stage::Ended { is_answered: true }),
+            (id(1), Stage::Received),
+            (id(2), Stage::Started(Identity::read(std::process::id() as i32))),
+            (id(3), Stage::Ended { is_fin_accepted: false }),
+            (id(4), Stage::Ended { is_fin_accepted: true }),
         ];
-        // From memory, from the lines that were added, and from those of a rewritten file.
+        // From memory, from the appended lines, and from a rewritten file.
         for _ in 0..3 {
             assert_eq!(journal.commands(), expected);
             assert_eq!(result(&journal, id(3)).as_deref(), Some("three"));
@@ -581,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_for_one_agent_and_one_account_alone() {
+    fn a_journal_belongs_to_one_agent_and_one_account() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a").join("b");
         let journal = JournalFile::open(&path, NOON).unwrap();
@@ -594,7 +607,7 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         drop(JournalFile::open(&path, NOON).unwrap());
         assert_eq!(mode(&path), 0o700);
-        // A link could lead to a folder of another account.
+        // A link could point to a folder of another account.
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(JournalFile::open(&link, NOON).is_err());
@@ -610,12 +623,12 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_is_forgotten_after_a_day_and_the_rest_is_not() {
+    fn only_ended_commands_expire_after_a_day() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
-        let taken: Vec<_> = (0..3).map(|number| (id(number), Event::Taken)).collect();
+        let taken: Vec<_> = (0..3).map(|number| (id(number), Event::Received)).collect();
         journal.append(&taken, NOON).unwrap();
-        journal.append(&[(id(1), end("")), (id(1), Event::Answered)], NOON + 10).unwrap();
+        journal.append(&[(id(1), end("")), (id(1), Event::FinAccepted)], NOON + 10).unwrap();
         journal.append(&[(id(2), end(""))], NOON + 20).unwrap();
         let known = |journal: &JournalFile| {
             journal.commands().iter().map(|(id, _)| id.as_u128()).collect::<Vec<_>>()
@@ -627,17 +640,17 @@ mod tests {
         drop(journal);
         let journal = JournalFile::open(directory.path(), NOON + 21 + LIFE).unwrap();
         assert_eq!(known(&journal), [0]);
-        // A clock that went back makes nothing old.
+        // No command expires if the clock goes back.
         drop(journal);
         assert_eq!(known(&JournalFile::open(directory.path(), 0).unwrap()), [0]);
     }
 
     #[test]
-    fn a_thousand_that_ended_are_kept_and_all_that_did_not() {
+    fn ended_commands_are_limited_and_others_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
         let total = MAX_ENDED as u128 + 50;
-        let mut events: Vec<_> = (0..total).map(|number| (id(number), Event::Taken)).collect();
+        let mut events: Vec<_> = (0..total).map(|number| (id(number), Event::Received)).collect();
         events.extend(
             (0..total).filter(|number| number % 105 != 0).map(|number| (id(number), end("x"))),
         );
@@ -648,24 +661,26 @@ mod tests {
         let running: Vec<_> = (0..total).filter(|number| number % 105 == 0).map(id).collect();
         assert!(running.iter().all(|id| commands[id] == 0));
         assert_eq!(commands.len(), MAX_ENDED + running.len());
-        // The first ones gave way.
+        // The oldest ended commands were removed.
         assert!(!commands.contains_key(&id(1)) && commands.contains_key(&id(total - 1)));
     }
 
     #[test]
-    fn the_file_is_bounded_and_the_newest_ends_are_whole() {
+    fn the_file_is_bounded_and_keeps_the_newest_fins_whole() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
         let large = "x".repeat(32 * 1024);
         let mut longest = 0;
         for number in 0..140 {
-            journal.append(&[(id(number), Event::Taken), (id(number), end(&large))], NOON).unwrap();
+            journal
+                .append(&[(id(number), Event::Received), (id(number), end(&large))], NOON)
+                .unwrap();
             longest = longest.max(fs::metadata(file(&directory)).unwrap().len());
         }
-        assert!(longest < 2 * MAX_ENDS + 4 * SLACK, "{longest}");
+        assert!(longest < 2 * MAX_FIN_BYTES + 4 * GROWTH_SLACK, "{longest}");
         drop(journal);
         let journal = open(&directory);
-        assert!(fs::metadata(file(&directory)).unwrap().len() < MAX_ENDS + 4 * SLACK);
+        assert!(fs::metadata(file(&directory)).unwrap().len() < MAX_FIN_BYTES + 4 * GROWTH_SLACK);
         assert_eq!(journal.commands().len(), 140);
         assert!(result(&journal, id(139)).unwrap() == large);
         let short = result(&journal, id(0)).unwrap();
@@ -673,43 +688,46 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_changes_nothing() {
+    fn a_failed_write_changes_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
-        journal.append(&[(id(1), Event::Taken)], NOON).unwrap();
+        journal.append(&[(id(1), Event::Received)], NOON).unwrap();
         let whole = journal.swap_file(File::open(file(&directory)).unwrap());
-        assert!(journal.append(&[(id(2), Event::Taken)], NOON).is_err());
+        assert!(journal.append(&[(id(2), Event::Received)], NOON).is_err());
         journal.swap_file(whole);
-        assert_eq!(journal.commands(), [(id(1), Stage::Taken)]);
+        assert_eq!(journal.commands(), [(id(1), Stage::Received)]);
         journal.append(&[(id(1), end("one"))], NOON).unwrap();
         assert_eq!(result(&journal, id(1)).as_deref(), Some("one"));
         drop(journal);
-        assert_eq!(open(&directory).commands(), [(id(1), Stage::Ended { is_answered: false })]);
+        assert_eq!(open(&directory).commands(), [(id(1), Stage::Ended { is_fin_accepted: false })]);
     }
 
     #[test]
-    fn an_end_whose_line_is_damaged_is_still_an_end() {
+    fn a_command_with_a_damaged_fin_has_still_ended() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
         journal
-            .append(&[(id(1), Event::Taken), (id(1), end("one")), (id(1), Event::Answered)], NOON)
+            .append(
+                &[(id(1), Event::Received), (id(1), end("one")), (id(1), Event::FinAccepted)],
+                NOON,
+            )
             .unwrap();
         drop(journal);
         let text = fs::read_to_string(file(&directory)).unwrap();
         fs::write(file(&directory), text.replace("one", "two")).unwrap();
         for _ in 0..2 {
             let journal = open(&directory);
-            assert_eq!(journal.commands(), [(id(1), Stage::Ended { is_answered: true })]);
+            assert_eq!(journal.commands(), [(id(1), Stage::Ended { is_fin_accepted: true })]);
             assert!(journal.fin(id(1)).is_none());
         }
     }
 
     #[test]
-    fn a_command_whose_end_is_damaged_did_not_wait() {
+    fn a_rewritten_command_with_a_damaged_fin_did_not_wait() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
-        journal.append(&[(id(1), Event::Taken), (id(1), end("one"))], NOON).unwrap();
-        journal.renew(NOON).unwrap();
+        journal.append(&[(id(1), Event::Received), (id(1), end("one"))], NOON).unwrap();
+        journal.rewrite(NOON).unwrap();
         drop(journal);
         let text = fs::read_to_string(file(&directory)).unwrap();
         fs::write(file(&directory), text.replace("one", "two")).unwrap();
@@ -725,13 +743,14 @@ mod tests {
             fs::write(file(&directory), content).unwrap();
             let mut journal = open(&directory);
             assert_eq!(journal.commands(), []);
-            journal.append(&[(id(1), Event::Taken)], NOON).unwrap();
+            journal.append(&[(id(1), Event::Received)], NOON).unwrap();
             drop(journal);
             assert_eq!(open(&directory).commands().len(), 1);
         }
     }
 
-    /// Events of a few commands, each command's in the order of its life, mixed.
+    /// Events of a few commands. The events of each command are in order; those of different
+    /// commands are mixed.
     fn histories() -> impl Strategy<Value = Vec<(Uuid, Event)>> {
         let life = (1usize..=4, "[a-zä\n\0]{0,20}");
         prop::collection::vec(life, 1..8).prop_flat_map(|lives| {
@@ -742,7 +761,8 @@ mod tests {
             Just(turns).prop_shuffle().prop_map(move |turns| {
                 let mut next = vec![0; lives.len()];
                 let event = |number: usize| {
-                    let all = [Event::Taken, started(), end(&lives[number].1), Event::Answered];
+                    let all =
+                        [Event::Received, started(), end(&lives[number].1), Event::FinAccepted];
                     next[number] += 1;
                     (id(number as u128), all[next[number] - 1].clone())
                 };
@@ -751,7 +771,7 @@ mod tests {
         })
     }
 
-    /// What is known after some events.
+    /// The expected rank of each command after some events.
     fn model(events: &[(Uuid, Event)]) -> HashMap<Uuid, u8> {
         let mut known = HashMap::new();
         for (id, event) in events {
@@ -761,7 +781,7 @@ mod tests {
     }
 
     fn known(bytes: &[u8]) -> HashMap<Uuid, u8> {
-        let (index, _) = read(bytes).unwrap();
+        let (index, _) = read_index(bytes).unwrap();
         index.commands.iter().map(|(id, known)| (*id, rank_of(&known.stage))).collect()
     }
 
@@ -769,8 +789,8 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
         #[test]
-        fn a_cut_at_any_byte_loses_the_event_that_it_cuts_and_no_other(events in histories()) {
-            let lines: Vec<_> = events.iter().map(|(id, event)| line(NOON, *id, event).unwrap()).collect();
+        fn a_truncated_file_loses_only_the_cut_event(events in histories()) {
+            let lines: Vec<_> = events.iter().map(|(id, event)| encode_line(NOON, *id, event).unwrap()).collect();
             let whole = lines.concat();
             let mut ends: Vec<usize> = Vec::new();
             for line in &lines {
@@ -783,23 +803,23 @@ mod tests {
         }
 
         #[test]
-        fn a_renewed_file_that_is_cut_in_its_last_line_knows_all_commands(events in histories(), back in 1usize..200) {
+        fn a_cut_last_line_loses_at_most_one_waiting_command(events in histories(), back in 1usize..200) {
             let directory = tempfile::tempdir().unwrap();
             let mut journal = open(&directory);
             journal.append(&events, NOON).unwrap();
-            journal.renew(NOON).unwrap();
+            journal.rewrite(NOON).unwrap();
             drop(journal);
             let bytes = fs::read(file(&directory)).unwrap();
             let last = bytes.iter().rev().skip(1).position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
             let all = model(&events);
             let cut = known(&bytes[..bytes.len() - back.min(last)]);
-            // The last line is not the only one of a command that did more than come.
+            // Every command with more than its arrival has more than one line.
             prop_assert!(all.iter().filter(|(_, rank)| **rank > 0).all(|(id, _)| cut.contains_key(id)));
             prop_assert!(all.len() - cut.len() <= 1);
         }
 
         #[test]
-        fn a_journal_goes_on_after_a_cut(events in histories(), at in 0.0..1.0f64, more in histories()) {
+        fn a_truncated_journal_can_be_continued(events in histories(), at in 0.0..1.0f64, more in histories()) {
             let directory = tempfile::tempdir().unwrap();
             let mut journal = open(&directory);
             for event in &events {
@@ -812,7 +832,7 @@ mod tests {
             let mut expected = ranks(journal.commands());
             let before: HashSet<_> = model(&events).into_keys().collect();
             prop_assert!(expected.keys().all(|id| before.contains(id)));
-            // Other ids than before, so that each life starts again.
+            // New ids, so that each life starts again.
             let more: Vec<_> = more.into_iter().map(|(old, event)| (id(old.as_u128() + 100), event)).collect();
             journal.append(&more, NOON).unwrap();
             expected.extend(model(&more));
@@ -822,12 +842,12 @@ mod tests {
         }
 
         #[test]
-        fn a_damaged_byte_costs_two_events_at_most(events in histories(), at in 0.0..1.0f64, change in 1u8..) {
-            let lines: Vec<_> = events.iter().map(|(id, event)| line(NOON, *id, event).unwrap()).collect();
+        fn a_damaged_byte_loses_at_most_two_events(events in histories(), at in 0.0..1.0f64, change in 1u8..) {
+            let lines: Vec<_> = events.iter().map(|(id, event)| encode_line(NOON, *id, event).unwrap()).collect();
             let mut bytes = lines.concat();
             let span = (bytes.len() as f64 * at) as usize;
             bytes[span] ^= change;
-            let found: usize = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| parse(line).is_some()).count();
+            let found: usize = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| parse_line(line).is_some()).count();
             prop_assert!(found + 2 >= events.len());
         }
     }

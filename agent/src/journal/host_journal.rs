@@ -1,6 +1,7 @@
-//! The host's own record of commands (agent-protocol 7.4): each one is written to the system log
-//! before it runs, with its account, its line and its requester. The service has no way to change
-//! that record.
+//! Writes each command to the host's system log before it runs, with its account, line and
+//! requester (agent-protocol 7.4).
+//!
+//! The service cannot change that record.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -11,14 +12,15 @@ use chrono::Utc;
 use farhand_domain::output::sha256;
 use farhand_domain::wire::Order;
 
-/// Facility `authpriv` and severity `info`, as of `sudo` and `cron`.
+/// Facility `authpriv` and severity `info`, as `sudo` and `cron` use.
 const PRIORITY: u8 = 10 << 3 | 6;
-/// The most of a line that is written, in bytes: common syslog daemons cut messages at 8 KiB.
-const MAX_LINE: usize = 4 * 1024;
-/// The most of the names of environment variables that is written, in bytes.
-const MAX_NAMES: usize = 1024;
-/// How long the system log may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest part of a line that is recorded, in bytes. Common syslog daemons cut messages at 8
+/// KiB.
+const MAX_LINE_BYTES: usize = 4 * 1024;
+/// The longest part of the list of variable names that is recorded, in bytes.
+const MAX_NAMES_BYTES: usize = 1024;
+/// The time limit for sending a record.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The system log of this host.
 #[derive(Clone, Debug)]
@@ -27,13 +29,12 @@ pub struct HostJournal {
 }
 
 impl HostJournal {
-    /// The log that listens at `socket`.
     pub fn new(socket: PathBuf) -> Self {
         Self { socket }
     }
 
-    /// Writes that a command is about to run, or why it does not. If the system log does not take
-    /// it, the agent's own log does.
+    /// Records that a command is about to run, or why it is refused. If the system log is not
+    /// available, the record goes to the agent's own log.
     pub fn write(&self, order: &Order, refusal: Option<&str>) {
         let record = record(order, refusal);
         if let Err(error) = send(&self.socket, &record) {
@@ -44,7 +45,7 @@ impl HostJournal {
 
 fn send(socket: &Path, record: &str) -> io::Result<()> {
     let log = UnixDatagram::unbound()?;
-    log.set_write_timeout(Some(PATIENCE))?;
+    log.set_write_timeout(Some(SEND_TIMEOUT))?;
     log.connect(socket)?;
     let (time, pid) = (Utc::now().format("%b %e %H:%M:%S"), std::process::id());
     log.send(format!("<{PRIORITY}>{time} farhand-agent[{pid}]: {record}").as_bytes())?;
@@ -68,7 +69,7 @@ fn record(order: &Order, refusal: Option<&str>) -> String {
     let env = if names.is_empty() {
         String::new()
     } else {
-        format!(" env={}", quoted(&shorten(&names.join(","), MAX_NAMES)))
+        format!(" env={}", quoted(&shorten(&names.join(","), MAX_NAMES_BYTES)))
     };
     let what = match (&order.script, &order.argv) {
         (Some(script), _) => {
@@ -80,9 +81,9 @@ fn record(order: &Order, refusal: Option<&str>) -> String {
         }
         (None, Some(words)) => {
             let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
-            format!("argv={}", shorten(&words.join(" "), MAX_LINE))
+            format!("argv={}", shorten(&words.join(" "), MAX_LINE_BYTES))
         }
-        (None, None) => format!("line={}", shorten(&escape(&order.line), MAX_LINE)),
+        (None, None) => format!("line={}", shorten(&escape(&order.line), MAX_LINE_BYTES)),
     };
     let outcome = refusal.map(|why| format!("refused: {} ", escape(why))).unwrap_or_default();
     format!(
@@ -91,14 +92,14 @@ fn record(order: &Order, refusal: Option<&str>) -> String {
     )
 }
 
-/// Makes text one line that cannot pass for another record: control characters, quotes and
-/// backslashes are escaped.
+/// Escapes control characters, quotes and backslashes, so that a text stays one line and cannot
+/// forge another record.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\\' | '"' => escaped.extend(['\\', character]),
-            // These end a line, or change the direction of what follows.
+            // Line separators and direction marks.
             '\u{2028}'
             | '\u{2029}'
             | '\u{200e}'
@@ -114,13 +115,12 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-/// Cuts a text that is longer than `most` bytes; what is cut is still identified by the hash of the
-/// whole.
-fn shorten(line: &str, most: usize) -> String {
-    if line.len() <= most {
+/// Cuts a text that is longer than `limit` bytes, and adds the SHA-256 of the whole text.
+fn shorten(line: &str, limit: usize) -> String {
+    if line.len() <= limit {
         return line.to_owned();
     }
-    let kept = &line[..line.floor_char_boundary(most)];
+    let kept = &line[..line.floor_char_boundary(limit)];
     format!("{kept} [{} bytes cut, sha256 of all {}]", line.len() - kept.len(), sha256(line))
 }
 
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_cannot_pass_for_another_record() {
+    fn a_line_cannot_forge_another_record() {
         let forged = order("a\nNov 1 root: b\r\u{1b}[2J\u{7f}\u{9b}\u{2028}\u{202e}\\n\0");
         let record = record(&forged, None);
         assert!(
@@ -200,9 +200,9 @@ mod tests {
             "{script}"
         );
         assert!(record(&order("x"), Some("why.")).starts_with("refused: why. command="));
-        let long = record(&order(&"é".repeat(MAX_LINE)), None);
+        let long = record(&order(&"é".repeat(MAX_LINE_BYTES)), None);
         assert!(
-            long.len() < MAX_LINE + 400 && long.contains("[4096 bytes cut, sha256 of all "),
+            long.len() < MAX_LINE_BYTES + 400 && long.contains("[4096 bytes cut, sha256 of all "),
             "{long}"
         );
     }

@@ -1,4 +1,4 @@
-//! What is kept of commands: the agent's own journal, and the host's record.
+//! Records of commands: the agent's own journal, and the host's system log.
 
 pub mod file;
 pub mod host_journal;

@@ -1,17 +1,17 @@
-//! A fin with only a short piece of its output, for when many fins are kept.
+//! Shortens the output in fins, when many fins are kept.
 
 use farhand_domain::wire::Fin;
 
-/// Bytes of output that a shortened fin keeps.
+/// The output that a shortened fin keeps, in bytes.
 pub const SHORT_RESULT: usize = 4 * 1024;
 
-/// Cuts the output that a fin repeats to about [`SHORT_RESULT`], in the form of
+/// Cuts the output in a fin to about [`SHORT_RESULT`] bytes, in the form of
 /// [`farhand_domain::output::result`].
 pub fn shorten_result(fin: &mut Fin) {
     fin.result = fin.result.take().map(|result| shorten(&result, SHORT_RESULT));
 }
 
-/// Shortens a result to about `bytes`, keeping its head and its tail.
+/// Shortens a result to about `bytes` bytes. Keeps its beginning and its end.
 fn shorten(result: &str, bytes: usize) -> String {
     if result.len() <= bytes {
         return result.to_owned();
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_result_is_shorter() {
+    fn a_long_result_keeps_its_beginning_and_end() {
         assert_eq!(shorten("abc", 10), "abc");
         let short = shorten(&"€".repeat(10_000), 4_096);
         assert!(short.len() < 4_200 && short.starts_with('€') && short.ends_with('€'));

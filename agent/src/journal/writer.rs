@@ -22,20 +22,20 @@ use crate::host::process::Identity;
 use crate::journal::file::{Event, JournalFile, Stage, now};
 
 /// The longest queue of requests. Requests beyond it are dropped.
-const QUEUE: usize = 1_024;
+const QUEUE_LENGTH: usize = 1_024;
 /// How many events are written at once.
-const BATCH: usize = 128;
-/// The interval of the search for expired commands.
-const EXPIRY: Duration = Duration::from_secs(60 * 60);
+const MAX_BATCH: usize = 128;
+/// The interval between searches for expired commands.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 /// The longest wait for the disk.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const DISK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A request to the thread.
 enum Request {
     /// Write an event.
-    Note(Uuid, Event, DropGuard),
-    /// Write a fin, which is JSON.
+    Append(Uuid, Event, DropGuard),
+    /// Write a fin. The bytes are JSON.
     End(Uuid, Bytes, DropGuard),
     /// Return a command's fin, if it is known.
     Fin(Uuid, oneshot::Sender<Bytes>),
@@ -58,16 +58,16 @@ pub struct Written {
 }
 
 impl Written {
-    /// For what needs no write.
+    /// For an event that needs no write.
     pub fn already() -> Self {
         let done = CancellationToken::new();
         done.cancel();
         Self { done, is_durable: Arc::default() }
     }
 
-    /// Waits for it.
+    /// Waits until the write is done, for at most [`DISK_TIMEOUT`].
     pub async fn wait(&self) {
-        if timeout(PATIENCE, self.done.cancelled()).await.is_err() {
+        if timeout(DISK_TIMEOUT, self.done.cancelled()).await.is_err() {
             report_slow_disk(&self.is_durable);
         }
     }
@@ -81,7 +81,7 @@ impl JournalWriter {
     pub fn open(directory: &Path) -> Result<(Self, Vec<(Uuid, Stage)>), String> {
         let journal = JournalFile::open(directory, now())?;
         let commands = journal.commands();
-        let (requests, received) = sync_channel(QUEUE);
+        let (requests, received) = sync_channel(QUEUE_LENGTH);
         let is_durable = Arc::new(AtomicBool::new(true));
         let thread = WriterThread {
             journal,
@@ -95,7 +95,7 @@ impl JournalWriter {
         Ok((Self { requests: Some(requests), is_durable }, commands))
     }
 
-    /// Whether current writes survive a restart.
+    /// Whether the latest writes are on the disk.
     pub fn is_durable(&self) -> bool {
         self.is_durable.load(Ordering::Relaxed)
     }
@@ -106,28 +106,28 @@ impl JournalWriter {
     }
 
     /// Writes that a command arrived.
-    pub fn taken(&self, id: Uuid) -> Written {
-        self.ask(|guard| Request::Note(id, Event::Taken, guard))
+    pub fn record_received(&self, id: Uuid) -> Written {
+        self.send(|guard| Request::Append(id, Event::Received, guard))
     }
 
     /// Writes the process of a command.
-    pub fn started(&self, id: Uuid, process: Option<Identity>) -> Written {
-        self.ask(|guard| Request::Note(id, Event::Started(process), guard))
+    pub fn record_started(&self, id: Uuid, process: Option<Identity>) -> Written {
+        self.send(|guard| Request::Append(id, Event::Started(process), guard))
     }
 
     /// Writes the end of a command. `fin` is JSON.
-    pub fn ended(&self, id: Uuid, fin: Bytes) -> Written {
-        self.ask(|guard| Request::End(id, fin, guard))
+    pub fn record_ended(&self, id: Uuid, fin: Bytes) -> Written {
+        self.send(|guard| Request::End(id, fin, guard))
     }
 
     /// Writes that the service accepted a command's fin.
-    pub fn answered(&self, id: Uuid) -> Written {
-        self.ask(|guard| Request::Note(id, Event::Answered, guard))
+    pub fn record_fin_accepted(&self, id: Uuid) -> Written {
+        self.send(|guard| Request::Append(id, Event::FinAccepted, guard))
     }
 
     /// Waits until all earlier writes are on the disk.
     pub async fn flush(&self) {
-        self.ask(Request::Flush).wait().await;
+        self.send(Request::Flush).wait().await;
     }
 
     /// The fin of a command that ended, as JSON.
@@ -137,7 +137,7 @@ impl JournalWriter {
         answer.await.ok()
     }
 
-    fn ask(&self, request: impl FnOnce(DropGuard) -> Request) -> Written {
+    fn send(&self, request: impl FnOnce(DropGuard) -> Request) -> Written {
         let done = CancellationToken::new();
         // A request that does not fit is dropped, and its guard completes the wait.
         let request = request(done.clone().drop_guard());
@@ -150,10 +150,10 @@ impl JournalWriter {
     }
 }
 
-/// Marks the journal as not durable, and logs that once.
+/// Marks the journal as not durable, and logs that the first time.
 fn report_slow_disk(is_durable: &AtomicBool) {
     if is_durable.swap(false, Ordering::Relaxed) {
-        log::error!("the disk is too slow: commands are not remembered over a restart");
+        log::error!("the disk is too slow: commands are not remembered across a restart");
     }
 }
 
@@ -169,21 +169,21 @@ impl WriterThread {
     fn run(mut self, requests: &Receiver<Request>) {
         let mut expired_at = Instant::now();
         loop {
-            if expired_at.elapsed() >= EXPIRY {
+            if expired_at.elapsed() >= EXPIRY_INTERVAL {
                 expired_at = Instant::now();
                 if let Err(error) = self.journal.expire(now()) {
                     log::warn!("{}: {error}", self.directory.display());
                 }
             }
-            let first = match requests.recv_timeout(EXPIRY) {
+            let first = match requests.recv_timeout(EXPIRY_INTERVAL) {
                 Ok(first) => first,
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let (mut events, mut guards, mut asked) = (Vec::new(), Vec::new(), Vec::new());
-            for request in std::iter::once(first).chain(requests.try_iter()).take(BATCH) {
+            let (mut events, mut guards, mut fin_queries) = (Vec::new(), Vec::new(), Vec::new());
+            for request in std::iter::once(first).chain(requests.try_iter()).take(MAX_BATCH) {
                 match request {
-                    Request::Note(id, event, guard) => {
+                    Request::Append(id, event, guard) => {
                         events.push((id, event));
                         guards.push(guard);
                     }
@@ -196,12 +196,12 @@ impl WriterThread {
                         guards.push(guard);
                     }
                     Request::Flush(guard) => guards.push(guard),
-                    Request::Fin(id, answer) => asked.push((id, answer)),
+                    Request::Fin(id, answer) => fin_queries.push((id, answer)),
                 }
             }
-            self.note(&events);
+            self.append(&events);
             drop(guards);
-            for (id, answer) in asked {
+            for (id, answer) in fin_queries {
                 if let Some(fin) = self.journal.fin(id) {
                     // The requester may have been dropped.
                     let _ = answer.send(String::from(Box::<str>::from(fin)).into());
@@ -211,7 +211,7 @@ impl WriterThread {
     }
 
     /// Writes events, and logs when writing starts or stops working.
-    fn note(&mut self, events: &[(Uuid, Event)]) {
+    fn append(&mut self, events: &[(Uuid, Event)]) {
         if events.is_empty() {
             return;
         }
@@ -220,9 +220,9 @@ impl WriterThread {
         match written {
             Err(error) if was_durable => {
                 let directory = self.directory.display();
-                log::error!("{directory}: {error}: commands are not remembered over a restart");
+                log::error!("{directory}: {error}: commands are not remembered across a restart");
             }
-            Ok(()) if !was_durable => log::info!("commands are remembered over a restart again"),
+            Ok(()) if !was_durable => log::info!("commands are remembered across a restart again"),
             _ => {}
         }
     }
@@ -230,32 +230,32 @@ impl WriterThread {
 
 #[cfg(test)]
 impl JournalWriter {
-    /// A memory whose disk is a test: what is to be noted comes there, and is noted when it drops
-    /// the guard.
-    pub fn held() -> (Self, HeldDisk) {
-        let (requests, received) = sync_channel(QUEUE);
+    /// A journal without a thread. The test receives each request, and completes the write by
+    /// dropping its guard.
+    pub fn with_manual_disk() -> (Self, ManualDisk) {
+        let (requests, received) = sync_channel(QUEUE_LENGTH);
         (
             Self { requests: Some(requests), is_durable: Arc::new(AtomicBool::new(true)) },
-            HeldDisk(received),
+            ManualDisk(received),
         )
     }
 }
 
-/// The disk of [`JournalWriter::held`].
+/// The requests of [`JournalWriter::with_manual_disk`].
 #[cfg(test)]
-pub struct HeldDisk(Receiver<Request>);
+pub struct ManualDisk(Receiver<Request>);
 
 #[cfg(test)]
-impl HeldDisk {
-    /// The next event by its name, if there is one already.
+impl ManualDisk {
+    /// The name and the guard of the next event, if it has arrived.
     pub fn next(&self) -> Option<(&'static str, DropGuard)> {
         match self.0.try_recv().ok()? {
-            Request::Note(_, Event::Taken, guard) => Some(("taken", guard)),
-            Request::Note(_, Event::Started(_), guard) => Some(("started", guard)),
-            Request::Note(_, Event::Ended(_), guard) | Request::End(_, _, guard) => {
+            Request::Append(_, Event::Received, guard) => Some(("taken", guard)),
+            Request::Append(_, Event::Started(_), guard) => Some(("started", guard)),
+            Request::Append(_, Event::Ended(_), guard) | Request::End(_, _, guard) => {
                 Some(("ended", guard))
             }
-            Request::Note(_, Event::Answered, guard) => Some(("answered", guard)),
+            Request::Append(_, Event::FinAccepted, guard) => Some(("answered", guard)),
             Request::Fin(..) | Request::Flush(_) => None,
         }
     }
@@ -271,8 +271,7 @@ mod tests {
         Uuid::from_u128(number)
     }
 
-    /// What is on the disk of another memory's directory, as an agent would find it that came after
-    /// a crash.
+    /// The commands that an agent would find in `directory` after a crash.
     fn on_disk(directory: &Path) -> Vec<(Uuid, Stage)> {
         let copy = tempfile::tempdir().unwrap();
         std::fs::copy(directory.join("commands.journal"), copy.path().join("commands.journal"))
@@ -281,38 +280,38 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_waited_for_is_on_the_disk() {
+    async fn an_awaited_write_is_on_the_disk() {
         let directory = tempfile::tempdir().unwrap();
         let (journal, known) = JournalWriter::open(directory.path()).unwrap();
         assert!(known.is_empty() && journal.is_durable());
-        journal.taken(id(1)).wait().await;
-        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Taken)]);
-        journal.started(id(1), None).wait().await;
+        journal.record_received(id(1)).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Received)]);
+        journal.record_started(id(1), None).wait().await;
         assert_eq!(on_disk(directory.path()), [(id(1), Stage::Started(None))]);
         let fin = Bytes::from_static(br#"{"success":true,"result":"\u0000\n"}"#);
-        journal.ended(id(1), fin.clone()).wait().await;
-        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_answered: false })]);
-        journal.answered(id(1)).wait().await;
-        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_answered: true })]);
+        journal.record_ended(id(1), fin.clone()).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_fin_accepted: false })]);
+        journal.record_fin_accepted(id(1)).wait().await;
+        assert_eq!(on_disk(directory.path()), [(id(1), Stage::Ended { is_fin_accepted: true })]);
         assert_eq!((journal.fin(id(1)).await, journal.fin(id(2)).await), (Some(fin), None));
     }
 
     #[tokio::test]
-    async fn many_at_once_are_all_noted() {
+    async fn many_concurrent_writes_are_all_on_the_disk() {
         let directory = tempfile::tempdir().unwrap();
         let (journal, _) = JournalWriter::open(directory.path()).unwrap();
         let written: Vec<_> =
-            (0..3 * BATCH as u128).map(|number| journal.taken(id(number))).collect();
+            (0..3 * MAX_BATCH as u128).map(|number| journal.record_received(id(number))).collect();
         for written in written {
             written.wait().await;
         }
-        assert_eq!(on_disk(directory.path()).len(), 3 * BATCH);
+        assert_eq!(on_disk(directory.path()).len(), 3 * MAX_BATCH);
     }
 
     #[tokio::test]
-    async fn without_a_place_nothing_waits() {
+    async fn without_a_directory_nothing_waits() {
         let journal = JournalWriter::default();
-        journal.taken(id(1)).wait().await;
+        journal.record_received(id(1)).wait().await;
         assert!(
             !journal.is_durable() && !journal.is_enabled() && journal.fin(id(1)).await.is_none()
         );
@@ -320,19 +319,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_disk_that_hangs_is_not_waited_for_for_ever() {
-        let (journal, _disk) = JournalWriter::held();
+    async fn a_wait_for_a_hanging_disk_ends() {
+        let (journal, _disk) = JournalWriter::with_manual_disk();
         assert!(journal.is_durable());
-        journal.taken(id(1)).wait().await;
+        journal.record_received(id(1)).wait().await;
         assert!(!journal.is_durable());
-        for number in 0..2 * QUEUE as u128 {
-            journal.taken(id(number));
+        for number in 0..2 * QUEUE_LENGTH as u128 {
+            journal.record_received(id(number));
         }
-        journal.taken(id(1)).wait().await;
+        journal.record_received(id(1)).wait().await;
     }
 
     #[test]
-    fn a_full_disk_is_noticed_and_so_is_its_end() {
+    fn failing_and_working_writes_change_durability() {
         let directory = tempfile::tempdir().unwrap();
         let journal = JournalFile::open(directory.path(), now()).unwrap();
         let is_durable = Arc::new(AtomicBool::new(true));
@@ -343,11 +342,11 @@ mod tests {
         };
         let read_only = std::fs::File::open(directory.path().join("commands.journal")).unwrap();
         let whole = thread.journal.swap_file(read_only);
-        thread.note(&[(id(1), Event::Taken)]);
+        thread.append(&[(id(1), Event::Received)]);
         assert!(!is_durable.load(Ordering::Relaxed));
         thread.journal.swap_file(whole);
-        thread.note(&[(id(2), Event::Taken)]);
+        thread.append(&[(id(2), Event::Received)]);
         assert!(is_durable.load(Ordering::Relaxed));
-        assert_eq!(thread.journal.commands(), [(id(2), Stage::Taken)]);
+        assert_eq!(thread.journal.commands(), [(id(2), Stage::Received)]);
     }
 }

@@ -1,6 +1,7 @@
-//! A control group (cgroup v2) for each command, if the agent can create one. All descendants of a
-//! command stay in it, even those that leave its session, so a kill reaches all of them
-//! (agent-protocol 6.5).
+//! Creates a control group (cgroup v2) for each command, if the agent can (agent-protocol 6.5).
+//!
+//! All descendants of a command stay in its group, even those that leave its session. So a kill
+//! reaches all of them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -12,11 +13,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgid};
 use uuid::Uuid;
 
-/// The prefix of the groups' names.
-const PREFIX: &str = "farhand-";
+const NAME_PREFIX: &str = "farhand-";
 
-/// An empty group of this age belongs to no running command.
-const OLD: Duration = Duration::from_secs(60 * 60);
+/// An empty group that is older than this belongs to no running command.
+const STALE_AGE: Duration = Duration::from_secs(60 * 60);
 
 /// The parent folder of the commands' groups. None if the agent cannot create groups.
 #[derive(Clone, Default, Debug)]
@@ -29,18 +29,19 @@ pub struct Cgroup {
 }
 
 impl Cgroups {
-    /// Finds the agent's own group, and checks that it can create groups below.
+    /// Finds the agent's own group, and checks that it can create groups below it.
     pub fn find() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let place = place(&mounts, &own);
-        let can_create = |place: &PathBuf| {
+        let own_group = own_group(&mounts, &own);
+        let can_create = |own_group: &PathBuf| {
             // Dropping the probe removes its group.
-            let probe =
-                Cgroup { path: place.join(format!("{PREFIX}probe-{}", std::process::id())) };
+            let probe = Cgroup {
+                path: own_group.join(format!("{NAME_PREFIX}probe-{}", std::process::id())),
+            };
             fs::create_dir(&probe.path).and_then(|()| probe.open_procs()).is_ok()
         };
-        let found = Self(place.filter(can_create));
+        let found = Self(own_group.filter(can_create));
         found.sweep();
         found
     }
@@ -51,8 +52,8 @@ impl Cgroups {
         for entry in self.0.iter().flat_map(fs::read_dir).flatten().flatten() {
             let is_old = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
             // A new group may belong to another agent that is about to use it.
-            if entry.file_name().to_string_lossy().starts_with(PREFIX)
-                && is_old().is_ok_and(|age| age > OLD)
+            if entry.file_name().to_string_lossy().starts_with(NAME_PREFIX)
+                && is_old().is_ok_and(|age| age > STALE_AGE)
             {
                 drop(Cgroup { path: entry.path() });
             }
@@ -60,7 +61,7 @@ impl Cgroups {
     }
 
     /// Whether commands get a group.
-    pub fn is_there(&self) -> bool {
+    pub fn is_available(&self) -> bool {
         self.0.is_some()
     }
 
@@ -77,24 +78,24 @@ impl Cgroups {
     }
 
     /// The group of a command of the previous agent, if it still exists.
-    pub fn left(&self, id: Uuid) -> Option<Cgroup> {
+    pub fn find_leftover(&self, id: Uuid) -> Option<Cgroup> {
         self.path(id).filter(|path| path.is_dir()).map(|path| Cgroup { path })
     }
 
     fn path(&self, id: Uuid) -> Option<PathBuf> {
-        Some(self.0.as_ref()?.join(format!("{PREFIX}{id}")))
+        Some(self.0.as_ref()?.join(format!("{NAME_PREFIX}{id}")))
     }
 }
 
-/// The folder of the agent's own group, from `/proc/self/mountinfo` and `/proc/self/cgroup`.
-fn place(mounts: &str, own: &str) -> Option<PathBuf> {
+/// Finds the folder of the agent's own group in `/proc/self/mountinfo` and `/proc/self/cgroup`.
+fn own_group(mounts: &str, own: &str) -> Option<PathBuf> {
     let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     mounts.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let mut fields = before.split(' ').skip(3);
         let (root, mount) = (fields.next()?, fields.next()?);
-        // If only a part of the hierarchy is mounted, as in a container, the agent's place in it is
-        // not known.
+        // In a container only a part of the hierarchy may be mounted. Then the group's path below
+        // the mount is unknown.
         (after.starts_with("cgroup2 ") && root == "/").then(|| Path::new(mount).join(own))
     })
 }
@@ -103,41 +104,42 @@ impl Cgroup {
     /// Opens `cgroup.procs`. A process that writes `0` to it enters the group.
     ///
     /// # Errors
-    /// The agent may not.
+    /// The agent has no permission.
     pub fn open_procs(&self) -> io::Result<File> {
         OpenOptions::new().write(true).open(self.path.join("cgroup.procs"))
     }
 
-    /// Whether any process is in it or in a group below. Zombies do not count.
+    /// Whether any process is in this group or in a group below. Zombies do not count.
     pub fn runs(&self) -> bool {
         let events = fs::read_to_string(self.path.join("cgroup.events")).unwrap_or_default();
         events.lines().any(|line| line == "populated 1")
     }
 
-    /// Sends a signal to each process in it and in the groups below, except to the process group
-    /// `but`, which has the signal already.
-    pub fn signal(&self, signal: Signal, but: Option<Pid>) {
+    /// Sends a signal to each process in this group and in the groups below, except to the process
+    /// group `except`, which already has the signal.
+    pub fn signal(&self, signal: Signal, except: Option<Pid>) {
         if signal == Signal::SIGKILL && fs::write(self.path.join("cgroup.kill"), "1").is_ok() {
             // `cgroup.kill` kills all of them atomically.
             return;
         }
-        for group in below(&self.path) {
+        for group in subtree(&self.path) {
             let processes = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
             let processes = processes
                 .lines()
                 .filter_map(|line| line.parse().ok())
                 .filter(|process| *process > 0);
             for process in processes.map(Pid::from_raw) {
-                if but.is_none() || getpgid(Some(process)).ok() != but {
+                if except.is_none() || getpgid(Some(process)).ok() != except {
                     let _ = kill(process, signal);
                 }
             }
         }
     }
 
-    /// Removes it and the groups below if they are empty. True if it is gone.
+    /// Removes this group and the groups below if they are empty. Returns whether this group no
+    /// longer exists.
     pub fn remove(&self) -> bool {
-        for group in below(&self.path).iter().rev() {
+        for group in subtree(&self.path).iter().rev() {
             let _ = fs::remove_dir(group);
         }
         !self.path.exists()
@@ -151,7 +153,7 @@ impl Drop for Cgroup {
 }
 
 /// A group and all groups below it, parents first.
-fn below(group: &Path) -> Vec<PathBuf> {
+fn subtree(group: &Path) -> Vec<PathBuf> {
     let mut found = vec![group.to_owned()];
     let mut next = 0;
     while let Some(group) = found.get(next) {
@@ -174,15 +176,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_is_read() {
+    fn the_agents_own_group_is_found() {
         let mounts = "30 20 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
              31 20 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
         let own = "3:cpu:/x\n0::/system.slice/farhand-agent.service\n";
         let expected = Path::new("/sys/fs/cgroup/system.slice/farhand-agent.service");
-        assert_eq!(place(mounts, own).as_deref(), Some(expected));
-        assert_eq!(place(mounts, "0::/\n").as_deref(), Some(Path::new("/sys/fs/cgroup/")));
-        assert_eq!(place(mounts, "3:cpu:/x\n"), None);
-        assert_eq!(place("31 20 0:27 /a /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", own), None);
-        assert_eq!(place("", own), None);
+        assert_eq!(own_group(mounts, own).as_deref(), Some(expected));
+        assert_eq!(own_group(mounts, "0::/\n").as_deref(), Some(Path::new("/sys/fs/cgroup/")));
+        assert_eq!(own_group(mounts, "3:cpu:/x\n"), None);
+        assert_eq!(own_group("31 20 0:27 /a /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", own), None);
+        assert_eq!(own_group("", own), None);
     }
 }

@@ -9,7 +9,7 @@ use crate::host::account::Account;
 /// The search path for programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Sets the environment of a fresh login, then the variables of the order.
+/// Sets the environment of a new login, then the variables of the order.
 pub fn set_environment(
     command: &mut Command,
     account: &Account,
@@ -26,10 +26,10 @@ pub fn set_environment(
         .env("LANG", "C.UTF-8");
     for (name, value) in order.env.iter().flatten() {
         let Value::String(value) = value else {
-            return Err(format!("The environment variable {name} is not a text."));
+            return Err(format!("The environment variable {name} is not a string."));
         };
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-            return Err("The environment has a name or a value that cannot be one.".to_owned());
+            return Err("The environment has an invalid name or value.".to_owned());
         }
         command.env(name, value);
     }
@@ -47,7 +47,7 @@ mod tests {
     use crate::runner::testing::*;
 
     #[tokio::test]
-    async fn the_environment_is_clean() {
+    async fn a_command_gets_only_login_and_order_variables() {
         let user = User::from_uid(geteuid()).unwrap().unwrap();
         let env = json!({"COLOUR": "blue", "LANG": "de_DE.UTF-8"}).as_object().cloned();
         let (fin, _) = run(&Order { env, allow_sh: false, ..order("env") }).await;

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::journal::writer::JournalWriter;
 use crate::reports::Report;
 use crate::runner::fin::{
-    KILLED, REFUSED, TERMINATED, TIMED_OUT, failure, killed_before, stopped_before,
+    KILLED, REFUSED, TERMINATED, TIMED_OUT, failure, killed_before_start, stopped_before_start,
 };
 use crate::runner::group::{Group, Groups};
 use crate::runner::pump::{PumpControl, pump};
@@ -21,8 +21,8 @@ use crate::runner::site::Site;
 use crate::runner::spawn::{SpawnedCommand, child_id};
 use crate::runner::start::start;
 
-/// How long a killed command's output may take to be queued. The rest is dropped.
-const SETTLING: Duration = Duration::from_secs(5);
+/// The time limit for queuing the output of a killed command. The rest is dropped.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Signals that end a command early.
 pub struct StopSignals {
@@ -37,13 +37,13 @@ pub struct StopSignals {
 enum StopReason {
     Stopping,
     Killed,
-    /// Its timeout, in seconds, is over.
+    /// Its timeout, in seconds, has passed.
     TimedOut(u64),
 }
 
 impl StopSignals {
     /// Waits for the first of these signals, or for the timeout of `limit` seconds.
-    async fn first(&self, limit: Option<u64>) -> StopReason {
+    async fn wait(&self, limit: Option<u64>) -> StopReason {
         let timed_out = async {
             match limit {
                 Some(seconds) => {
@@ -64,7 +64,7 @@ impl StopSignals {
 
 impl StopReason {
     /// The exit code of a command that was ended for this reason, and a line for its result.
-    /// `is_killed`: TERM was not enough.
+    /// `is_killed`: TERM was not enough and KILL was sent.
     fn exit_code_and_note(self, is_killed: bool) -> (i64, Option<String>) {
         let by_signal = if is_killed { KILLED } else { TERMINATED };
         match self {
@@ -78,9 +78,9 @@ impl StopReason {
     }
 }
 
-/// Runs a command and returns its fin. Sends its output to `chunks`. When one of `stops` is
-/// cancelled or the order's timeout is over, all its processes are ended: TERM, and KILL after
-/// [`crate::runner::group::GRACE`].
+/// Runs a command and returns its fin. Queues its output in `chunks`. When one of `stops` is
+/// cancelled or the order's timeout has passed, all processes of the command are ended: TERM, and
+/// KILL after [`crate::runner::group::GRACE`].
 pub async fn execute(
     order: &Order,
     site: &Site,
@@ -90,10 +90,10 @@ pub async fn execute(
     chunks: &mpsc::Sender<Report>,
 ) -> Fin {
     if stops.killed.is_cancelled() {
-        return killed_before();
+        return killed_before_start();
     }
     if stops.stopping.is_cancelled() {
-        return stopped_before();
+        return stopped_before_start();
     }
     let limit = match order.timeout.map(u64::try_from).transpose() {
         Ok(limit) if limit != Some(0) => limit,
@@ -108,20 +108,20 @@ pub async fn execute(
     let Some(id) = child_id(&child) else {
         return failure(REFUSED, "The command could not be started.");
     };
-    // The process called setsid, so its number is also its process group's.
-    let group = groups.enter(id, containment);
+    // The process called setsid, so its number is also the number of its process group.
+    let group = groups.add(id, containment);
     let control = PumpControl {
         exited: CancellationToken::new(),
-        hasty: stops.stopping.child_token(),
+        no_linger: stops.stopping.child_token(),
         dropping: stops.stopping.child_token(),
-        over: CancellationToken::new(),
+        finished: CancellationToken::new(),
     };
-    let supervise = async {
-        let (why, ended_at) = supervise(&group, stops, limit, &control).await;
-        // Not earlier: until the child is waited for, no other process can get its number.
+    let wait_or_end = async {
+        let (why, ended_at) = wait_or_end(&group, stops, limit, &control).await;
+        // Reaped only now: until then no other process can get the child's number.
         (group.status(&mut child).await, why, ended_at)
     };
-    let (ended, (mut kept, count)) = tokio::join!(supervise, pump(output, chunks, &control));
+    let (ended, (mut kept, count)) = tokio::join!(wait_or_end, pump(output, chunks, &control));
     let (status, why, ended_at) = ended;
     let (exit_code, note) = match (status, why) {
         (_, Some((why, is_killed))) => why.exit_code_and_note(is_killed),
@@ -150,9 +150,9 @@ fn exit_code(status: ExitStatus) -> i64 {
 }
 
 /// Waits until a command has exited and its output is queued, or ends its processes early. Returns
-/// the reason, whether it took KILL, and when the command ended: queuing its output can take
-/// longer.
-async fn supervise(
+/// the reason and whether KILL was needed, and the time when the command ended. Queuing the output
+/// can take longer.
+async fn wait_or_end(
     group: &Group,
     stops: &StopSignals,
     limit: Option<u64>,
@@ -161,22 +161,22 @@ async fn supervise(
     let why = tokio::select! {
         biased;
         () = group.exited() => None,
-        why = stops.first(limit) => Some(why),
+        why = stops.wait(limit) => Some(why),
     };
     let why = match why {
         Some(why) => why,
         None => {
             let ended_at = Instant::now();
             control.exited.cancel();
-            // Background processes are not waited for, but while their output is read they belong
-            // to the command.
+            // The command does not wait for background processes. But while their output is read,
+            // they belong to the command, and a kill ends them.
             tokio::select! {
                 biased;
-                () = control.over.cancelled() => return (None, ended_at),
+                () = control.finished.cancelled() => return (None, ended_at),
                 () = stops.killed.cancelled() => {}
             }
             if !group.runs().await {
-                control.hasty.cancel();
+                control.no_linger.cancel();
                 return (None, ended_at);
             }
             StopReason::Killed
@@ -185,10 +185,10 @@ async fn supervise(
     let is_killed = group.end().await;
     let ended_at = Instant::now();
     control.exited.cancel();
-    control.hasty.cancel();
+    control.no_linger.cancel();
     tokio::select! {
-        () = control.over.cancelled() => {}
-        () = sleep(SETTLING) => control.dropping.cancel(),
+        () = control.finished.cancelled() => {}
+        () = sleep(OUTPUT_TIMEOUT) => control.dropping.cancel(),
     }
     (Some((why, is_killed)), ended_at)
 }
@@ -204,7 +204,7 @@ mod tests {
     use crate::runner::testing::*;
 
     #[tokio::test]
-    async fn exit_codes_are_those_of_a_shell() {
+    async fn exit_codes_are_the_same_as_a_shells() {
         assert_eq!(result("exit 0").await, (0, String::new()));
         assert_eq!(result("echo x; exit 3").await, (3, "x\n".to_owned()));
         assert_eq!(result("kill -9 $$").await.0, 137);
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_supervisor_changes_no_end() {
+    async fn a_supervisor_does_not_change_the_fin() {
         let argv = |word: &str| Order { argv: Some(vec![word.to_owned()]), ..order("") };
         let orders = [
             order("exit 0"),
             order("echo x; exit 3"),
             order("kill -9 $$"),
             order("kill -TERM $$"),
-            // A signal without a name.
+            // A signal number without a name.
             order("kill -40 $$"),
             order("no-such-program-1"),
             argv("no-such-program-1"),
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_end_is_killed() {
+    async fn a_command_that_ignores_term_is_killed() {
         let directory = tempfile::tempdir().unwrap();
         let ready = directory.path().join("ready");
         let order = order(&format!(
@@ -277,8 +277,8 @@ mod tests {
         assert!(fin.elapsed_time.unwrap() >= crate::runner::group::GRACE.as_secs_f64());
     }
 
-    /// Runs an order, and kills it after it wrote as many pids to a file. Returns its fin and the
-    /// pids.
+    /// Runs a line, and kills it after it wrote `processes` process numbers to a file. Returns its
+    /// fin and the process numbers.
     async fn killed(site: &Site, line: &str, processes: usize) -> (Fin, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
@@ -304,8 +304,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_comes_when_the_last_of_the_group_is_gone() {
-        // The shell goes at once, and the one in the background takes no TERM.
+    async fn a_killed_command_ends_with_its_last_process() {
+        // The shell exits immediately. The background process ignores TERM.
         let line =
             "(trap '' TERM; sh -c 'echo $$ >> PIDS; sleep 60; sleep 60') & echo $$ >> PIDS; wait";
         for site in sites() {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_stopped_is_ended_too() {
+    async fn a_kill_ends_stopped_processes() {
         for site in sites() {
             let (fin, processes) =
                 killed(site, "echo $$ >> PIDS; kill -STOP $$; sleep 60", 1).await;
@@ -326,8 +326,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_left_the_session_is_killed_too() {
-        // Also what takes no TERM, what left the session twice, and what starts all the time.
+    async fn a_kill_ends_processes_that_left_the_session() {
+        // Also a process that ignores TERM, one that left the session twice, and one that starts
+        // new processes all the time.
         let lines = [
             ("setsid setsid -f sh -c 'echo $$ >> PIDS; sleep 60' & sleep 60", 143),
             (
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_timeout_reaches_what_left_the_session() {
+    async fn a_timeout_ends_processes_that_left_the_session() {
         for site in sites() {
             let directory = tempfile::tempdir().unwrap();
             let pids = directory.path().join("pids");
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_left_the_session_stays_after_a_normal_end() {
+    async fn processes_that_left_the_session_survive_a_normal_end() {
         for site in sites() {
             let directory = tempfile::tempdir().unwrap();
             let pids = directory.path().join("pids");
@@ -368,35 +369,35 @@ mod tests {
             let (fin, _) = run_at(site, &order(&line), &never()).await;
             let left = read(&pids);
             assert!(fin.exit_code == Some(3) && is_running(&left), "it was killed");
-            // Its supervisor, if it had one, is gone.
+            // Its supervisor, if it had one, has exited.
             let (parent, own) =
                 (fin.result.unwrap().trim().to_owned(), std::process::id().to_string());
-            assert_eq!(parent == own, site.cgroups.is_there());
+            assert_eq!(parent == own, site.cgroups.is_available());
             assert!(parent == own || !is_running(&parent));
             nix::sys::signal::kill(Pid::from_raw(left.parse().unwrap()), Signal::SIGKILL).unwrap();
         }
     }
 
     #[tokio::test]
-    async fn what_a_command_left_is_killed_while_its_output_is_read() {
-        // On a busy machine what it left can be quiet for so long that the command is over before
-        // it is killed.
+    async fn a_kill_ends_background_processes_that_still_write() {
+        // On a busy machine the background process can be silent for so long that the command ends
+        // before the kill.
         for site in sites() {
             let mut killed = false;
             for _ in 0..5 {
-                killed = killed || kills_what_a_command_left(site).await;
+                killed = killed || kills_background_process(site).await;
             }
-            assert!(killed, "it was over before it was killed, each time");
+            assert!(killed, "the command ended before the kill each time");
         }
     }
 
-    /// Kills what a command left while its output is read. False: there was nothing to kill any
-    /// more.
-    async fn kills_what_a_command_left(site: &Site) -> bool {
+    /// Kills a command's background process while its output is read. False if the command ended
+    /// before the kill.
+    async fn kills_background_process(site: &Site) -> bool {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
         let (stops, groups, journal) = (never(), Groups::default(), JournalWriter::default());
-        // It writes all the time, so the pipe is never quiet.
+        // It writes all the time, so the pipe is never silent for long.
         let line = "echo $$ > PIDS; setsid sh -c 'echo $$ >> PIDS; while :; do echo x; sleep 0.1; done' & exit 0";
         let order = order(&line.replace("PIDS", pids.to_str().unwrap()));
         let (queue, mut reports) = mpsc::channel(2);
@@ -420,7 +421,7 @@ mod tests {
         true
     }
 
-    /// How many bytes a process has written.
+    /// The number of bytes that a process has written.
     fn written(pid: &str) -> u64 {
         let io = std::fs::read_to_string(format!("/proc/{}/io", pid.trim())).unwrap_or_default();
         let line = io.lines().find_map(|line| line.strip_prefix("wchar: "));
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kill_works_while_nobody_takes_the_output() {
+    async fn a_kill_works_while_no_output_is_accepted() {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
         let (stops, groups, journal) = (never(), Groups::default(), JournalWriter::default());
@@ -437,13 +438,13 @@ mod tests {
         let mut execute = Box::pin(execute(&order, &SITE, &groups, &stops, &journal, &queue));
         let kill = async {
             eventually(|| !read(&pids).is_empty()).await;
-            // More than there is room for, or else nothing would be left unsent.
+            // More output than fits, so that some is unsent.
             eventually(|| queue.capacity() == 0 && written(&read(&pids)) > 16 * 1024).await;
             stops.killed.cancel();
             eventually(|| !is_running(&read(&pids))).await;
         };
-        tokio::select! { _ = &mut execute => panic!("it ended with its output unsent"), () = kill => {} }
-        // What found no room is dropped after a while, and is not counted.
+        tokio::select! { _ = &mut execute => panic!("it ended although its output was unsent"), () = kill => {} }
+        // The output that does not fit is dropped after a while, and is not counted.
         let fin = tokio::time::timeout(PATIENCE, execute).await.unwrap();
         assert_eq!((fin.exit_code, fin.chunks), (Some(143), Some(2)));
         drop(queue);

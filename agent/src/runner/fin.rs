@@ -2,18 +2,18 @@
 
 use farhand_domain::wire::Fin;
 
-/// Refused, or not executable. The same number as a shell's.
+/// The command was refused, or its program is not executable. A shell uses the same code.
 pub const REFUSED: i64 = 126;
-/// The program was not found. The same number as a shell's.
+/// The program was not found. A shell uses the same code.
 pub const NOT_FOUND: i64 = 127;
-/// The timeout was over. The same number as that of `timeout`.
+/// The timeout has passed. `timeout(1)` uses the same code.
 pub const TIMED_OUT: i64 = 124;
-/// Ended by TERM. The same number as a shell's.
+/// Ended by TERM. A shell uses the same code.
 pub const TERMINATED: i64 = 143;
-/// Ended by KILL. The same number as a shell's.
+/// Ended by KILL. A shell uses the same code.
 pub const KILLED: i64 = 137;
 
-/// The fin of a command that was never run, and why.
+/// The fin of a command that was not run. `reason` is one sentence.
 pub fn failure(exit_code: i64, reason: impl Into<String>) -> Fin {
     Fin {
         result: Some(String::new()),
@@ -26,20 +26,20 @@ pub fn failure(exit_code: i64, reason: impl Into<String>) -> Fin {
 }
 
 /// The fin of a command that was killed while it waited.
-pub fn killed_before() -> Fin {
+pub fn killed_before_start() -> Fin {
     failure(TERMINATED, "The command was killed before it ran.")
 }
 
 /// The fin of a command that still waited when the agent was stopped.
-pub fn stopped_before() -> Fin {
+pub fn stopped_before_start() -> Fin {
     failure(TERMINATED, "The agent was stopped before the command ran.")
 }
 
-/// The fin of a command that ran when the agent died. Its duration and its number of chunks are not
-/// known.
-pub fn lost(was_there: bool) -> Fin {
+/// The fin of a command that ran when the agent died. Its duration and its number of chunks are
+/// unknown. `was_killed`: the agent found processes of the command and killed them.
+pub fn lost(was_killed: bool) -> Fin {
     let rest =
-        if was_there { "What was left of it was killed." } else { "How it ended is not known." };
+        if was_killed { "What was left of it was killed." } else { "How it ended is not known." };
     let result = Some(format!("The agent died while the command ran. {rest}"));
     Fin { result, exit_code: Some(KILLED), ..Fin::default() }
 }

@@ -17,10 +17,10 @@ use crate::journal::writer::JournalWriter;
 
 /// The agent's end of the socket on which a new process waits between fork and exec. If the agent
 /// dies, the waiting process dies too.
-pub struct Gate(UnixStream);
+pub struct ExecGate(UnixStream);
 
-impl Gate {
-    /// A gate and the process's end of it. None without a journal.
+impl ExecGate {
+    /// The child's end of the socket, and the gate. None without a journal.
     pub fn new(journal: &JournalWriter) -> io::Result<Option<(OwnedFd, Self)>> {
         if !journal.is_enabled() {
             return Ok(None);
@@ -34,22 +34,24 @@ impl Gate {
     pub async fn open(mut self, id: Uuid, journal: &JournalWriter) {
         let mut message = [0; size_of::<i32>() + 1];
         if self.0.read_exact(&mut message).await.is_err() {
-            // The process ended before it reached the gate.
+            // The process exited before it reached the gate.
             return;
         }
         let [number @ .., is_supervisor] = message;
-        let process = Identity::of(i32::from_ne_bytes(number));
+        let process = Identity::read(i32::from_ne_bytes(number));
         let process = process.map(|process| process.supervising(is_supervisor != 0));
-        journal.started(id, process).wait().await;
-        // If the process has ended, there is nothing to let through.
+        journal.record_started(id, process).wait().await;
+        // Fails if the process has exited. Then there is nothing to do.
         let _ = self.0.write_all(&[1]).await;
-        // The socket stays open until the caller drops this future.
+        // The socket must stay open until the caller drops this future: if it closes, the process
+        // exits.
         pending().await
     }
 }
 
-/// The process's side of [`Gate::open`]. Runs after fork, so it makes system calls only.
-pub fn pass(gate: &OwnedFd, agent: Pid, is_supervisor: bool) -> nix::Result<()> {
+/// The process's side of [`ExecGate::open`]: reports the process and waits for permission to
+/// execute. Runs after fork, so it makes system calls only.
+pub fn wait_at_gate(gate: &OwnedFd, agent: Pid, is_supervisor: bool) -> nix::Result<()> {
     use nix::sys::prctl::set_pdeathsig;
     set_pdeathsig(Signal::SIGKILL)?;
     // The agent may have died before `set_pdeathsig` took effect.

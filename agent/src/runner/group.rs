@@ -1,5 +1,5 @@
-//! The processes of a command: whether any runs, when the command has exited, and how all are ended
-//! (agent-protocol 6.2).
+//! The processes of a command: whether any runs, when the command has exited, and how to end all of
+//! them (agent-protocol 6.2).
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -23,11 +23,11 @@ use crate::runner::supervisor::Supervisor;
 pub const GRACE: Duration = Duration::from_secs(5);
 /// The first and the longest pause between two checks of an ending group. Each pause doubles.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
-/// When a group that survives KILL is logged.
-const WORRY: Duration = Duration::from_secs(10);
+/// A group that survives KILL for this long is logged.
+const KILL_LOG_DELAY: Duration = Duration::from_secs(10);
 
-/// How often a supervisor's descendants are listed again while new ones appear.
-const LOOKS: usize = 100;
+/// How often a supervisor's descendants are listed while new ones appear.
+const MAX_LISTINGS: usize = 100;
 
 /// How the processes of a command are found, even after they left its process group.
 #[derive(Clone, Debug)]
@@ -40,12 +40,12 @@ pub enum Containment {
     Supervisor(Arc<Supervisor>),
 }
 
-/// All running groups.
+/// The processes of all running commands. Clones share their state.
 #[derive(Clone, Default)]
-pub struct Groups(Arc<Mutex<Entered>>);
+pub struct Groups(Arc<Mutex<GroupTable>>);
 
 #[derive(Default)]
-struct Entered {
+struct GroupTable {
     running: BTreeMap<Pid, Containment>,
     /// Control groups that still have background processes.
     left: Vec<Arc<Cgroup>>,
@@ -61,27 +61,27 @@ pub struct Group {
 }
 
 impl Groups {
-    fn lock(&self) -> MutexGuard<'_, Entered> {
+    fn lock(&self) -> MutexGuard<'_, GroupTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a group by the number of the agent's child.
-    pub fn enter(&self, id: Pid, containment: Containment) -> Group {
-        let mut entered = self.lock();
-        // Background processes may have ended since.
-        entered.left.retain(|cgroup| !cgroup.remove());
-        entered.running.insert(id, containment.clone());
+    /// Adds a command. `id` is the number of the agent's child.
+    pub fn add(&self, id: Pid, containment: Containment) -> Group {
+        let mut table = self.lock();
+        // Their background processes may have exited.
+        table.left.retain(|cgroup| !cgroup.remove());
+        table.running.insert(id, containment.clone());
         Group { id, containment, groups: self.clone() }
     }
 
-    /// Sends KILL to all of them, without waiting.
+    /// Sends KILL to all processes of all commands. Does not wait.
     pub fn kill(&self) {
         for (id, containment) in &self.lock().running {
             containment.signal(*id, Signal::SIGKILL);
         }
     }
 
-    /// The running groups.
+    /// The numbers of all running groups.
     #[cfg(test)]
     pub fn ids(&self) -> Vec<Pid> {
         self.lock().running.keys().copied().collect()
@@ -103,7 +103,7 @@ impl Containment {
     /// Whether any process of a group runs. Blocks.
     ///
     /// # Errors
-    /// There is no `/proc`.
+    /// `/proc` is not mounted.
     fn runs(&self, id: Pid) -> io::Result<bool> {
         // Twice: one listing can miss a process that starts while its parent ends.
         match self {
@@ -119,13 +119,13 @@ impl Containment {
     }
 }
 
-/// Sends a signal once to each descendant of a supervisor, also to those that start during the
-/// call.
+/// Sends a signal once to each descendant of a supervisor, also to descendants that start during
+/// the call.
 fn signal_descendants(supervisor: &Supervisor, signal: Signal) {
-    let mut reached = HashSet::new();
-    for _ in 0..LOOKS {
+    let mut signalled = HashSet::new();
+    for _ in 0..MAX_LISTINGS {
         let found = process::descendants(&supervisor.process).unwrap_or_default();
-        let new: Vec<_> = found.into_iter().filter(|process| reached.insert(*process)).collect();
+        let new: Vec<_> = found.into_iter().filter(|process| signalled.insert(*process)).collect();
         if new.is_empty() {
             return;
         }
@@ -142,14 +142,14 @@ impl Group {
     }
 
     /// Waits until the command has exited. Does not reap the agent's child, so that no other
-    /// process can get its number: until [`Self::status`], a signal to the group reaches this group
-    /// only.
+    /// process can get its number. Until [`Self::status`], a signal to the group therefore reaches
+    /// this group only.
     pub async fn exited(&self) {
         if let Containment::Supervisor(supervisor) = &self.containment {
             return supervisor.command_ended().await;
         }
         let mut changes = signal(SignalKind::child());
-        // Checked after the subscription, so that no exit is missed.
+        // Checked after subscribing, so that no exit is missed.
         while !self.has_exited() {
             match &mut changes {
                 Ok(changes) => {
@@ -174,7 +174,7 @@ impl Group {
         let Containment::Supervisor(supervisor) = &self.containment else {
             return child.wait().await;
         };
-        // Its remaining descendants go to init.
+        // The remaining descendants become children of init.
         let _ = child.start_kill();
         let own = child.wait().await;
         supervisor.status().map_or(own, Ok)
@@ -188,24 +188,24 @@ impl Group {
         seen.is_ok_and(|seen| seen.unwrap_or_else(|_| !self.has_exited()))
     }
 
-    /// Ends the group: TERM, and KILL after [`GRACE`]. Returns when none of its processes runs.
-    /// True if it took KILL.
+    /// Ends the group: TERM, and KILL after [`GRACE`]. Returns when no process of the group runs.
+    /// True if KILL was needed.
     pub async fn end(&self) -> bool {
         self.signal(Signal::SIGTERM).await;
         // A stopped process does not handle TERM.
         self.signal(Signal::SIGCONT).await;
-        if timeout(GRACE, self.gone(None)).await.is_ok() {
+        if timeout(GRACE, self.wait_until_empty(None)).await.is_ok() {
             return false;
         }
-        if timeout(WORRY, self.gone(Some(Signal::SIGKILL))).await.is_err() {
-            log::error!("process group {} is still there after SIGKILL", self.id);
-            self.gone(Some(Signal::SIGKILL)).await;
+        if timeout(KILL_LOG_DELAY, self.wait_until_empty(Some(Signal::SIGKILL))).await.is_err() {
+            log::error!("process group {} still runs after SIGKILL", self.id);
+            self.wait_until_empty(Some(Signal::SIGKILL)).await;
         }
         true
     }
 
     /// Waits until no process of the group runs. Sends `signal`, if given, at each check.
-    async fn gone(&self, signal: Option<Signal>) {
+    async fn wait_until_empty(&self, signal: Option<Signal>) {
         let mut pause = PAUSES.0;
         while self.runs().await {
             if let Some(signal) = signal {
@@ -219,12 +219,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let mut entered = self.groups.lock();
-        entered.running.remove(&self.id);
+        let mut table = self.groups.lock();
+        table.running.remove(&self.id);
         if let Containment::Cgroup(cgroup) = &self.containment
             && !cgroup.remove()
         {
-            entered.left.push(cgroup.clone());
+            table.left.push(cgroup.clone());
         }
     }
 }

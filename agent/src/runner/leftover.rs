@@ -1,4 +1,4 @@
-//! Kills what the previous agent left running.
+//! Kills processes that the previous agent left running.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,25 +11,27 @@ use crate::runner::cgroup::Cgroup;
 use crate::runner::group::{Containment, Groups};
 use crate::runner::supervisor::Supervisor;
 
-/// How often a leftover control group is killed, and the pause between two attempts.
-const LEFTOVER_KILLS: (usize, Duration) = (100, Duration::from_millis(20));
+/// How often a leftover control group is killed.
+const KILL_ATTEMPTS: usize = 100;
+/// The pause between two attempts.
+const KILL_PAUSE: Duration = Duration::from_millis(20);
 
-/// Kills what is left of a command of the previous agent. False if nothing is left, or if its
-/// processes cannot be identified.
+/// Kills the processes of a command of the previous agent. False if none runs, or if they cannot be
+/// identified.
 pub async fn kill_leftover(
     process: Option<Identity>,
     cgroup: Option<Cgroup>,
     groups: &Groups,
 ) -> bool {
-    let Some(process) = process.filter(Identity::is_there) else {
+    let Some(process) = process.filter(Identity::exists) else {
         // Processes that left the process group are still in the control group, which is named
         // after the command.
         let Some(cgroup) = cgroup.filter(Cgroup::runs) else {
             return false;
         };
-        for _ in 0..LEFTOVER_KILLS.0 {
+        for _ in 0..KILL_ATTEMPTS {
             cgroup.signal(Signal::SIGKILL, None);
-            tokio::time::sleep(LEFTOVER_KILLS.1).await;
+            tokio::time::sleep(KILL_PAUSE).await;
             if !cgroup.runs() {
                 break;
             }
@@ -44,7 +46,7 @@ pub async fn kill_leftover(
         Some(cgroup) => Containment::Cgroup(Arc::new(cgroup)),
         None => Containment::Nothing,
     };
-    groups.enter(id, containment).end().await;
+    groups.add(id, containment).end().await;
     true
 }
 
@@ -60,7 +62,7 @@ mod tests {
     use crate::runner::testing::*;
 
     #[tokio::test]
-    async fn what_is_below_a_supervisor_is_found_by_the_next_agent() {
+    async fn the_next_agent_kills_descendants_of_a_supervisor() {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
         let left = format!(
@@ -74,12 +76,12 @@ mod tests {
             eventually(|| !read(&pids).is_empty() && !groups.ids().is_empty()).await;
             groups.ids()[0]
         };
-        // The agent does not get to see the end.
+        // The agent stops before the command ends.
         let id = tokio::select! {
-            _ = execute(&order, &SUPERVISED, &groups, &never, &journal, &queue) => panic!("it has ended"),
+            _ = execute(&order, &SUPERVISED, &groups, &never, &journal, &queue) => panic!("the command ended"),
             id = begun => id,
         };
-        let process = Identity::of(id.as_raw()).unwrap().supervising(true);
+        let process = Identity::read(id.as_raw()).unwrap().supervising(true);
         assert!(kill_leftover(Some(process), None, &groups).await);
         assert!(!is_running(&read(&pids)) && !is_running(&id.to_string()));
     }

@@ -1,15 +1,15 @@
-//! Runs commands: the queue, the processes and their ends (agent-protocol 3, 4 and 6).
+//! Runs commands: the queue, the processes and their fins (agent-protocol 3, 4 and 6).
 //!
-//! A command is a process in its own session, with one pipe for both outputs. It ends when that
-//! process has exited and the pipe is drained. A background process may keep the pipe open, but
-//! does not keep the command open: `pump.rs` stops reading soon after the exit, and a process that
-//! still writes then gets SIGPIPE.
+//! A command is a process in its own session, with one pipe for stdout and stderr. It ends when
+//! that process has exited and the pipe is drained. A background process may keep the pipe open,
+//! but does not keep the command open: `pump.rs` stops reading soon after the exit, and a process
+//! that still writes then gets SIGPIPE.
 //!
-//! A killed or timed out command ends when none of its processes runs, background processes
-//! included. The agent finds them in a control group (`cgroup.rs`) if it can create one, else below
-//! a supervisor (`supervisor.rs`).
+//! A killed or timed-out command ends when none of its processes runs, background processes
+//! included. The agent finds them in a control group (`cgroup.rs`) if it can create one, otherwise
+//! below a supervisor (`supervisor.rs`).
 
-pub mod built_in;
+pub mod builtins;
 pub mod cgroup;
 mod environment;
 mod execute;
@@ -40,16 +40,18 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::connection::websocket::Commands;
+use crate::connection::websocket::CommandHandler;
 use crate::host::program::Program;
 use crate::journal::file::Stage;
 use crate::journal::writer::Written;
 use crate::reports::{Reporter, Reports, Transport};
 use crate::runner::execute::{StopSignals, execute};
-use crate::runner::fin::{KILLED, REFUSED, failure, killed_before, lost, stopped_before};
+use crate::runner::fin::{
+    KILLED, REFUSED, failure, killed_before_start, lost, stopped_before_start,
+};
 use crate::runner::group::Groups;
 use crate::runner::leftover::kill_leftover;
-use crate::runner::queue::{Job, QUEUE, Queue};
+use crate::runner::queue::{Job, MAX_WAITING, Queue};
 use crate::runner::script::ScriptFile;
 use crate::runner::site::Site;
 
@@ -105,8 +107,8 @@ impl<T: Transport> Runner<T> {
         tasks.spawn(async move {
             let slots = Arc::new(Semaphore::new(max_running));
             loop {
-                // First a free slot, then a command: so only the queue decides how many wait, and
-                // in which order.
+                // Waits for a free slot first and then for a command, so that waiting commands stay
+                // in the queue, in order.
                 let slot = tokio::select! {
                     biased;
                     () = shutdown.draining.cancelled() => break,
@@ -124,14 +126,14 @@ impl<T: Transport> Runner<T> {
                     written.wait().await;
                     let fin =
                         execute(&order, &site, &groups, &stops, &journal, reporter.queue()).await;
-                    // The slot is for the process, not for its reports.
+                    // The slot is free now, although the reports may still be unsent.
                     drop(slot);
                     queue.done(order.id);
                     report_end(reporter, &order, fin).await;
                 });
             }
             for job in queue.close() {
-                report_end(job.reporter, &job.order, stopped_before()).await;
+                report_end(job.reporter, &job.order, stopped_before_start()).await;
             }
         });
         runner
@@ -139,18 +141,18 @@ impl<T: Transport> Runner<T> {
 
     /// Finishes the commands of the previous agent: sends the fins that the service lacks, fails
     /// the commands that waited, and kills those that ran. Call it before the first
-    /// [`take`](Self::take).
+    /// [`accept`](Self::accept).
     pub fn recover(&self, commands: Vec<(Uuid, Stage)>) {
         let mut jobs = self.queue.lock();
         let mut unanswered = Vec::new();
         for (id, stage) in commands {
             jobs.seen.insert(id);
             match stage {
-                Stage::Ended { is_answered: true } => {}
-                Stage::Ended { is_answered: false } => unanswered.push(id),
-                Stage::Taken => {
+                Stage::Ended { is_fin_accepted: true } => {}
+                Stage::Ended { is_fin_accepted: false } => unanswered.push(id),
+                Stage::Received => {
                     let reporter = self.reports.begin(id, Written::already());
-                    log::warn!("command {id}: the agent died before it ran");
+                    log::warn!("command {id}: the agent died before it started");
                     let fin =
                         failure(KILLED, "The agent died before the command ran. It was not run.");
                     self.tasks.spawn(reporter.fin(fin));
@@ -158,12 +160,12 @@ impl<T: Transport> Runner<T> {
                 Stage::Started(process) => {
                     let (reporter, groups) =
                         (self.reports.begin(id, Written::already()), self.groups.clone());
-                    let cgroup = self.site.cgroups.left(id);
+                    let cgroup = self.site.cgroups.find_leftover(id);
                     self.tasks.spawn(async move {
-                        let was_there = kill_leftover(process, cgroup, &groups).await;
+                        let was_killed = kill_leftover(process, cgroup, &groups).await;
                         drop(ScriptFile(ScriptFile::path(id)));
                         log::warn!("command {id}: the agent died while it ran");
-                        reporter.fin(lost(was_there)).await;
+                        reporter.fin(lost(was_killed)).await;
                     });
                 }
             }
@@ -176,24 +178,23 @@ impl<T: Transport> Runner<T> {
         let reports = self.reports.clone();
         self.tasks.spawn(async move {
             for id in ids {
-                reports.again(id).await;
+                reports.resend(id).await;
             }
         });
     }
 
     /// Runs a built-in command.
-    fn run_built_in(&self, order: Order, reporter: Reporter, written: Written) {
+    fn run_builtin(&self, order: Order, reporter: Reporter, written: Written) {
         let (program, restarting) = (self.program.clone(), self.restarting.clone());
         let (journal, site) = (self.reports.journal().clone(), self.site.clone());
         self.tasks.spawn(async move {
             written.wait().await;
             let admitted = order.clone();
-            let admitted =
-                tokio::task::spawn_blocking(move || site.admit_internal(&admitted)).await;
+            let admitted = tokio::task::spawn_blocking(move || site.admit_builtin(&admitted)).await;
             if let Err(why) = admitted.unwrap_or_else(|error| Err(error.to_string())) {
                 return report_end(reporter, &order, failure(REFUSED, why)).await;
             }
-            let done = built_in::run(&order.line, &program, journal.is_durable()).await;
+            let done = builtins::run(&order.line, &program, journal.is_durable()).await;
             report_end(reporter, &order, done.fin).await;
             if done.restarts {
                 restarting.cancel();
@@ -213,26 +214,27 @@ impl<T: Transport> Runner<T> {
     }
 }
 
-impl<T: Transport> Commands for Runner<T> {
-    /// Acknowledges a command and queues it. It fails if the queue is full or the agent is shutting
-    /// down. A repeated command does not run again: if it has ended, its reports are sent again.
-    fn take(&self, order: Order) {
+impl<T: Transport> CommandHandler for Runner<T> {
+    /// Acknowledges a command and queues it. The command fails if the queue is full or the agent is
+    /// shutting down. A repeated command does not run again. If it has ended, its reports are sent
+    /// again.
+    fn accept(&self, order: Order) {
         let id = order.id;
         let mut jobs = self.queue.lock();
         if !jobs.seen.insert(id) {
             drop(jobs);
-            log::warn!("command {id}: it came before, and is not run again");
+            log::warn!("command {id}: repeated, not run again");
             return self.report_again(vec![id]);
         }
-        let written = self.reports.journal().taken(id);
+        let written = self.reports.journal().record_received(id);
         let reporter = self.reports.begin(id, written.clone());
         let refusal = if jobs.is_closed {
-            stopped_before()
-        } else if order.shell == built_in::SHELL {
+            stopped_before_start()
+        } else if order.shell == builtins::SHELL {
             drop(jobs);
-            return self.run_built_in(order, reporter, written);
-        } else if jobs.waiting.len() >= QUEUE {
-            failure(1, format!("The agent is busy: {QUEUE} commands wait already."))
+            return self.run_builtin(order, reporter, written);
+        } else if jobs.waiting.len() >= MAX_WAITING {
+            failure(1, format!("The agent is busy: {MAX_WAITING} commands are waiting."))
         } else {
             jobs.waiting.push_back(Job {
                 order,
@@ -256,19 +258,19 @@ impl<T: Transport> Commands for Runner<T> {
         {
             drop(jobs);
             self.queue.removed.notify_waiters();
-            log::info!("command {id}: killed before it ran");
-            let fin = killed_before();
+            log::info!("command {id}: killed before it started");
+            let fin = killed_before_start();
             self.tasks.spawn(async move { report_end(job.reporter, &job.order, fin).await });
         } else if let Some(killed) = jobs.running.get(&id) {
             if !killed.is_cancelled() {
-                log::info!("command {id}: to be killed");
+                log::info!("command {id}: kill requested");
             }
             killed.cancel();
         } else if jobs.seen.ids.contains(&id) {
-            log::info!("command {id}: to be killed, but it has ended");
+            log::info!("command {id}: kill requested, but it has ended");
             self.report_again(vec![id]);
         } else {
-            log::warn!("command {id}: to be killed, but it is not known");
+            log::warn!("command {id}: kill requested, but the command is unknown");
         }
     }
 
@@ -310,7 +312,7 @@ mod tests {
     use crate::journal::writer::JournalWriter;
     use crate::runner::testing::*;
 
-    /// Takes every report, keeps the fins, and counts all calls.
+    /// Accepts every report, stores the fins, and counts all calls.
     #[derive(Clone, Default)]
     struct Service(Arc<Mutex<Vec<(Uuid, Fin)>>>, Arc<AtomicUsize>);
 
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn commands_run_in_order_and_too_many_fail() {
+    async fn commands_run_in_order_and_a_full_queue_refuses() {
         let directory = tempfile::tempdir().unwrap();
         let (go, log) = (directory.path().join("go"), directory.path().join("log"));
         let service = Service::default();
@@ -346,31 +348,29 @@ mod tests {
             shutdown.clone(),
             Program::current(),
         );
-        runner.take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
+        runner.accept(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
-        // A place in the queue becomes free when the next one starts, and that waits for the first.
-        for number in 1..=QUEUE + 3 {
-            runner.take(numbered(number, &format!("echo {number} >> {}", log.display())));
+        // A place in the queue becomes free when the next command starts, and that waits for the
+        // first one.
+        for number in 1..=MAX_WAITING + 3 {
+            runner.accept(numbered(number, &format!("echo {number} >> {}", log.display())));
         }
         eventually(|| service.0.lock().unwrap().len() == 3).await;
         for (id, fin) in service.0.lock().unwrap().iter() {
             assert!(
-                id.as_u128() > QUEUE as u128 && fin.exit_code == Some(1) && !fin.success,
+                id.as_u128() > MAX_WAITING as u128 && fin.exit_code == Some(1) && !fin.success,
                 "{id} {fin:?}"
             );
-            assert_eq!(
-                fin.reason.as_deref(),
-                Some("The agent is busy: 200 commands wait already.")
-            );
+            assert_eq!(fin.reason.as_deref(), Some("The agent is busy: 200 commands are waiting."));
         }
         std::fs::write(&go, "").unwrap();
-        eventually(|| service.0.lock().unwrap().len() == QUEUE + 4).await;
-        let expected: Vec<_> = (1..=QUEUE).map(|number| number.to_string()).collect();
+        eventually(|| service.0.lock().unwrap().len() == MAX_WAITING + 4).await;
+        let expected: Vec<_> = (1..=MAX_WAITING).map(|number| number.to_string()).collect();
         assert_eq!(read(&log).lines().collect::<Vec<_>>(), expected);
     }
 
     #[tokio::test]
-    async fn draining_fails_what_waits_and_lets_run_what_runs() {
+    async fn draining_fails_waiting_commands_only() {
         let directory = tempfile::tempdir().unwrap();
         let go = directory.path().join("go");
         let service = Service::default();
@@ -385,12 +385,12 @@ mod tests {
             shutdown.clone(),
             Program::current(),
         );
-        runner.take(numbered(1, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
+        runner.accept(numbered(1, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
-        runner.take(numbered(2, "true"));
+        runner.accept(numbered(2, "true"));
         shutdown.draining.cancel();
         eventually(|| service.0.lock().unwrap().len() == 1).await;
-        runner.take(numbered(3, "true"));
+        runner.accept(numbered(3, "true"));
         eventually(|| service.0.lock().unwrap().len() == 2).await;
         std::fs::write(&go, "").unwrap();
         tokio::time::timeout(PATIENCE, runner.finished()).await.unwrap();
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(ends, [(2, 143), (3, 143), (1, 0)]);
     }
 
-    /// A service, and a runner of one command at once with a memory.
+    /// A service, and a runner that runs one command at a time.
     struct Host {
         service: Service,
         reports: Reports<Service>,
@@ -442,11 +442,11 @@ mod tests {
 
         async fn ended(&self, count: usize) -> Vec<(u128, i64, String)> {
             eventually(|| self.ends().len() >= count).await;
-            let tell = |(id, fin): (u128, Fin)| {
+            let summary = |(id, fin): (u128, Fin)| {
                 let text = fin.reason.or(fin.result).unwrap();
                 (id, fin.exit_code.unwrap(), text)
             };
-            self.ends().into_iter().map(tell).collect()
+            self.ends().into_iter().map(summary).collect()
         }
 
         async fn finish(self) {
@@ -457,27 +457,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waits_is_killed_at_once_and_makes_room() {
+    async fn killing_a_waiting_command_frees_its_place() {
         let directory = tempfile::tempdir().unwrap();
         let (go, ran) = (directory.path().join("go"), directory.path().join("ran"));
         let host = Host::new(JournalWriter::default());
         host.runner
-            .take(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
+            .accept(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !host.groups.ids().is_empty()).await;
-        for number in 1..=QUEUE {
-            host.runner.take(numbered(number, &format!("echo {number} >> {}", ran.display())));
+        for number in 1..=MAX_WAITING {
+            host.runner.accept(numbered(number, &format!("echo {number} >> {}", ran.display())));
         }
         host.runner.kill(Uuid::from_u128(7));
         host.runner.kill(Uuid::from_u128(7));
         host.runner.kill(Uuid::from_u128(9_999));
         let killed = (7, 143, "The command was killed before it ran.".to_owned());
         assert_eq!(host.ended(1).await, [killed]);
-        // There is room for one, and not for two.
-        host.runner.take(numbered(QUEUE + 1, "true"));
-        host.runner.take(numbered(QUEUE + 2, "true"));
-        assert_eq!(host.ended(2).await[1].0, QUEUE as u128 + 2);
+        // There is room for one more command, not for two.
+        host.runner.accept(numbered(MAX_WAITING + 1, "true"));
+        host.runner.accept(numbered(MAX_WAITING + 2, "true"));
+        assert_eq!(host.ended(2).await[1].0, MAX_WAITING as u128 + 2);
         host.runner.kill(Uuid::from_u128(0));
-        let ends = host.ended(QUEUE + 3).await;
+        let ends = host.ended(MAX_WAITING + 3).await;
         assert!(ends.contains(&(0, 143, "\nThe command was killed.\n".to_owned())));
         assert_eq!(ends.iter().filter(|(id, ..)| *id == 7).count(), 1);
         assert!(!read(&ran).lines().any(|line| line == "7"));
@@ -485,42 +485,42 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_time_of_a_command_begins_with_its_process() {
+    async fn the_timeout_starts_with_the_process() {
         let host = Host::new(JournalWriter::default());
-        host.runner.take(numbered(1, "sleep 1.5"));
-        host.runner.take(Order { timeout: Some(1), ..numbered(2, "echo x") });
+        host.runner.accept(numbered(1, "sleep 1.5"));
+        host.runner.accept(Order { timeout: Some(1), ..numbered(2, "echo x") });
         assert_eq!(host.ended(2).await[1], (2, 0, "x\n".to_owned()));
         host.finish().await;
     }
 
     #[tokio::test]
-    async fn a_command_and_its_process_are_noted_before_it_runs() {
+    async fn the_journal_has_command_and_process_before_it_runs() {
         for site in sites() {
             let directory = tempfile::tempdir().unwrap();
             let (journal, _) = JournalWriter::open(directory.path()).unwrap();
             let host = Host::at(site, journal);
             let journal = directory.path().join("commands.journal");
-            // What a process finds that begins with looking: itself, or its supervisor.
-            let pid = if site.cgroups.is_there() { "$$" } else { "$PPID" };
+            // The process in the journal: the command itself, or its supervisor.
+            let pid = if site.cgroups.is_available() { "$$" } else { "$PPID" };
             let line = format!("exec grep -c \"taken\\|\\\"pid\\\":{pid},\" {}", journal.display());
-            host.runner.take(numbered(1, &line));
+            host.runner.accept(numbered(1, &line));
             assert_eq!(host.ended(1).await, [(1, 0, "2\n".to_owned())]);
-            // Without a shell, so that nothing runs before it.
+            // Without a shell, so that no other program runs first.
             let line = format!("grep -c pid {}", journal.display());
-            host.runner.take(Order { allow_sh: false, ..numbered(2, &line) });
+            host.runner.accept(Order { allow_sh: false, ..numbered(2, &line) });
             assert_eq!(host.ended(2).await[1], (2, 0, "2\n".to_owned()));
             let refused = Order { allow_sh: false, ..numbered(3, "/no/such/program") };
-            host.runner.take(refused);
+            host.runner.accept(refused);
             assert_eq!(host.ended(3).await[2].1, 127);
             host.finish().await;
         }
     }
 
     #[tokio::test]
-    async fn nothing_is_done_before_it_is_noted() {
+    async fn each_step_waits_for_the_journal() {
         let directory = tempfile::tempdir().unwrap();
         let ran = directory.path().join("ran");
-        let (journal, disk) = JournalWriter::held();
+        let (journal, disk) = JournalWriter::with_manual_disk();
         let host = Host::new(journal);
         let next = async || {
             let found = std::cell::RefCell::new(None);
@@ -531,9 +531,9 @@ mod tests {
             .await;
             found.take().unwrap()
         };
-        // For what must not happen there is no condition to wait for.
+        // Waits a fixed time, because no condition shows that nothing happens.
         let moment = async || sleep(Duration::from_millis(200)).await;
-        host.runner.take(numbered(1, &format!("echo x >> {}", ran.display())));
+        host.runner.accept(numbered(1, &format!("echo x >> {}", ran.display())));
         let (event, guard) = next().await;
         moment().await;
         assert_eq!(
@@ -547,7 +547,7 @@ mod tests {
         drop(guard);
         let (event, guard) = next().await;
         moment().await;
-        // The acknowledgement, and no end.
+        // Only the ack was sent.
         assert_eq!((event, read(&ran).as_str(), host.ends().len()), ("ended", "x", 0));
         assert_eq!(host.service.1.load(Ordering::Relaxed), 1);
         drop(guard);
@@ -557,32 +557,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_repeated_command_is_answered_and_not_run() {
+    async fn a_repeated_command_is_reported_and_not_run() {
         let directory = tempfile::tempdir().unwrap();
         let ran = directory.path().join("ran");
         let state = directory.path().join("state");
         let line = format!("echo x >> {}; echo done", ran.display());
         for expected in 1..4 {
-            let (journal, known) = eventually_open(&state).await;
+            let (journal, stored) = eventually_open(&state).await;
             let host = Host::new(journal);
-            host.runner.recover(known);
-            host.runner.take(numbered(1, &line));
+            host.runner.recover(stored);
+            host.runner.accept(numbered(1, &line));
             assert_eq!(host.ended(1).await[0], (1, 0, "done\n".to_owned()), "{expected}");
-            host.runner.take(numbered(1, &line));
+            host.runner.accept(numbered(1, &line));
             assert_eq!(host.ended(2).await[1], (1, 0, "done\n".to_owned()));
             host.finish().await;
         }
         assert_eq!(read(&ran), "x");
     }
 
-    /// Opens a memory that another one may not have let go of yet.
+    /// Opens a journal that another runner may still have locked.
     async fn eventually_open(directory: &Path) -> (JournalWriter, Vec<(Uuid, Stage)>) {
         let directory = directory.to_owned();
         tokio::task::spawn_blocking(move || JournalWriter::open(&directory).unwrap()).await.unwrap()
     }
 
     #[tokio::test]
-    async fn what_an_agent_left_is_ended() {
+    async fn commands_of_the_previous_agent_are_finished() {
         let directory = tempfile::tempdir().unwrap();
         let left = |line: &str| {
             let mut command = std::process::Command::new("sh");
@@ -590,29 +590,29 @@ mod tests {
             command.args(["-c", line]).spawn().unwrap()
         };
         let mut own = left("sleep 60 & wait");
-        // Has the number of one that ran, and is another.
+        // Has the process number of a command, but is another process.
         let mut stranger = left("sleep 60");
-        let identity = |child: &std::process::Child| Identity::of(child.id() as i32).unwrap();
+        let identity = |child: &std::process::Child| Identity::read(child.id() as i32).unwrap();
         let mut other = serde_json::to_value(identity(&stranger)).unwrap();
         other["start"] = json!(1);
         let (journal, _) = JournalWriter::open(directory.path()).unwrap();
         let id = Uuid::from_u128;
         let fin = serde_json::to_vec(&failure(7, "kept")).unwrap();
         for written in [
-            journal.taken(id(1)),
-            journal.started(id(2), Some(identity(&own))),
-            journal.started(id(3), Some(serde_json::from_value(other).unwrap())),
-            journal.started(id(4), None),
-            journal.ended(id(5), fin.clone().into()),
-            journal.ended(id(6), fin.into()),
-            journal.answered(id(6)),
+            journal.record_received(id(1)),
+            journal.record_started(id(2), Some(identity(&own))),
+            journal.record_started(id(3), Some(serde_json::from_value(other).unwrap())),
+            journal.record_started(id(4), None),
+            journal.record_ended(id(5), fin.clone().into()),
+            journal.record_ended(id(6), fin.into()),
+            journal.record_fin_accepted(id(6)),
         ] {
             written.wait().await;
         }
         drop(journal);
-        let (journal, known) = eventually_open(directory.path()).await;
+        let (journal, stored) = eventually_open(directory.path()).await;
         let host = Host::new(journal);
-        host.runner.recover(known);
+        host.runner.recover(stored);
         let mut ends = host.ended(5).await;
         ends.sort();
         let died = |id, rest: &str| (id, 137, format!("The agent died {rest}"));
@@ -631,10 +631,10 @@ mod tests {
         stranger.wait().unwrap();
         host.finish().await;
         // What the service accepted is not sent again.
-        let (_, known) = eventually_open(directory.path()).await;
+        let (_, stored) = eventually_open(directory.path()).await;
         assert!(
-            known.iter().all(|(_, stage)| *stage == Stage::Ended { is_answered: true }),
-            "{known:?}"
+            stored.iter().all(|(_, stage)| *stage == Stage::Ended { is_fin_accepted: true }),
+            "{stored:?}"
         );
     }
 }

@@ -1,39 +1,38 @@
-//! What a command writes: bytes to text, text to chunks, and the part of it that the last report
-//! repeats (agent-protocol 6.4).
+//! Turns a command's output from bytes to text, cuts the text into chunks, and keeps the part for
+//! the fin (agent-protocol 6.4).
 //!
-//! Nothing here grows with the output: a command that never stops writing costs the same as one
-//! that wrote a megabyte.
+//! Memory use is bounded: a command that never stops writing needs no more than one that wrote a
+//! few megabytes.
 
 use farhand_domain::output::{MAX_KEPT, MAX_RESULT};
 
-/// Bytes of text in a chunk while the service keeps up with the command.
+/// The size of a chunk while the service is as fast as the command, in bytes.
 pub const CHUNK_BYTES: usize = 4 * 1024;
-/// Bytes of text in a chunk while the service is slower than the command: fewer calls carry the
-/// same output.
+/// The size of a chunk while the service is slower than the command, in bytes. Larger chunks need
+/// fewer calls.
 pub const LARGE_CHUNK_BYTES: usize = 64 * 1024;
-/// Bytes of text that wait to be cut into chunks, before the command has to wait for the service.
-const MAX_WAITING: usize = 4 * 1024 * 1024;
-/// As much of the output's beginning as a cut result keeps, and as much of its end: what
-/// [`farhand_domain::output::result`] keeps.
-const HALF: usize = (MAX_RESULT - 64) / 2;
-/// How much may lie behind the head before all but the last [`HALF`] is thrown away. It leaves out
-/// the beginning, so it must be at least [`MAX_RESULT`], as up to there nothing is cut; the rest
-/// makes throwing away rare.
+/// The most text that waits to be cut into chunks, in bytes. Beyond it, the command has to wait for
+/// the service.
+const MAX_WAITING_BYTES: usize = 4 * 1024 * 1024;
+/// The size of the beginning and of the end that a cut result keeps, each in bytes. The same as in
+/// [`farhand_domain::output::result`].
+const HALF_RESULT: usize = (MAX_RESULT - 64) / 2;
+/// The most text after the head before all but its last [`HALF_RESULT`] bytes is dropped. It must be at
+/// least [`MAX_RESULT`], because a shorter output is not cut. The rest makes dropping rare.
 const MAX_REST: usize = MAX_RESULT + 64 * 1024;
 
-/// Turns bytes into text as they come: a character whose bytes come in two pieces is held back
-/// until it is whole, and what is no UTF-8 becomes U+FFFD, one for each piece that
-/// [`String::from_utf8_lossy`] would replace.
+/// Decodes a stream of bytes as UTF-8. An incomplete character at the end of a piece waits for the
+/// next piece. Invalid bytes become U+FFFD, exactly as in [`String::from_utf8_lossy`].
 #[derive(Default)]
 pub struct Decoder {
-    /// The first bytes of a character, at most three.
+    /// The first bytes of an incomplete character, at most three.
     held: Vec<u8>,
 }
 
 impl Decoder {
     /// Appends the text of `bytes` to `text`.
     pub fn push(&mut self, bytes: &[u8], text: &mut String) {
-        // A held piece is three bytes at most, so joining it costs no more than reading did.
+        // Copying `bytes` costs no more than reading them did.
         let joined;
         let rest = if self.held.is_empty() {
             bytes
@@ -59,7 +58,7 @@ impl Decoder {
         }
     }
 
-    /// At the end of the output: what was held back is no character any more.
+    /// Ends the stream. An incomplete character becomes U+FFFD.
     pub fn finish(&mut self, text: &mut String) {
         if !std::mem::take(&mut self.held).is_empty() {
             text.push(char::REPLACEMENT_CHARACTER);
@@ -67,22 +66,22 @@ impl Decoder {
     }
 }
 
-/// Cuts text into the chunks that are sent: the first [`MAX_KEPT`] bytes, and one character more.
+/// Cuts the text into chunks: the first [`MAX_KEPT`] bytes, and one character more, so that the
+/// service notices that output was cut.
 #[derive(Default)]
 pub struct Chunker {
     waiting: String,
-    taken: u64,
+    accepted: u64,
 }
 
 impl Chunker {
-    /// Takes more text. What the service does not keep is dropped, except one character: so the
-    /// service notices the cut.
+    /// Adds text. Drops what the service would not keep, except one character.
     pub fn push(&mut self, text: &str) {
-        let room = (MAX_KEPT + 1).saturating_sub(self.taken);
+        let room = (MAX_KEPT + 1).saturating_sub(self.accepted);
         let end = text.ceil_char_boundary(
             usize::try_from(room).map_or(text.len(), |room| room.min(text.len())),
         );
-        self.taken += end as u64;
+        self.accepted += end as u64;
         self.waiting.push_str(&text[..end]);
     }
 
@@ -91,17 +90,17 @@ impl Chunker {
         !self.waiting.is_empty()
     }
 
-    /// Whether a whole chunk waits.
+    /// Whether a full chunk waits.
     pub fn has_chunk(&self) -> bool {
         self.waiting.len() >= CHUNK_BYTES
     }
 
     /// Whether more output may be read. If not, the command has to wait for the service.
     pub fn has_room(&self) -> bool {
-        self.waiting.len() < MAX_WAITING || self.taken > MAX_KEPT
+        self.waiting.len() < MAX_WAITING_BYTES || self.accepted > MAX_KEPT
     }
 
-    /// The next chunk, of at most `limit` bytes; `None` if no text waits.
+    /// The next chunk, of at most `limit` bytes. `None` if no text waits.
     pub fn next(&mut self, limit: usize) -> Option<String> {
         match self.waiting.floor_char_boundary(limit) {
             0 => None,
@@ -110,54 +109,55 @@ impl Chunker {
         }
     }
 
-    /// Drops the text that waits, and all that follows.
+    /// Drops the waiting text and all later text.
     pub fn close(&mut self) {
-        *self = Self { waiting: String::new(), taken: MAX_KEPT + 1 };
+        *self = Self { waiting: String::new(), accepted: MAX_KEPT + 1 };
     }
 }
 
-/// The output as the last report repeats it: whole, or its head and tail around a line that marks
-/// the cut, in the form of [`farhand_domain::output::result`] but in bounded memory.
+/// The output for the fin: complete, or its head and tail around a line that marks the cut. The
+/// form is that of [`farhand_domain::output::result`], in bounded memory.
 #[derive(Default)]
-pub struct Kept {
+pub struct FinOutput {
     head: String,
     head_is_full: bool,
     rest: String,
     total: usize,
 }
 
-impl Kept {
-    /// Takes more text.
+impl FinOutput {
+    /// Adds text.
     pub fn push(&mut self, mut text: &str) {
         self.total += text.len();
         if !self.head_is_full {
-            let end = text.floor_char_boundary(HALF - self.head.len());
+            let end = text.floor_char_boundary(HALF_RESULT - self.head.len());
             let (head, behind) = text.split_at(end);
             self.head.push_str(head);
-            // A character that did not fit ends the head, even if a smaller one would still fit.
+            // The head ends at the first character that does not fit, even if a smaller one would
+            // fit.
             self.head_is_full = !behind.is_empty();
             text = behind;
         }
         self.rest.push_str(text);
         if self.rest.len() > MAX_REST {
-            let start = self.rest.floor_char_boundary(self.rest.len() - HALF);
+            let start = self.rest.floor_char_boundary(self.rest.len() - HALF_RESULT);
             self.rest.drain(..start);
         }
     }
 
-    /// Bytes of all that was taken.
+    /// The size of all added text, in bytes.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// The result: at most [`MAX_RESULT`] bytes.
+    /// The text for the fin, of at most [`MAX_RESULT`] bytes.
     pub fn finish(self) -> String {
         let Self { mut head, rest, total, .. } = self;
         if total <= MAX_RESULT {
             head.push_str(&rest);
             return head;
         }
-        let tail = &rest[rest.ceil_char_boundary(rest.len() - HALF)..];
+        let tail = &rest[rest.ceil_char_boundary(rest.len() - HALF_RESULT)..];
         let cut = total - head.len() - tail.len();
         format!("{head}\n[... {cut} bytes cut ...]\n{tail}")
     }
@@ -195,16 +195,16 @@ mod tests {
     }
 
     #[test]
-    fn a_character_in_two_pieces_is_whole() {
+    fn a_character_split_over_pieces_is_joined() {
         let euro = "€".as_bytes();
         assert_eq!(decode(&[&euro[..1], &euro[1..2], &euro[2..]]), "€");
         assert_eq!(decode(&[b"a", "😀".as_bytes(), b"b"]), "a😀b");
     }
 
     #[test]
-    fn what_is_no_text_is_replaced_and_nul_stays() {
+    fn invalid_bytes_are_replaced_and_nul_stays() {
         assert_eq!(decode(&[b"a\xffb\0c"]), "a\u{fffd}b\0c");
-        // Cut off at the end, or by a character that does not go on.
+        // Incomplete at the end, or followed by another character.
         assert_eq!(decode(&[b"a\xe2\x82"]), "a\u{fffd}");
         assert_eq!(decode(&[b"a\xe2\x82", b"b"]), "a\u{fffd}b");
     }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_end_with_the_first_character_that_is_not_kept() {
+    fn chunks_end_one_character_after_the_kept_output() {
         let mut chunker = Chunker::default();
         let piece = "€".repeat(CHUNK_BYTES);
         let mut sent = 0;
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_command_waits_only_for_output_that_is_kept() {
         let mut chunker = Chunker::default();
-        chunker.push(&"x".repeat(MAX_WAITING));
+        chunker.push(&"x".repeat(MAX_WAITING_BYTES));
         assert!(!chunker.has_room());
         chunker.next(LARGE_CHUNK_BYTES);
         assert!(chunker.has_room());
@@ -244,20 +244,20 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_cut_like_the_service_cuts() {
+    fn a_result_is_cut_as_the_service_cuts_it() {
         for unit in ["a", "ä", "a€", "€😀b"] {
             for length in [
                 0,
                 10,
-                HALF,
+                HALF_RESULT,
                 MAX_RESULT - 1,
                 MAX_RESULT,
                 MAX_RESULT + 1,
-                MAX_REST + HALF,
+                MAX_REST + HALF_RESULT,
                 3 * MAX_RESULT,
             ] {
                 let text = unit.repeat(length / unit.len() + 1);
-                let mut kept = Kept::default();
+                let mut kept = FinOutput::default();
                 // Pieces of an odd size, at character boundaries.
                 let mut rest = text.as_str();
                 while !rest.is_empty() {
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn endless_output_is_kept_in_bounded_memory() {
-        let mut kept = Kept::default();
+        let mut kept = FinOutput::default();
         let piece = "y\n".repeat(32 * 1024);
         for _ in 0..1_000 {
             kept.push(&piece);
@@ -284,20 +284,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decoding_in_pieces_is_decoding_at_once(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..8), 0..20)) {
+        fn decoding_pieces_equals_decoding_the_whole(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..8), 0..20)) {
             let whole = pieces.concat();
             let pieces: Vec<_> = pieces.iter().map(Vec::as_slice).collect();
             prop_assert_eq!(decode(&pieces), String::from_utf8_lossy(&whole));
         }
 
         #[test]
-        fn text_in_pieces_of_bytes_comes_back(text in "\\PC{0,40}", cut in 1usize..5) {
+        fn valid_text_survives_any_split(text in "\\PC{0,40}", cut in 1usize..5) {
             let pieces: Vec<_> = text.as_bytes().chunks(cut).collect();
             prop_assert_eq!(decode(&pieces), text);
         }
 
         #[test]
-        fn chunks_are_the_text(unit in "\\PC{1,6}", times in prop::collection::vec(0usize..4_000, 1..4)) {
+        fn chunks_together_are_the_text(unit in "\\PC{1,6}", times in prop::collection::vec(0usize..4_000, 1..4)) {
             let pieces: Vec<_> = times.iter().map(|times| unit.repeat(*times)).collect();
             let pieces: Vec<_> = pieces.iter().map(String::as_str).collect();
             let chunks = chunks(&pieces);

@@ -1,10 +1,8 @@
-//! The host's policy: what this host lets the service do here, whatever the service asks for
-//! (agent-protocol 7.3).
+//! The host's policy: what the service may run on this host (agent-protocol 7.3).
 //!
-//! The file is read again before each command, so a change counts for the next one. A file that is
-//! not root's own, or that cannot be read, refuses every command: a broken lock stays locked. An
-//! agent that is not root is bound by the same rules, and only root can lift them, because a file
-//! of any other owner refuses everything.
+//! The file is read again before each command, so a change applies to the next one. A file that
+//! root does not own, or that cannot be read, refuses every command, so that a broken policy never
+//! allows more. The same holds for an agent that is not root, so only root can relax its rules.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -16,25 +14,26 @@ use farhand_domain::wire::Order;
 use nix::unistd::{Uid, User};
 use serde::Deserialize;
 
-/// The policy of a host.
+/// The path of the host's policy.
 pub const POLICY: &str = "/etc/farhand/policy.toml";
-/// The name of the file, beside the policy, that stops everything new.
+/// The name of the file beside the policy that stops all new commands.
 const DISABLED: &str = "disabled";
-/// The most of a policy that is read, in bytes.
-const MAX_FILE: u64 = 256 * 1024;
+/// The largest policy, in bytes.
+const MAX_FILE_BYTES: u64 = 256 * 1024;
 
-/// Where the policy is, and what it applies to besides orders.
+/// The paths of the policy files, and the facts that their rules need.
 #[derive(Clone, Debug)]
 pub struct PolicyFile {
-    /// The host's own, which may be absent.
+    /// The host's policy. It may be absent.
     default: PathBuf,
-    /// The one that the configuration names: it must exist, and counts beside the host's own.
+    /// The policy that the configuration names. It must exist, and applies in addition to the
+    /// host's policy.
     named: Option<PathBuf>,
-    /// Whether the agent speaks https with the service.
+    /// Whether the agent connects to the service by https.
     uses_https: bool,
 }
 
-/// The file, as it is written.
+/// The keys of a policy file.
 #[derive(Default, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rules {
@@ -48,44 +47,43 @@ struct Rules {
     require_https: bool,
 }
 
-/// What a host lets the service do, at one moment.
+/// The rules of this host, as read at one moment.
 #[derive(Debug)]
 pub struct Policy {
-    /// Of each file; a command must satisfy all.
+    /// The rules of each file. A command must satisfy all of them.
     rules: Vec<Rules>,
 }
 
 impl PolicyFile {
-    /// The policy at [`POLICY`], and also the one at `named`: who can write the agent's
-    /// configuration cannot lift the host's own rules. `uses_https`: whether the agent speaks https
-    /// with the service.
+    /// The policy at [`POLICY`] together with the one at `named`. The second cannot relax the
+    /// first, so access to the agent's configuration is not enough to lift the host's rules.
     pub fn new(named: Option<PathBuf>, uses_https: bool) -> Self {
         Self { default: POLICY.into(), named, uses_https }
     }
 
-    /// No policy: its file is nowhere.
+    /// A policy without a file.
     #[cfg(test)]
     pub fn absent() -> Self {
         Self { default: "/no/such/policy.toml".into(), named: None, uses_https: true }
     }
 
-    /// Reads the policy as it is now.
+    /// Reads the current policy.
     ///
     /// # Errors
-    /// Why no command runs at all, in a sentence.
+    /// Why no command may run, in a sentence.
     pub fn read(&self) -> Result<Policy, String> {
-        for disabled in self.switches() {
+        for disabled in self.disable_files() {
             match fs::symlink_metadata(&disabled) {
                 Ok(_) => {
                     return Err(format!(
-                        "This host takes no commands: {} exists.",
+                        "This host accepts no commands: {} exists.",
                         disabled.display()
                     ));
                 }
                 Err(error) if is_absent(&error) => {}
                 Err(error) => {
                     return Err(format!(
-                        "This host takes no commands: {}: {error}.",
+                        "This host accepts no commands: {}: {error}.",
                         disabled.display()
                     ));
                 }
@@ -99,9 +97,9 @@ impl PolicyFile {
             };
             let rules = match load(path) {
                 Ok(rules) => rules,
-                Err(Unread::Absent) if !must_exist => continue,
-                Err(Unread::Absent) => return Err(refuse("the file does not exist".to_owned())),
-                Err(Unread::Bad(why)) => return Err(refuse(why)),
+                Err(LoadError::Absent) if !must_exist => continue,
+                Err(LoadError::Absent) => return Err(refuse("the file does not exist".to_owned())),
+                Err(LoadError::Bad(why)) => return Err(refuse(why)),
             };
             if rules.require_https && !self.uses_https {
                 return Err(refuse("require_https, and the agent's url is not https".to_owned()));
@@ -111,9 +109,9 @@ impl PolicyFile {
         Ok(Policy { rules: all })
     }
 
-    /// The files whose presence stops all commands: beside the host's own policy, and beside the
-    /// one that is named.
-    fn switches(&self) -> Vec<PathBuf> {
+    /// The files that stop all commands if they exist: beside the host's policy, and beside the
+    /// named one.
+    fn disable_files(&self) -> Vec<PathBuf> {
         [&self.default]
             .into_iter()
             .chain(&self.named)
@@ -122,31 +120,31 @@ impl PolicyFile {
     }
 }
 
-fn load(path: &Path) -> Result<Rules, Unread> {
-    let unread = |error: io::Error| {
-        if is_absent(&error) { Unread::Absent } else { Unread::Bad(error.to_string()) }
+fn load(path: &Path) -> Result<Rules, LoadError> {
+    let load_error = |error: io::Error| {
+        if is_absent(&error) { LoadError::Absent } else { LoadError::Bad(error.to_string()) }
     };
-    let mut file = File::open(path).map_err(unread)?;
-    // Of the open file, so that nothing else can be put in its place in between.
-    let metadata = file.metadata().map_err(unread)?;
+    let mut file = File::open(path).map_err(load_error)?;
+    // Of the open file, so that it cannot be replaced between the check and the read.
+    let metadata = file.metadata().map_err(load_error)?;
     if !metadata.is_file() {
-        return Err(Unread::Bad("it is not a file".to_owned()));
+        return Err(LoadError::Bad("it is not a file".to_owned()));
     }
-    check_owner(metadata.uid(), metadata.mode()).map_err(|why| Unread::Bad(why.to_owned()))?;
+    check_owner(metadata.uid(), metadata.mode()).map_err(|why| LoadError::Bad(why.to_owned()))?;
     let mut text = String::new();
-    file.by_ref().take(MAX_FILE + 1).read_to_string(&mut text).map_err(unread)?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(Unread::Bad(format!("it is larger than {MAX_FILE} bytes")));
+    file.by_ref().take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(load_error)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(LoadError::Bad(format!("it is larger than {MAX_FILE_BYTES} bytes")));
     }
     let describe = |error: toml::de::Error| error.message().lines().collect::<Vec<_>>().join(", ");
-    toml::from_str(&text).map_err(|error| Unread::Bad(describe(error)))
+    toml::from_str(&text).map_err(|error| LoadError::Bad(describe(error)))
 }
 
-/// Why there are no rules.
-enum Unread {
-    /// There is no file.
+/// Why a policy file could not be used.
+enum LoadError {
+    /// The file does not exist.
     Absent,
-    /// There is one that does not count; why.
+    /// The file exists but is not valid, and why.
     Bad(String),
 }
 
@@ -154,7 +152,7 @@ fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Checks that only root can have written a file.
+/// Checks that only root can write a file.
 fn check_owner(uid: u32, mode: u32) -> Result<(), &'static str> {
     if uid != 0 {
         Err("its owner is not root")
@@ -178,8 +176,8 @@ impl Policy {
     ///
     /// # Errors
     /// The rule that refuses it, in a sentence.
-    pub fn check_internal(&self, line: &str) -> Result<(), String> {
-        self.rules.iter().try_for_each(|rules| rules.check_internal(line))
+    pub fn check_builtin(&self, line: &str) -> Result<(), String> {
+        self.rules.iter().try_for_each(|rules| rules.check_builtin(line))
     }
 }
 
@@ -188,11 +186,11 @@ impl Rules {
         let Self { allow_accounts, deny_accounts, allow_argv, max_timeout, .. } = self;
         let refused =
             |rule: &str, why: String| Err(format!("The host's policy refuses it ({rule}): {why}."));
-        if names(deny_accounts, uid)? {
+        if includes_account(deny_accounts, uid)? {
             return refused("deny_accounts", format!("no command may run as {}", order.user));
         }
         if let Some(allowed) = allow_accounts
-            && !names(allowed, uid)?
+            && !includes_account(allowed, uid)?
         {
             return refused("allow_accounts", format!("commands may not run as {}", order.user));
         }
@@ -201,8 +199,8 @@ impl Rules {
             let Some(words) = words else {
                 return refused("allow_argv", "only commands given as argv may run".to_owned());
             };
-            // Each of them can make an allowed program run another one: PATH, BASH_ENV, a
-            // configuration on standard input.
+            // Each of them can make an allowed program run another one, for example PATH, BASH_ENV
+            // or a configuration on stdin.
             if order.env.as_ref().is_some_and(|env| !env.is_empty())
                 || order.stdin.is_some()
                 || order.cwd.is_some()
@@ -213,15 +211,15 @@ impl Rules {
                 return refused("allow_argv", "no pattern allows these words".to_owned());
             }
         }
-        if let Some(most) = max_timeout
-            && order.timeout.is_none_or(|timeout| timeout > *most)
+        if let Some(limit) = max_timeout
+            && order.timeout.is_none_or(|timeout| timeout > *limit)
         {
-            return refused("max_timeout", format!("commands may run for {most} s at most"));
+            return refused("max_timeout", format!("commands may run for {limit} s at most"));
         }
         Ok(())
     }
 
-    fn check_internal(&self, line: &str) -> Result<(), String> {
+    fn check_builtin(&self, line: &str) -> Result<(), String> {
         match &self.allow_internal {
             Some(allowed) if !allowed.iter().any(|name| name == line.trim()) => Err(
                 "The host's policy refuses it (allow_internal): this built-in is not allowed here."
@@ -232,9 +230,9 @@ impl Rules {
     }
 }
 
-/// Whether a list of accounts, each a name or a number, has the account with the number `uid`. Two
-/// names of one number are one account.
-fn names(accounts: &[String], uid: Uid) -> Result<bool, String> {
+/// Whether a list of accounts, each a name or a number, includes `uid`. Names with the same number
+/// are one account.
+fn includes_account(accounts: &[String], uid: Uid) -> Result<bool, String> {
     for account in accounts {
         let number = match account.parse::<u32>() {
             Ok(number) => Some(Uid::from_raw(number)),
@@ -251,8 +249,8 @@ fn names(accounts: &[String], uid: Uid) -> Result<bool, String> {
     Ok(false)
 }
 
-/// Whether a pattern allows a command's words, as an `argv` pattern of a token does. One without a
-/// fixed word would allow any program, so it allows none.
+/// Whether a pattern allows a command's words, with the rules of an `argv` pattern of an API token.
+/// A pattern of `...` alone would allow any program, so it allows none.
 fn allows_words(pattern: &[String], words: &[String]) -> bool {
     let has_fixed =
         pattern.first().is_some_and(|first| pattern.len() > 1 || first != acl::ANY_FURTHER);
@@ -332,7 +330,7 @@ mod tests {
             refuses(rules, &argv(refused), Some("(allow_argv)"));
         }
         refuses(rules, &Order { line: "uptime".to_owned(), ..order("root") }, Some("(allow_argv)"));
-        // What could make an allowed program run another one.
+        // Inputs that could make an allowed program run another one.
         let env = [("BASH_ENV".to_owned(), "$(id)".into())].into_iter().collect();
         refuses(rules, &Order { env: Some(env), ..argv(&["uptime"]) }, Some("(allow_argv)"));
         refuses(
@@ -351,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_stand_for_characters_of_one_word() {
+    fn a_star_matches_within_one_word() {
         for (pattern, word, allowed) in [
             ("a*", "a", true),
             ("*", "", true),
@@ -383,28 +381,31 @@ mod tests {
     }
 
     #[test]
-    fn built_ins_are_listed() {
-        assert!(policy("").check_internal("ping").is_ok());
+    fn only_listed_builtins_are_allowed() {
+        assert!(policy("").check_builtin("ping").is_ok());
         let some = policy("allow_internal = [\"ping\"]");
-        assert!(some.check_internal(" ping\n").is_ok());
-        assert!(some.check_internal("restart").unwrap_err().contains("(allow_internal)"));
+        assert!(some.check_builtin(" ping\n").is_ok());
+        assert!(some.check_builtin("restart").unwrap_err().contains("(allow_internal)"));
     }
 
     #[test]
-    fn only_roots_own_file_counts() {
+    fn only_a_file_of_root_is_valid() {
         assert!(check_owner(0, 0o100_644).is_ok() && check_owner(0, 0o100_600).is_ok());
         assert!(check_owner(0, 0o100_664).is_err() && check_owner(0, 0o100_646).is_err());
         assert!(check_owner(1_000, 0o100_600).is_err());
     }
 
     #[test]
-    fn the_hosts_switch_counts_with_any_policy() {
+    fn the_disable_file_of_the_host_always_applies() {
         let named = PolicyFile::new(Some("/opt/policy.toml".into()), true);
-        assert_eq!(named.switches(), ["/etc/farhand/disabled", "/opt/disabled"].map(PathBuf::from));
+        assert_eq!(
+            named.disable_files(),
+            ["/etc/farhand/disabled", "/opt/disabled"].map(PathBuf::from)
+        );
     }
 
     #[test]
-    fn a_named_policy_lifts_no_rule_of_the_host() {
+    fn a_named_policy_relaxes_no_rule_of_the_host() {
         let folder = tempfile::tempdir().unwrap();
         let paths = ["host.toml", "named.toml"].map(|name| folder.path().join(name));
         for (path, rules) in paths.iter().zip(["max_timeout = 10", "allow_internal = []"]) {
@@ -419,11 +420,11 @@ mod tests {
         }
         let both = both.read().unwrap();
         assert!(both.check(&order("root"), uid("root")).unwrap_err().contains("(max_timeout)"));
-        assert!(both.check_internal("ping").unwrap_err().contains("(allow_internal)"));
+        assert!(both.check_builtin("ping").unwrap_err().contains("(allow_internal)"));
     }
 
     #[test]
-    fn the_file_is_read_again_each_time() {
+    fn each_read_sees_the_current_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("policy.toml");
         let default = PolicyFile { default: path.clone(), named: None, uses_https: false };
@@ -433,7 +434,7 @@ mod tests {
         fs::write(&path, "deny_accounts = [\"root\"]").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         if !geteuid().is_root() {
-            // What an ordinary account wrote is no policy.
+            // A policy that an ordinary account wrote is invalid.
             assert!(file.read().unwrap_err().contains("its owner is not root"));
             return;
         }
@@ -459,6 +460,6 @@ mod tests {
         chown(&path, Some(0), None).unwrap();
         assert!(file.read().is_ok());
         fs::write(folder.path().join("disabled"), "").unwrap();
-        assert!(file.read().unwrap_err().contains("takes no commands"));
+        assert!(file.read().unwrap_err().contains("accepts no commands"));
     }
 }

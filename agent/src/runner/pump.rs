@@ -10,30 +10,31 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::reports::Report;
-use crate::runner::output::{CHUNK_BYTES, Chunker, Decoder, Kept, LARGE_CHUNK_BYTES};
+use crate::runner::output::{CHUNK_BYTES, Chunker, Decoder, FinOutput, LARGE_CHUNK_BYTES};
 
 /// How long an incomplete chunk waits before it is sent.
-const FLUSH: Duration = Duration::from_millis(100);
-/// How long the pipe may be silent after the process has exited, before reading stops.
-const QUIET: Duration = Duration::from_secs(2);
-/// How long the pipe is read after the process has exited.
+const FLUSH_DELAY: Duration = Duration::from_millis(100);
+/// The longest silence on the pipe after the process has exited. Then reading stops.
+const MAX_SILENCE: Duration = Duration::from_secs(2);
+/// The longest time that the pipe is read after the process has exited, apart from [`MIN_READ_AFTER_EXIT`].
 const LINGER: Duration = Duration::from_secs(10);
-/// Bytes that are read after the exit even beyond [`LINGER`]. More than a pipe holds, so that the
-/// process's own output is complete even if background processes keep writing.
-const LEFT_OVER: u64 = 1024 * 1024;
-/// Bytes per read: the size of a pipe.
-const READ: usize = 64 * 1024;
+/// The output that is read after the exit even beyond [`LINGER`], in bytes. It is more than a pipe
+/// holds, so that the process's own output is complete even if background processes keep writing.
+const MIN_READ_AFTER_EXIT: u64 = 1024 * 1024;
+/// The largest read, in bytes: the size of a pipe.
+const READ_BYTES: usize = 64 * 1024;
 
 /// Signals between the pump and its caller.
 pub struct PumpControl {
     /// Cancelled when the process has exited.
     pub exited: CancellationToken,
-    /// Cancelled when reading should stop soon, without waiting for background processes.
-    pub hasty: CancellationToken,
-    /// Cancelled when output that does not fit into the queue should be dropped.
+    /// Cancelled when reading should stop after the available output, without waiting for
+    /// background processes.
+    pub no_linger: CancellationToken,
+    /// Cancelled when output should be dropped if it does not fit into the queue.
     pub dropping: CancellationToken,
     /// Cancelled when the pump has finished.
-    pub over: CancellationToken,
+    pub finished: CancellationToken,
 }
 
 /// Reads the output to its end and queues it in chunks. Returns the output for the fin, and the
@@ -42,29 +43,29 @@ pub async fn pump(
     mut output: pipe::Receiver,
     chunks: &mpsc::Sender<Report>,
     control: &PumpControl,
-) -> (Kept, u32) {
-    let mut bytes = vec![0; READ];
+) -> (FinOutput, u32) {
+    let mut bytes = vec![0; READ_BYTES];
     let mut text = String::new();
     let (mut decoder, mut chunker, mut kept) =
-        (Decoder::default(), Chunker::default(), Kept::default());
+        (Decoder::default(), Chunker::default(), FinOutput::default());
     let mut count = 0;
-    // When waiting text is sent even if it is less than a chunk.
+    // When waiting text is sent even if it does not fill a chunk.
     let mut flush_at = Instant::now();
-    // After the exit: the deadline for reading, the deadline without new output, and the bytes
-    // read.
-    let mut until: Option<Instant> = None;
-    let mut quiet_at = Instant::now();
-    let mut left_over: u64 = 0;
+    // After the exit: the deadline for reading, the deadline if no output arrives, and the number
+    // of bytes read.
+    let mut deadline: Option<Instant> = None;
+    let mut silent_at = Instant::now();
+    let mut read_after_exit: u64 = 0;
     loop {
-        let is_late = chunker.is_waiting() && flush_at <= Instant::now();
-        let hurries = chunker.is_waiting() && control.dropping.is_cancelled();
+        let is_flush_due = chunker.is_waiting() && flush_at <= Instant::now();
+        let must_send_all = chunker.is_waiting() && control.dropping.is_cancelled();
         tokio::select! {
-            // Sending comes first, as reading may never pause. Reading comes before the timers, so
-            // that a timer never cuts off available output.
+            // Sending comes first, because endless output would otherwise never be sent. Reading
+            // comes before the timers, so that a timer never cuts off available output.
             biased;
-            room = chunks.reserve(), if is_late || chunker.has_chunk() || hurries => {
+            room = chunks.reserve(), if is_flush_due || chunker.has_chunk() || must_send_all => {
                 send(room, chunks, &mut chunker, &mut count);
-                flush_at = Instant::now() + FLUSH;
+                flush_at = Instant::now() + FLUSH_DELAY;
             }
             () = control.dropping.cancelled(), if chunker.is_waiting() => chunker.close(),
             read = output.read(&mut bytes), if chunker.has_room() => {
@@ -72,35 +73,35 @@ pub async fn pump(
                 let Ok(count @ 1..) = read else { break };
                 let now = Instant::now();
                 if !chunker.is_waiting() {
-                    flush_at = now + FLUSH;
+                    flush_at = now + FLUSH_DELAY;
                 }
                 decoder.push(&bytes[..count], &mut text);
                 chunker.push(&text);
                 kept.push(&text);
                 text.clear();
-                if let Some(until) = until {
-                    left_over += count as u64;
-                    quiet_at = (now + QUIET).min(until.max(now));
-                    if now > until && left_over > LEFT_OVER {
+                if let Some(deadline) = deadline {
+                    read_after_exit += count as u64;
+                    silent_at = (now + MAX_SILENCE).min(deadline.max(now));
+                    if now > deadline && read_after_exit > MIN_READ_AFTER_EXIT {
                         break;
                     }
                 } else if control.exited.is_cancelled() {
-                    until = Some(now + LINGER);
-                    quiet_at = now + QUIET;
+                    deadline = Some(now + LINGER);
+                    silent_at = now + MAX_SILENCE;
                 }
             }
-            () = control.exited.cancelled(), if until.is_none() => {
+            () = control.exited.cancelled(), if deadline.is_none() => {
                 let now = Instant::now();
-                (until, quiet_at) = (Some(now + LINGER), now + QUIET);
+                (deadline, silent_at) = (Some(now + LINGER), now + MAX_SILENCE);
             }
-            // Output in the pipe is not cut off while the buffer is full.
-            () = sleep_until(quiet_at), if until.is_some() && chunker.has_room() => break,
-            () = control.hasty.cancelled(), if until.is_some_and(|until| until > Instant::now()) => {
-                // Reads what is there, without waiting for background processes.
+            // Not while the buffer is full: then the pipe may have output that is not read yet.
+            () = sleep_until(silent_at), if deadline.is_some() && chunker.has_room() => break,
+            () = control.no_linger.cancelled(), if deadline.is_some_and(|deadline| deadline > Instant::now()) => {
+                // Reads the available output, without waiting for background processes.
                 let now = Instant::now();
-                (until, quiet_at) = (Some(now), now + FLUSH);
+                (deadline, silent_at) = (Some(now), now + FLUSH_DELAY);
             }
-            () = sleep_until(flush_at), if chunker.is_waiting() && !is_late => {}
+            () = sleep_until(flush_at), if chunker.is_waiting() && !is_flush_due => {}
         }
     }
     decoder.finish(&mut text);
@@ -113,7 +114,7 @@ pub async fn pump(
             () = control.dropping.cancelled() => chunker.close(),
         }
     }
-    control.over.cancel();
+    control.finished.cancel();
     (kept, count)
 }
 
@@ -124,9 +125,9 @@ fn send(
     chunker: &mut Chunker,
     count: &mut u32,
 ) {
-    // Without a receiver output cannot be sent.
+    // Without a receiver, output cannot be sent.
     let Ok(room) = room else { return chunker.close() };
-    // The permit itself takes one place of the capacity.
+    // The permit itself uses one place of the capacity.
     let limit =
         if chunks.capacity() + 1 < chunks.max_capacity() { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
     if let Some(content) = chunker.next(limit) {
@@ -150,8 +151,8 @@ mod tests {
     use crate::runner::testing::*;
 
     #[tokio::test]
-    async fn much_output_takes_few_calls_and_no_time_of_the_command() {
-        // A service that takes 100 ms for each call: chunks of 4 KiB would take 100 s.
+    async fn a_slow_service_gets_large_chunks_and_delays_nothing() {
+        // The service takes 100 ms per call. With chunks of 4 KiB that would be 100 s.
         let (queue, mut reports) = mpsc::channel(crate::reports::QUEUE);
         let order = order("head -c 4000000 /dev/zero | tr '\\0' a");
         let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
@@ -172,7 +173,7 @@ mod tests {
             tokio::time::timeout(PATIENCE, async { tokio::join!(execute, service) }).await.unwrap();
         assert_eq!((fin.chunks, fin.output_bytes), (Some(calls), Some(4_000_000)));
         assert!(calls <= 120, "{calls}");
-        // The calls took six seconds and more.
+        // The calls took more than six seconds.
         assert!(fin.elapsed_time.unwrap() < 1.5, "{fin:?}");
     }
 
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_child_in_the_background_does_not_hold_the_command() {
+    async fn a_background_process_does_not_delay_the_fin() {
         let (fin, _) = run(&order("sleep 60 & echo $!")).await;
         let pid = fin.result.unwrap().trim().to_owned();
         assert_eq!(fin.exit_code, Some(0));
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn much_output_is_whole_and_its_result_cut() {
+    async fn chunks_are_complete_and_the_result_is_cut() {
         let line = "yes 0123456789abcde | head -n 65536";
         let (fin, chunks) = run(&order(line)).await;
         let whole = "0123456789abcde\n".repeat(65536);
@@ -241,7 +242,7 @@ mod tests {
         let order = order(&format!("head -c 8000000 /dev/zero; touch {}", done.display()));
         let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
         let mut execute = Box::pin(execute(&order, &SITE, &groups, &never, &journal, &queue));
-        // The queue, the buffer and the pipe are full, and nothing more happens.
+        // The queue, the buffer and the pipe are full, so the command waits.
         assert!(tokio::time::timeout(Duration::from_millis(500), &mut execute).await.is_err());
         assert!(!done.exists());
         let drain = async { while !done.exists() && reports.recv().await.is_some() {} };
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn endless_output_is_drained_and_stopped() {
+    async fn a_command_with_endless_output_can_be_stopped() {
         let stops = never();
         let endless = order("yes");
         let (queue, mut reports) = mpsc::channel(crate::reports::QUEUE);
@@ -269,7 +270,7 @@ mod tests {
             while let Some(Report::Chunk(chunk)) = reports.recv().await {
                 sent += chunk.content.len();
                 if sent > most {
-                    // From here on it is read, and thrown away.
+                    // From here on the output is read and dropped.
                     stops.stopping.cancel();
                 }
             }

@@ -1,4 +1,4 @@
-//! The commands that wait or run, and the ids that arrived last.
+//! The waiting and running commands, and the most recent command ids.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,11 +12,11 @@ use crate::journal::writer::Written;
 use crate::reports::Reporter;
 
 /// The longest queue. A command that arrives beyond it fails.
-pub const QUEUE: usize = 200;
-/// How many ids are remembered, so that a repeated command does not run again.
-const REMEMBERED: usize = 1_000;
+pub const MAX_WAITING: usize = 200;
+/// The most ids that are remembered, so that a repeated command does not run again.
+const MAX_SEEN_IDS: usize = 1_000;
 
-/// The ids that arrived last, at most [`REMEMBERED`].
+/// The most recent command ids, at most [`MAX_SEEN_IDS`].
 #[derive(Default)]
 pub struct SeenIds {
     pub ids: HashSet<Uuid>,
@@ -30,7 +30,7 @@ impl SeenIds {
             return false;
         }
         self.in_order.push_back(id);
-        if self.in_order.len() > REMEMBERED
+        if self.in_order.len() > MAX_SEEN_IDS
             && let Some(oldest) = self.in_order.pop_front()
         {
             self.ids.remove(&oldest);
@@ -39,27 +39,27 @@ impl SeenIds {
     }
 }
 
-/// A command that waits.
+/// A waiting command.
 pub struct Job {
     pub order: Order,
     pub reporter: Reporter,
-    /// It may run once this is on the disk.
+    /// The command may run when this write is done.
     pub written: Written,
     pub killed: CancellationToken,
 }
 
-/// The commands that have not ended, and the ids that are remembered.
+/// The waiting and running commands, and the recent ids.
 #[derive(Default)]
 pub struct Jobs {
     pub seen: SeenIds,
     pub waiting: VecDeque<Job>,
     /// The kill switches of the running commands.
     pub running: HashMap<Uuid, CancellationToken>,
-    /// Whether new commands are refused.
+    /// Whether new commands are refused, because the agent is shutting down.
     pub is_closed: bool,
 }
 
-/// The jobs, and notifications of new and of finished ones.
+/// The jobs, and notifications about new and removed jobs.
 #[derive(Default)]
 pub struct Queue {
     pub jobs: Mutex<Jobs>,
@@ -76,21 +76,21 @@ impl Queue {
     /// Waits for a job and marks it as running.
     pub async fn next(&self) -> Job {
         loop {
-            if let Some(job) = self.first() {
+            if let Some(job) = self.take_first() {
                 return job;
             }
             self.added.notified().await;
         }
     }
 
-    fn first(&self) -> Option<Job> {
+    fn take_first(&self) -> Option<Job> {
         let mut jobs = self.lock();
         let job = jobs.waiting.pop_front()?;
         jobs.running.insert(job.order.id, job.killed.clone());
         Some(job)
     }
 
-    /// Removes a job that has finished.
+    /// Removes a job whose command has ended.
     pub fn done(&self, id: Uuid) {
         self.lock().running.remove(&id);
         self.removed.notify_waiters();
@@ -126,12 +126,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bounded_number_of_ids_is_known() {
+    fn the_oldest_id_is_forgotten() {
         let id = |number: usize| Uuid::from_u128(number as u128);
         let mut seen = SeenIds::default();
-        assert!((0..REMEMBERED).all(|number| seen.insert(id(number))));
-        assert!((0..REMEMBERED).all(|number| !seen.insert(id(number))));
-        assert!(seen.insert(id(REMEMBERED)) && seen.insert(id(0)), "the oldest gives way");
-        assert_eq!((seen.ids.len(), seen.in_order.len()), (REMEMBERED, REMEMBERED));
+        assert!((0..MAX_SEEN_IDS).all(|number| seen.insert(id(number))));
+        assert!((0..MAX_SEEN_IDS).all(|number| !seen.insert(id(number))));
+        assert!(seen.insert(id(MAX_SEEN_IDS)) && seen.insert(id(0)), "the oldest id is removed");
+        assert_eq!((seen.ids.len(), seen.in_order.len()), (MAX_SEEN_IDS, MAX_SEEN_IDS));
     }
 }

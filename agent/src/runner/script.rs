@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::host::account::Account;
 
-/// A script's file. Dropping it removes the file.
+/// A script's temporary file. Dropping it deletes the file.
 pub struct ScriptFile(pub PathBuf);
 
 impl ScriptFile {
@@ -19,10 +19,10 @@ impl ScriptFile {
         std::env::temp_dir().join(format!("farhand-{id}.script"))
     }
 
-    /// Writes a script to a file that only `account` can read.
+    /// Writes a script to a new file that only `account` can access.
     pub fn write(id: Uuid, script: &Script, account: &Account) -> io::Result<Self> {
         let path = Self::path(id);
-        // An existing file is refused: in a folder that every account can write to, it could be a
+        // Fails if the file exists: in a folder that every account can write to, it could be a
         // link.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let written = Self(path);
@@ -37,7 +37,7 @@ impl ScriptFile {
 
 impl Drop for ScriptFile {
     fn drop(&mut self) {
-        // The command may have removed the file itself.
+        // The script may have deleted its own file.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_script_runs_from_a_private_file_that_is_removed() {
+    async fn a_script_runs_from_a_private_temporary_file() {
         let order = script("/bin/sh -e", "stat -c '%a %U' $0; echo $0; false; echo no");
         let (fin, _) = run(&order).await;
         let path = ScriptFile::path(order.id);

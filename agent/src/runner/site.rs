@@ -1,4 +1,4 @@
-//! This host's rules for commands: accounts, policy, record, control groups.
+//! Decides whether this host accepts a command: account, policy and record in the system log.
 
 use farhand_domain::wire::Order;
 
@@ -7,22 +7,22 @@ use crate::journal::host_journal::HostJournal;
 use crate::runner::cgroup::Cgroups;
 use crate::runner::policy::PolicyFile;
 
-/// What this host allows, and where it records commands.
+/// This host's settings for commands.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The account that the agent runs as.
     pub own: AgentAccount,
     /// The host's policy.
     pub policy: PolicyFile,
-    /// Where the host records commands.
+    /// The host's system log.
     pub host_journal: HostJournal,
-    /// The parent of the commands' control groups.
+    /// Creates the commands' control groups.
     pub cgroups: Cgroups,
 }
 
 impl Site {
-    /// Looks up the account of a command, checks the policy, and records the command in the host's
-    /// journal. Blocks.
+    /// Looks up the account of a command, checks the policy, and writes the command to the host's
+    /// system log. Blocks.
     ///
     /// # Errors
     /// Why this host refuses the command, in one sentence.
@@ -36,9 +36,12 @@ impl Site {
         admitted
     }
 
-    /// The same for a built-in command, which has no account. Blocks.
-    pub fn admit_internal(&self, order: &Order) -> Result<(), String> {
-        let admitted = self.policy.read().and_then(|policy| policy.check_internal(&order.line));
+    /// Like [`admit`](Self::admit), for a built-in, which has no account. Blocks.
+    ///
+    /// # Errors
+    /// Why this host refuses the built-in, in one sentence.
+    pub fn admit_builtin(&self, order: &Order) -> Result<(), String> {
+        let admitted = self.policy.read().and_then(|policy| policy.check_builtin(&order.line));
         self.host_journal.write(order, admitted.as_ref().err().map(String::as_str));
         admitted
     }
@@ -63,7 +66,7 @@ mod tests {
     use crate::runner::testing::*;
 
     #[tokio::test]
-    async fn the_host_refuses_and_records() {
+    async fn a_refused_command_is_recorded_and_not_run() {
         let folder = tempfile::tempdir().unwrap();
         let (path, socket) = (folder.path().join("policy.toml"), folder.path().join("log"));
         let log = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
@@ -112,7 +115,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let (fin, record) = run(order(&line)).await;
         assert!(fin.success && ran.exists() && !record.contains("refused"), "{record}");
-        // While the agent is disabled nothing new starts. Running commands continue.
+        // While the agent is disabled, no command starts. Running commands continue.
         let go = folder.path().join("go");
         let running = run(order(&format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         let disable = async {
@@ -123,6 +126,6 @@ mod tests {
             refused
         };
         let ((fin, _), refused) = tokio::join!(running, disable);
-        assert!(fin.success && refused.contains("takes no commands"), "{refused}");
+        assert!(fin.success && refused.contains("accepts no commands"), "{refused}");
     }
 }

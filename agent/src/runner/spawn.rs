@@ -16,13 +16,13 @@ use tokio::process::{Child, Command};
 use crate::host::account::Account;
 use crate::host::process::{self, Identity};
 use crate::runner::cgroup::{self, Cgroup};
-use crate::runner::gate::pass;
+use crate::runner::gate::wait_at_gate;
 use crate::runner::group::Containment;
 use crate::runner::script::ScriptFile;
 use crate::runner::supervisor::{self, Supervisor};
 
-/// Added to the errno of a process that cannot enter its directory. A forked process can only
-/// report a number, and the kernel's numbers are all smaller.
+/// Added to the errno of a process that cannot enter its working directory. A forked process can
+/// report only a number, and all errno values are smaller than this.
 pub const CANNOT_ENTER: i32 = 10_000;
 
 /// How a process starts.
@@ -33,7 +33,7 @@ pub struct SpawnOptions {
     pub cgroup: Option<Cgroup>,
     /// Its working directory. Without it: the account's home.
     pub directory: Option<CString>,
-    /// Where it waits before it executes anything.
+    /// The child's end of the gate at which it waits before exec.
     pub gate: Option<OwnedFd>,
 }
 
@@ -43,7 +43,7 @@ pub struct SpawnedCommand {
     pub output: pipe::Receiver,
     /// How its descendants are found.
     pub containment: Containment,
-    /// Its script, which is removed with this.
+    /// Its script. Dropping it deletes the file.
     pub script: Option<ScriptFile>,
 }
 
@@ -75,12 +75,13 @@ pub fn spawn(
         nix::unistd::setsid()?;
         if let Some(report_writer) = &report_writer {
             if let Some(gate) = &gate {
-                pass(gate, agent, true)?;
+                wait_at_gate(gate, agent, true)?;
             }
             supervisor::fork_command(report_writer)?;
             nix::unistd::setsid()?;
         }
-        // Before the account changes: the account itself must not be able to enter control groups.
+        // Before the account changes, because the account itself must not have permission for
+        // control groups.
         if let Some(procs) = &procs {
             cgroup::enter(procs)?;
         }
@@ -96,7 +97,7 @@ pub fn spawn(
         unsafe {
             libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
         };
-        // After the account changes: only the account may be able to enter it.
+        // After the account changes, so that the account's permissions apply.
         match &directory {
             Some(directory) => nix::unistd::chdir(directory.as_c_str())
                 .map_err(|error| io::Error::from_raw_os_error(CANNOT_ENTER + error as i32))?,
@@ -105,12 +106,12 @@ pub fn spawn(
         }
         // Last, because a change of the user clears the parent-death signal.
         if let (Some(gate), None) = (&gate, &report_writer) {
-            pass(gate, agent, false)?;
+            wait_at_gate(gate, agent, false)?;
         }
         Ok(())
     };
-    // SAFETY: between fork and exec this makes system calls only, and allocates nothing: all it
-    // needs was looked up before, and an errno becomes an error without allocation.
+    // SAFETY: between fork and exec the closure makes system calls only. It does not allocate: its
+    // data was prepared before, and an errno becomes an error without allocation.
     unsafe { command.pre_exec(become_account) };
     // Dropping `command` closes the agent's write ends of the pipe, so the pipe ends with the last
     // process.
@@ -119,7 +120,7 @@ pub fn spawn(
         (Some(cgroup), _) => Containment::Cgroup(Arc::new(cgroup)),
         (None, Some(report)) => {
             let process =
-                child_id(&child).and_then(|id| Identity::of(id.as_raw())).ok_or(Errno::ESRCH)?;
+                child_id(&child).and_then(|id| Identity::read(id.as_raw())).ok_or(Errno::ESRCH)?;
             Containment::Supervisor(Arc::new(Supervisor::new(process, Some(report))))
         }
         (None, None) => Containment::Nothing,
@@ -144,7 +145,7 @@ mod tests {
     use crate::runner::testing::*;
 
     #[tokio::test]
-    async fn a_command_runs_in_the_directory_that_its_order_names() {
+    async fn a_command_runs_in_the_directory_of_its_order() {
         let within = |cwd: &str| Order { cwd: Some(cwd.to_owned()), ..order("pwd") };
         assert_eq!(run(&within("/usr")).await.0.result.unwrap(), "/usr\n");
         for missing in ["/no/such/directory", "/etc/passwd", "/a\0b"] {
@@ -165,13 +166,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn input_is_at_its_end() {
+    async fn stdin_is_empty_by_default() {
         assert_eq!(result("cat; echo done").await, (0, "done\n".to_owned()));
     }
 
     #[tokio::test]
-    async fn a_command_has_its_own_session_and_no_files_of_the_agent() {
-        // As if the agent had inherited an open file.
+    async fn a_command_has_its_own_session_and_no_open_files() {
+        // An open file like one that the agent has inherited.
         let file = std::fs::File::open("/etc/passwd").unwrap();
         nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))
             .unwrap();
@@ -196,21 +197,21 @@ mod tests {
                 .unwrap();
             assert_eq!(blocked, "SigBlk:\t0000000000000000\n");
         }
-        // Nor has a supervisor, except for the pipe in which it reports to the agent.
+        // A supervisor has no such files either, except the pipe on which it reports to the agent.
         let line = "ls -l /proc/$PPID/fd | grep -c -- '->'; cat /proc/$PPID/comm";
         let supervisor = run_at(&SUPERVISED, &order(line), &never()).await.0.result.unwrap();
         assert_eq!(supervisor, "1\nfarhand-command\n");
     }
 
     #[tokio::test]
-    async fn a_command_begins_at_home() {
+    async fn a_command_starts_in_the_home_directory() {
         let user = User::from_uid(geteuid()).unwrap().unwrap();
         let home = if user.dir.is_dir() { user.dir } else { "/".into() };
         assert_eq!(result("pwd -P").await.1.trim(), home.canonicalize().unwrap().to_str().unwrap());
     }
 
     #[tokio::test]
-    async fn root_becomes_the_account() {
+    async fn an_agent_of_root_switches_to_the_account() {
         if !geteuid().is_root() {
             let (code, why) = refusal(&Order { user: "root".into(), ..order("id") }).await;
             assert!(code == 126 && why.contains("cannot run a command as root"), "{code} {why}");

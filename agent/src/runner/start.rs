@@ -1,4 +1,4 @@
-//! Turns an order into a process: account, program, arguments and directory.
+//! Starts the process of an order: account, program, arguments, stdin and directory.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -13,7 +13,7 @@ use tokio::process::Command;
 use crate::journal::writer::JournalWriter;
 use crate::runner::environment::set_environment;
 use crate::runner::fin::{NOT_FOUND, REFUSED, failure};
-use crate::runner::gate::Gate;
+use crate::runner::gate::ExecGate;
 use crate::runner::script::ScriptFile;
 use crate::runner::site::Site;
 use crate::runner::spawn::{CANNOT_ENTER, SpawnOptions, SpawnedCommand, spawn};
@@ -21,8 +21,8 @@ use crate::runner::spawn::{CANNOT_ENTER, SpawnOptions, SpawnedCommand, spawn};
 /// The `shell` of orders that run a program of the host.
 const SYSTEM: &str = "system";
 
-/// Starts the process of a command. The journal has the process's identity before anything of the
-/// command runs.
+/// Starts the process of a command. The process executes nothing before the journal has its
+/// identity.
 ///
 /// # Errors
 /// The fin of a command that cannot be run.
@@ -32,10 +32,10 @@ pub async fn start(
     journal: &JournalWriter,
 ) -> Result<SpawnedCommand, Fin> {
     let failed = || failure(REFUSED, "The command could not be started.");
-    let (process_end, gate) = Gate::new(journal).map_err(|_| failed())?.unzip();
+    let (child_end, gate) = ExecGate::new(journal).map_err(|_| failed())?.unzip();
     let (for_start, site) = (order.clone(), site.clone());
-    // Account databases and home directories can be on the network, and must not block the runtime.
-    let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &site, process_end));
+    // Blocking, because account databases and home directories can be on the network.
+    let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &site, child_end));
     let opened = async {
         if let Some(gate) = gate {
             gate.open(order.id, journal).await;
@@ -49,7 +49,7 @@ pub async fn start(
     }
 }
 
-/// Checks an order and starts its process, which waits at `gate` if there is one. Blocks.
+/// Checks an order and starts its process, which waits at the gate if there is one. Blocks.
 ///
 /// # Errors
 /// The fin of a command that cannot be run.
@@ -64,9 +64,7 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
     let words: Vec<String> = match order {
         Order { script: Some(found), .. } => {
             if !sha256(&found.body).eq_ignore_ascii_case(&found.sha256) {
-                return Err(refused(
-                    "The script is not the one that its SHA-256 names.".to_owned(),
-                ));
+                return Err(refused("The script does not match its SHA-256.".to_owned()));
             }
             let file = ScriptFile::write(order.id, found, &account)
                 .map_err(|error| refused(format!("The script could not be written: {error}.")))?;
@@ -85,26 +83,24 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
         Order { line, .. } => blanks(line),
     };
     let (program, arguments) =
-        words.split_first().ok_or_else(|| failure(NOT_FOUND, "No program is named."))?;
+        words.split_first().ok_or_else(|| failure(NOT_FOUND, "The command names no program."))?;
     let mut command = Command::new(program);
     command.args(arguments);
     set_environment(&mut command, &account, order).map_err(refused)?;
-    let options = SpawnOptions {
-        input: order
-            .stdin
-            .as_deref()
-            .map(input)
-            .transpose()
-            .map_err(|_| refused("The input does not fit.".into()))?,
-        cgroup: site.cgroups.create(order.id),
-        directory: order
-            .cwd
-            .as_deref()
-            .map(CString::new)
-            .transpose()
-            .map_err(|_| refused("The directory's name has a NUL.".to_owned()))?,
-        gate,
-    };
+    let options =
+        SpawnOptions {
+            input: order
+                .stdin
+                .as_deref()
+                .map(input)
+                .transpose()
+                .map_err(|_| refused("The input could not be prepared.".into()))?,
+            cgroup: site.cgroups.create(order.id),
+            directory: order.cwd.as_deref().map(CString::new).transpose().map_err(|_| {
+                refused("The directory's name contains a NUL character.".to_owned())
+            })?,
+            gate,
+        };
     let started = spawn(command, account, options).map_err(|error| {
         match (error.raw_os_error(), &order.cwd) {
             (Some(code @ CANNOT_ENTER..), Some(cwd)) => {
@@ -122,13 +118,13 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
 
 /// An anonymous file with a command's stdin.
 fn input(text: &str) -> io::Result<File> {
-    // SAFETY: a system call with a constant name; what it returns is checked before it counts as a
+    // SAFETY: a system call with a constant name. The result is checked before it is used as a
     // file.
     let fd = unsafe { libc::memfd_create(c"stdin".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, and nothing else has it.
+    // SAFETY: the descriptor is open, and nothing else owns it.
     let mut file = unsafe { File::from_raw_fd(fd) };
     file.write_all(text.as_bytes())?;
     file.seek(SeekFrom::Start(0))?;
@@ -145,7 +141,7 @@ mod tests {
     use crate::runner::testing::*;
 
     #[tokio::test]
-    async fn without_a_shell_a_line_is_words() {
+    async fn without_a_shell_a_line_is_split_at_blanks() {
         let words = |line: &str| Order { allow_sh: false, ..order(line) };
         let (fin, _) = run(&words("  echo  'a b' | $HOME ")).await;
         assert_eq!(fin.result.unwrap(), "'a b' | $HOME\n");
@@ -154,14 +150,14 @@ mod tests {
             (127, "no-such-program-1: not found".to_owned())
         );
         assert_eq!(refusal(&words("/etc/passwd")).await.0, 126);
-        assert_eq!(refusal(&words(" \t")).await, (127, "No program is named.".to_owned()));
+        assert_eq!(refusal(&words(" \t")).await, (127, "The command names no program.".to_owned()));
     }
 
     #[tokio::test]
-    async fn argv_never_meets_a_shell() {
+    async fn argv_is_not_interpreted_by_a_shell() {
         let argv = |words: &[&str]| {
             let argv = Some(words.iter().map(|word| (*word).to_owned()).collect());
-            // With a line that says something else, which does not count.
+            // With another line, which is ignored.
             Order { argv, ..order("echo line") }
         };
         let (fin, _) = run(&argv(&["printf", "%s|", "a b", "$HOME;id", "", "*", "\"'"])).await;
@@ -176,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_has_the_input_that_its_order_has() {
+    async fn a_command_reads_the_stdin_of_its_order() {
         let text = "é\n\0".repeat(20_000);
         let order = Order { stdin: Some(text.clone()), ..order("cat") };
         let (fin, _) = run(&order).await;
@@ -186,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_run_is_refused() {
+    async fn invalid_orders_are_refused() {
         assert_eq!(refusal(&Order { shell: "fish".into(), ..order("x") }).await.0, 126);
         assert_eq!(refusal(&Order { user: String::new(), ..order("id") }).await.0, 126);
         assert_eq!(refusal(&Order { user: "no-such-user".into(), ..order("id") }).await.0, 126);

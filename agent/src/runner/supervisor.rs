@@ -1,12 +1,13 @@
-//! The supervisor of a command, used when the agent cannot create control groups
-//! (agent-protocol 6.5).
+//! The supervisor of a command, used if the agent cannot create control groups (agent-protocol
+//! 6.5).
 //!
-//! It is a fork of the agent, the parent of the command and a child subreaper: all descendants of
+//! It is a fork of the agent, the parent of the command, and a child subreaper: all descendants of
 //! the command stay below it, even after `setsid` or a double fork. So this agent finds them, and
 //! so does the next agent if this one dies.
 //!
-//! It reports the command's exit status to the agent, and exits when it has no descendants. After a
-//! normal end the agent kills the supervisor, and background processes go to init.
+//! The supervisor reports the command's exit status to the agent, and exits when it has no
+//! descendants. After a normal end the agent kills it, and background processes become children of
+//! init.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +34,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// The handle of `process`, which reports its command's exit status in `report`.
+    /// The handle of `process`, which reports its command's exit status on `report`.
     pub fn new(process: Identity, report: Option<pipe::Receiver>) -> Self {
         Self { process, report, status: OnceLock::new() }
     }
@@ -45,7 +46,7 @@ impl Supervisor {
         while report.readable().await.is_ok() {
             match report.try_read(&mut status) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // A pipe writes so few bytes atomically.
+                // A pipe transfers so few bytes atomically.
                 Ok(read) if read == status.len() => {
                     self.status.get_or_init(|| ExitStatus::from_raw(i32::from_ne_bytes(status)));
                     return;
@@ -67,7 +68,7 @@ pub fn fork_command(report: &OwnedFd) -> nix::Result<()> {
     set_child_subreaper(true)?;
     // Only SIGKILL ends a supervisor, and none of the agent's signal handlers runs.
     SigSet::all().thread_set_mask()?;
-    // SAFETY: this process has one thread, and both go on with system calls only.
+    // SAFETY: this process has one thread, and parent and child make system calls only.
     match unsafe { fork() }? {
         ForkResult::Child => SigSet::empty().thread_set_mask(),
         ForkResult::Parent { child } => supervise(child.as_raw(), report),
@@ -86,13 +87,13 @@ fn supervise(command: i32, report: &OwnedFd) -> ! {
         // SAFETY: a system call that writes one number, into a variable.
         let ended = unsafe { libc::waitpid(-1, &raw mut status, 0) };
         if ended == command {
-            // SAFETY: it is open until this process exits.
+            // SAFETY: stdin is open until this process exits.
             let report = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };
-            // If the agent has died, there is no reader.
+            // Fails if the agent has died. Then no one needs the status.
             let _ = nix::unistd::write(report, &status.to_ne_bytes());
         } else if ended < 0 && Errno::last() != Errno::EINTR {
             // No descendant is left.
-            // SAFETY: ends the process, and does nothing else.
+            // SAFETY: only ends the process.
             unsafe { libc::_exit(0) };
         }
     }
@@ -100,12 +101,12 @@ fn supervise(command: i32, report: &OwnedFd) -> ! {
 
 /// Closes inherited files: the command's output pipe, and the agent's sockets and locks.
 fn close_all_but_input() {
-    // SAFETY: system calls on numbers; nothing of this process uses any of these files again.
+    // SAFETY: system calls on numbers. This process uses none of these files again.
     unsafe {
         if libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0) == 0 {
             return;
         }
-        // Before Linux 5.9.
+        // Linux before 5.9 lacks `close_range`.
         let most = i32::try_from(libc::sysconf(libc::_SC_OPEN_MAX)).unwrap_or(i32::MAX);
         for fd in 1..most {
             libc::close(fd);

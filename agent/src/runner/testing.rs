@@ -1,4 +1,4 @@
-//! What the tests of the runner share.
+//! Helpers for the tests of the runner.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,10 +23,10 @@ use crate::runner::group::Groups;
 use crate::runner::policy::PolicyFile;
 use crate::runner::site::Site;
 
-/// Far more than anything here takes.
+/// The time limit of every wait. It is far longer than any step takes.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A host without a policy, whose journal is the agent's own log.
+/// A host without a policy and without a system log.
 pub static SITE: LazyLock<Site> = LazyLock::new(|| Site {
     own: AgentAccount::current(),
     policy: PolicyFile::absent(),
@@ -38,12 +38,12 @@ pub static SITE: LazyLock<Site> = LazyLock::new(|| Site {
 pub static SUPERVISED: LazyLock<Site> =
     LazyLock::new(|| Site { cgroups: Cgroups::default(), ..SITE.clone() });
 
-/// The ways in which a command's processes are kept together on this host.
+/// The hosts to test: with control groups, if they can be created here, and with supervisors.
 pub fn sites() -> impl Iterator<Item = &'static Site> {
-    if !SITE.cgroups.is_there() {
-        eprintln!("control groups cannot be created here: with supervisors only");
+    if !SITE.cgroups.is_available() {
+        eprintln!("control groups cannot be created here: testing with supervisors only");
     }
-    [&*SITE, &*SUPERVISED].into_iter().skip(usize::from(!SITE.cgroups.is_there()))
+    [&*SITE, &*SUPERVISED].into_iter().skip(usize::from(!SITE.cgroups.is_available()))
 }
 
 pub fn own_name() -> String {
@@ -62,7 +62,7 @@ pub fn order(line: &str) -> Order {
     }
 }
 
-/// Runs an order; its end and its chunks.
+/// Runs an order. Returns its fin and its chunks.
 pub async fn run(order: &Order) -> (Fin, Vec<String>) {
     run_until(order, &never()).await
 }
@@ -91,10 +91,10 @@ pub async fn run_at(site: &Site, order: &Order, stops: &StopSignals) -> (Fin, Ve
     };
     tokio::time::timeout(PATIENCE, async { tokio::join!(execute, chunks) })
         .await
-        .expect("it does not end")
+        .expect("the command does not end")
 }
 
-/// The exit code and the result of a line.
+/// Runs a line. Returns its exit code and its result.
 pub async fn result(line: &str) -> (i64, String) {
     let (fin, chunks) = run(&order(line)).await;
     let (code, result) = (fin.exit_code.unwrap(), fin.result.unwrap());
@@ -112,7 +112,7 @@ pub async fn refusal(order: &Order) -> (i64, String) {
 pub async fn eventually(condition: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < until, "it never happened");
+        assert!(Instant::now() < until, "the condition did not become true");
         sleep(Duration::from_millis(10)).await;
     }
 }

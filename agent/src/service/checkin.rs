@@ -1,4 +1,4 @@
-//! The calls before the agent connects, and its heartbeat (agent-protocol 2).
+//! The calls that the agent makes before it connects, and its heartbeat (agent-protocol 2).
 
 use std::time::Duration;
 
@@ -7,26 +7,28 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::connection::client::{ANSWER_TIMEOUT, Client};
+use crate::connection::client::{Client, RESPONSE_TIMEOUT};
 use crate::host::facts::{Facts, read_load};
 use crate::reports::jitter;
 
-/// The first pause between two attempts to check in, and the longest; each is twice the one before.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
-/// The pauses between tries of the calls that follow, in seconds, as for reports.
-const RETRIES: [u64; 5] = [1, 2, 4, 8, 16];
-/// The interval of the heartbeat if the service names none.
-const HEARTBEAT: Duration = Duration::from_secs(300);
-/// The smallest and the largest interval, in seconds. A wrong one must neither flood the service
-/// nor silence the agent.
+/// The first pause between two attempts to check in. Each pause doubles.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+/// The longest pause between two attempts to check in.
+const MAX_PAUSE: Duration = Duration::from_secs(300);
+/// The pauses between attempts of the later calls, in seconds, the same as for reports.
+const RETRY_PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
+/// The default interval of the heartbeat.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(300);
+/// The smallest and the largest interval, in seconds. A wrong value from the service must neither
+/// cause a flood of calls nor silence the agent.
 const INTERVALS: (f64, f64) = (1.0, 24.0 * 60.0 * 60.0);
 
-/// Checks in and reports the host's facts, until the service knows this agent, however long that
-/// takes. Returns the interval of the heartbeat, if the service wants one.
+/// Waits until the service knows this agent, however long that takes, and reports the host's facts.
+/// Returns the interval of the heartbeat, or None if the service wants no heartbeat.
 pub async fn check_in(client: &Client) -> Option<Duration> {
     // 1. The service must know this agent.
     let commissioned = find_own_server(client).await;
-    // 2. An event; like all that follows, nothing depends on it.
+    // 2. An event for the service's log. If this or a later call fails, the agent continues.
     let (record, description) = if commissioned {
         ("started", "The agent started.")
     } else {
@@ -34,12 +36,12 @@ pub async fn check_in(client: &Client) -> Option<Duration> {
     };
     let event = json!({"reporter": "farhand-agent", "record": record, "description": description});
     call_with_retries(client, Method::POST, "/api/events/events/", &event).await;
-    // 3. What this host is.
+    // 3. The facts of this host.
     let facts = Facts::read();
-    let told = serde_json::to_value(&facts).unwrap_or_default();
+    let body = serde_json::to_value(&facts).unwrap_or_default();
     if commissioned {
-        call_with_retries(client, Method::PATCH, "/api/servers/servers/-/sync/", &told).await;
-        // All that the service could ask for in its answer was in the call before.
+        call_with_retries(client, Method::PATCH, "/api/servers/servers/-/sync/", &body).await;
+        // The response may request facts. The call before already had all of them.
         call_with_retries(
             client,
             Method::POST,
@@ -48,44 +50,44 @@ pub async fn check_in(client: &Client) -> Option<Duration> {
         )
         .await;
     } else {
-        call_with_retries(client, Method::PUT, "/api/servers/servers/-/commit/", &told).await;
+        call_with_retries(client, Method::PUT, "/api/servers/servers/-/commit/", &body).await;
     }
-    // 4. How often it wants to hear of this agent.
+    // 4. The interval of the heartbeat.
     match client.get("/api/metrics/config/").await {
         Ok((200, config)) => heartbeat_interval(&config),
-        _ => Some(HEARTBEAT),
+        _ => Some(DEFAULT_INTERVAL),
     }
 }
 
-/// Gets this agent's server until the response says whether it is commissioned.
+/// Requests this agent's server until a response says whether it is commissioned.
 async fn find_own_server(client: &Client) -> bool {
-    let mut pause = PAUSES.0;
+    let mut pause = FIRST_PAUSE;
     loop {
         let why = match client.get("/api/servers/servers/-/").await {
             Ok((200, server)) => match server["commissioned"].as_bool() {
                 Some(commissioned) => return commissioned,
-                None => "the answer is not a server".to_owned(),
+                None => "the response is not a server".to_owned(),
             },
             Ok((403, _)) => "the id or the key is wrong, or the server is deleted".to_owned(),
             Ok((status, _)) => format!("status {status}"),
             Err(why) => why.0,
         };
         log::warn!(
-            "cannot check in at {}: {why}; next try in {} s",
+            "cannot check in at {}: {why}; next attempt in {} s",
             client.service(),
             pause.as_secs()
         );
         sleep(jitter(pause)).await;
-        pause = (pause * 2).min(PAUSES.1);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 
 /// Makes a call, with a few retries.
 async fn call_with_retries(client: &Client, method: Method, path: &str, body: &Value) {
     let body = Bytes::from(body.to_string());
-    let mut pauses = RETRIES.iter();
+    let mut pauses = RETRY_PAUSES.iter();
     loop {
-        let outcome = client.send(method.clone(), path, body.clone(), ANSWER_TIMEOUT).await;
+        let outcome = client.send(method.clone(), path, body.clone(), RESPONSE_TIMEOUT).await;
         let why = match outcome {
             Ok(200..=299) => return,
             Ok(status) => format!("status {status}"),
@@ -98,22 +100,21 @@ async fn call_with_retries(client: &Client, method: Method, path: &str, body: &V
     }
 }
 
-/// Reads the interval from `[{"type": "status", "interval": s}]`. None if the service wants no
-/// heartbeat.
+/// Parses `[{"type": "status", "interval": seconds}]`. None if the service wants no heartbeat.
 fn heartbeat_interval(config: &Value) -> Option<Duration> {
     let status = config.as_array()?.iter().find(|entry| entry["type"] == "status")?;
-    let seconds = status["interval"].as_f64().unwrap_or(HEARTBEAT.as_secs_f64());
+    let seconds = status["interval"].as_f64().unwrap_or(DEFAULT_INTERVAL.as_secs_f64());
     Some(Duration::from_secs_f64(seconds.clamp(INTERVALS.0, INTERVALS.1)))
 }
 
-/// Sends the service a sign of life and the host's load every `interval`. Never returns.
+/// Sends the host's load to the service every `interval`, as a sign of life. Never returns.
 pub async fn heartbeat(client: &Client, interval: Duration) {
     loop {
         sleep(jitter(interval)).await;
         let body = Bytes::from(json!({"load": read_load()}).to_string());
-        // The next one is the retry.
+        // A failed heartbeat is not retried: the next one follows soon.
         match client
-            .send(Method::PATCH, "/api/servers/servers/-/status/", body, ANSWER_TIMEOUT)
+            .send(Method::PATCH, "/api/servers/servers/-/status/", body, RESPONSE_TIMEOUT)
             .await
         {
             Ok(200..=299) => {}
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_are_read_and_bounded() {
+    fn the_heartbeat_interval_is_bounded() {
         let seconds = |config| heartbeat_interval(&config).map(|interval| interval.as_secs());
         assert_eq!(
             seconds(json!([{"type": "cpu", "interval": 1}, {"type": "status", "interval": 60}])),

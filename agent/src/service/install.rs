@@ -1,8 +1,8 @@
-//! `install` and `uninstall`: the agent as a service of systemd.
+//! `install` and `uninstall`: the agent as a systemd service.
 //!
-//! What a unit restricts, it restricts for everything that the service starts, and so for each
-//! command. An agent that runs as root is there to run any command as any account, so its unit
-//! restricts nothing; one with an account of its own gets what systemd has.
+//! The restrictions of a unit apply to every process of the service, so also to each command. An
+//! agent that runs as root must be able to run any command as any account, so its unit has no
+//! restrictions. The unit of an agent with its own account uses systemd's sandbox.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -12,27 +12,27 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::{Gid, User, geteuid, getgrouplist};
 
-/// Where the binary is.
+/// The path of the installed binary.
 const BINARY: &str = "/usr/local/bin/farhand-agent";
 /// The name of the unit.
-const NAME: &str = "farhand-agent.service";
-/// Where units of the administrator's are.
-const UNITS: &str = "/etc/systemd/system";
+const UNIT_NAME: &str = "farhand-agent.service";
+/// The folder for units of the administrator.
+const UNIT_FOLDER: &str = "/etc/systemd/system";
 /// The unit of an agent that runs as root.
-const UNIT_OF_ROOT: &str = include_str!("../../systemd/farhand-agent.service");
-/// The unit of an agent that runs as an account of its own. It differs in the account's sandbox
-/// only.
-const UNIT_OF_ACCOUNT: &str = include_str!("../../systemd/farhand-agent-sandbox.service");
+const ROOT_UNIT: &str = include_str!("../../systemd/farhand-agent.service");
+/// The unit of an agent that runs as another account. It differs only in the sandbox of the
+/// account.
+const ACCOUNT_UNIT: &str = include_str!("../../systemd/farhand-agent-sandbox.service");
 
 /// The arguments of `install`.
 pub struct Installation {
-    /// The agent's file.
+    /// The agent's config file.
     pub config: PathBuf,
-    /// The account that the agent runs as, if it is not root.
+    /// The account that the agent runs as. None: root.
     pub user: Option<String>,
-    /// What is put before all paths that are written. With it nothing is started.
+    /// Put before the paths of all written files. With a prefix, nothing is started.
     pub prefix: Option<PathBuf>,
-    /// Whether the agent is started.
+    /// Whether to start the agent.
     pub start: bool,
 }
 
@@ -41,7 +41,7 @@ pub struct Installation {
 pub enum Failure {
     /// The arguments are invalid.
     Misuse(String),
-    /// Something else.
+    /// Another error.
     Failed(String),
 }
 
@@ -62,15 +62,15 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
         check_root()?;
         check_config(config)?;
         if let Some(account) = &account {
-            report.extend(hand_over(config, account)?);
+            report.extend(give_config(config, account)?);
         }
     }
-    let place = |path: &str| under(prefix.as_deref(), path);
+    let place = |path: &str| prefixed(prefix.as_deref(), path);
     let binary = place(BINARY);
     if copy_binary(&binary)? {
         report.push(format!("the program is {}", binary.display()));
     }
-    let unit_file = place(&format!("{UNITS}/{NAME}"));
+    let unit_file = place(&format!("{UNIT_FOLDER}/{UNIT_NAME}"));
     let content = unit(config, user.as_deref());
     write(&unit_file, content.as_bytes(), 0o644).map_err(|error| describe(&unit_file, &error))?;
     report.push(format!("the unit is {}", unit_file.display()));
@@ -80,11 +80,11 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
     if !has_systemd() {
         let by_hand = format!("{BINARY} run --config {}", config.display());
         return Err(Failure::Failed(format!(
-            "{}; systemd does not run here: start the agent with {by_hand}",
+            "{}; systemd does not run on this host: start the agent with {by_hand}",
             report.join("; ")
         )));
     }
-    for arguments in steps(*start) {
+    for arguments in systemctl_steps(*start) {
         systemctl(arguments)?;
     }
     report
@@ -92,8 +92,8 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
     Ok(report.join("\n"))
 }
 
-/// Stops the service and removes its unit. Returns a report in lines. The program and the agent's
-/// file stay.
+/// Stops the service and deletes its unit. The binary and the config file stay. Returns a report in
+/// lines.
 ///
 /// # Errors
 /// The reason.
@@ -101,13 +101,13 @@ pub fn uninstall(prefix: Option<&Path>) -> Result<String, Failure> {
     if prefix.is_none() {
         check_root()?;
     }
-    let unit_file = under(prefix, &format!("{UNITS}/{NAME}"));
+    let unit_file = prefixed(prefix, &format!("{UNIT_FOLDER}/{UNIT_NAME}"));
     if !unit_file.exists() {
         return Ok(format!("there is no {}: nothing to do", unit_file.display()));
     }
     let is_managed = prefix.is_none() && has_systemd();
     if is_managed {
-        systemctl(&["disable", "--now", NAME])?;
+        systemctl(&["disable", "--now", UNIT_NAME])?;
     }
     fs::remove_file(&unit_file).map_err(|error| describe(&unit_file, &error))?;
     if is_managed {
@@ -117,8 +117,8 @@ pub fn uninstall(prefix: Option<&Path>) -> Result<String, Failure> {
 }
 
 /// The systemctl calls after the unit is written. A running service is restarted with its new unit.
-fn steps(start: bool) -> &'static [&'static [&'static str]] {
-    let all: &[&[&str]] = &[&["daemon-reload"], &["enable", NAME], &["restart", NAME]];
+fn systemctl_steps(start: bool) -> &'static [&'static [&'static str]] {
+    let all: &[&[&str]] = &[&["daemon-reload"], &["enable", UNIT_NAME], &["restart", UNIT_NAME]];
     if start { all } else { &all[..2] }
 }
 
@@ -145,8 +145,8 @@ fn check_root() -> Result<(), Failure> {
     }
 }
 
-/// Checks that a path can stand in a unit as it is: systemd gives a meaning to blanks, quotes, `%`,
-/// `$` and more.
+/// Checks that a path can be in a unit without escaping: blanks, quotes, `%`, `$` and other
+/// characters have a meaning for systemd.
 fn check_path(path: &Path) -> Result<(), Failure> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
     let is_fit = path.is_absolute()
@@ -156,15 +156,16 @@ fn check_path(path: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     misuse(format!(
-        "{}: a path in a unit is of letters, digits and / . _ - + @, without ..",
+        "{}: a path in a unit may contain only letters, digits and / . _ - + @, and no ..",
         path.display()
     ))
 }
 
-/// Checks that an agent would start with this file.
+/// Checks that an agent can start with this config file.
 fn check_config(config: &Path) -> Result<(), Failure> {
-    let given = crate::config::Overrides { config: Some(config.to_owned()), ..Default::default() };
-    match crate::config::Settings::load(given) {
+    let overrides =
+        crate::config::Overrides { config: Some(config.to_owned()), ..Default::default() };
+    match crate::config::Settings::load(overrides) {
         Ok(_) => Ok(()),
         Err(error) if config.exists() => misuse(error.to_string()),
         Err(error) => misuse(format!("{error}: register first")),
@@ -177,30 +178,31 @@ fn find_account(name: &str) -> Result<User, Failure> {
         if name.bytes().all(is_plain) { User::from_name(name).ok().flatten() } else { None };
     match found {
         Some(user) if user.uid.is_root() => {
-            misuse("--user: root is what the agent runs as without it")
+            misuse("--user: the agent runs as root without this option")
         }
         Some(user) => Ok(user),
         None => misuse(format!("--user: there is no account {name:?} on this host")),
     }
 }
 
-/// Makes the agent's file readable for one account only. Returns what was changed.
-fn hand_over(config: &Path, account: &User) -> Result<Option<String>, Failure> {
+/// Makes an account the owner of the config file, readable for that account only. Returns a line
+/// about the change, if there was one.
+fn give_config(config: &Path, account: &User) -> Result<Option<String>, Failure> {
     let (shown, name) = (config.display(), &account.name);
     let groups = std::ffi::CString::new(name.as_str())
         .ok()
         .and_then(|name| getgrouplist(&name, account.gid).ok());
     for folder in config.ancestors().skip(1) {
         let metadata = fs::metadata(folder).map_err(|error| describe(folder, &error))?;
-        if !may_enter(&metadata, account, groups.as_deref().unwrap_or_default()) {
+        if !can_enter(&metadata, account, groups.as_deref().unwrap_or_default()) {
             let folder = folder.display();
             return misuse(format!(
-                "{name} cannot enter {folder}: put the agent's file elsewhere, and name it with --config"
+                "{name} cannot enter {folder}: move the agent's file, and name it with --config"
             ));
         }
     }
     let open = || {
-        // No link to another file is followed.
+        // Does not follow a link to another file.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(config)?;
         Ok((file.metadata()?, file))
     };
@@ -217,8 +219,8 @@ fn hand_over(config: &Path, account: &User) -> Result<Option<String>, Failure> {
     Ok(Some(format!("{shown} belongs to {name} now")))
 }
 
-/// Whether the mode of a folder lets an account in.
-fn may_enter(folder: &fs::Metadata, account: &User, groups: &[Gid]) -> bool {
+/// Whether an account can enter a folder, by its mode.
+fn can_enter(folder: &fs::Metadata, account: &User, groups: &[Gid]) -> bool {
     let bit = if folder.uid() == account.uid.as_raw() {
         0o100
     } else if groups.contains(&Gid::from_raw(folder.gid())) {
@@ -229,22 +231,22 @@ fn may_enter(folder: &fs::Metadata, account: &User, groups: &[Gid]) -> bool {
     folder.mode() & bit != 0
 }
 
-/// A path below the prefix, if there is one.
-fn under(prefix: Option<&Path>, path: &str) -> PathBuf {
+/// The path below the prefix, if there is one.
+fn prefixed(prefix: Option<&Path>, path: &str) -> PathBuf {
     match prefix {
         Some(prefix) => prefix.join(path.trim_start_matches('/')),
         None => PathBuf::from(path),
     }
 }
 
-/// Copies this program to its place. False if it is there already.
+/// Copies this program to `to`. False if it already runs from there.
 fn copy_binary(to: &Path) -> Result<bool, Failure> {
     let from = std::env::current_exe()
-        .map_err(|error| Failure::Failed(format!("this program is not found: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("this program's file is unknown: {error}")))?;
     let identity =
         |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
     let own = identity(&from)
-        .ok_or_else(|| Failure::Failed(format!("{} is not there any more", from.display())))?;
+        .ok_or_else(|| Failure::Failed(format!("{} does not exist any more", from.display())))?;
     if identity(to) == Some(own) {
         return Ok(false);
     }
@@ -253,22 +255,23 @@ fn copy_binary(to: &Path) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Writes a file and puts it in the place of one that is there, which may be a program that runs.
+/// Writes a file. Replaces an existing one by a rename, because it may be a running program.
 fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let beside = folder.join(format!(".{name}.{:016x}", fastrand::u64(..)));
+    let temporary = folder.join(format!(".{name}.{:016x}", fastrand::u64(..)));
     let written = (|| {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&beside)?;
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
         file.write_all(content)?;
-        // Whatever the umask says.
+        // Independent of the umask.
         file.set_permissions(fs::Permissions::from_mode(mode))?;
         file.sync_all()?;
-        fs::rename(&beside, path)
+        fs::rename(&temporary, path)
     })();
     if written.is_err() {
-        let _ = fs::remove_file(&beside);
+        let _ = fs::remove_file(&temporary);
     }
     written
 }
@@ -277,11 +280,11 @@ fn describe(path: &Path, error: &io::Error) -> Failure {
     Failure::Failed(format!("{}: {error}", path.display()))
 }
 
-/// The unit. The account is filled in first: it has no `@`, and a path can have one.
+/// The text of the unit. The account is inserted first, because only the path can contain an `@`.
 fn unit(config: &Path, user: Option<&str>) -> String {
     let unit = match user {
-        Some(user) => UNIT_OF_ACCOUNT.replace("@USER@", user),
-        None => UNIT_OF_ROOT.to_owned(),
+        Some(user) => ACCOUNT_UNIT.replace("@USER@", user),
+        None => ROOT_UNIT.to_owned(),
     };
     unit.replace("@CONFIG@", &config.display().to_string())
 }
@@ -292,7 +295,7 @@ mod tests {
 
     use super::*;
 
-    /// The lines of a unit that are no comments, by section.
+    /// The lines of a unit without comments and empty lines.
     fn settings(unit: &str) -> Vec<&str> {
         unit.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
     }
@@ -300,7 +303,7 @@ mod tests {
     const CONFIG: &str = "/etc/farhand/agent.toml";
 
     #[test]
-    fn the_unit_of_root_restricts_no_command() {
+    fn the_unit_for_root_has_no_restrictions() {
         let unit = unit(Path::new(CONFIG), None);
         let expected = [
             "[Unit]",
@@ -330,9 +333,9 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_of_an_account_is_a_sandbox() {
+    fn the_unit_for_an_account_adds_a_sandbox() {
         let (root, own) = (unit(Path::new(CONFIG), None), unit(Path::new(CONFIG), Some("deploy")));
-        // Its sandbox keeps control groups from it.
+        // The sandbox allows no control groups.
         assert!(!settings(&own).contains(&"Delegate=yes"));
         let added: Vec<_> =
             settings(&own).into_iter().filter(|line| !settings(&root).contains(line)).collect();
@@ -362,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_filled_in() {
+    fn a_unit_has_the_account_and_the_path() {
         let path = Path::new("/etc/@USER@.toml");
         assert!(unit(path, Some("deploy")).contains("ConditionPathExists=/etc/@USER@.toml\n"));
         for user in [None, Some("deploy")] {
@@ -372,8 +375,8 @@ mod tests {
     }
 
     #[test]
-    fn systemd_waits_for_longer_than_the_agent_takes() {
-        let longest = crate::cli::DRAIN_SECONDS + crate::agent::LONGEST_END.as_secs();
+    fn systemd_waits_longer_than_the_longest_shutdown() {
+        let longest = crate::cli::DRAIN_SECONDS + crate::agent::MAX_SHUTDOWN.as_secs();
         assert_eq!(longest, 45, "the comment in the unit says so");
         let unit = unit(Path::new(CONFIG), None);
         let seconds = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).unwrap();
@@ -381,13 +384,16 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_started_anew_or_not_at_all() {
-        assert_eq!(steps(true), [&["daemon-reload"][..], &["enable", NAME], &["restart", NAME]]);
-        assert_eq!(steps(false), [&["daemon-reload"][..], &["enable", NAME]]);
+    fn a_service_is_restarted_unless_start_is_off() {
+        assert_eq!(
+            systemctl_steps(true),
+            [&["daemon-reload"][..], &["enable", UNIT_NAME], &["restart", UNIT_NAME]]
+        );
+        assert_eq!(systemctl_steps(false), [&["daemon-reload"][..], &["enable", UNIT_NAME]]);
     }
 
     #[test]
-    fn paths_that_systemd_would_read_otherwise_are_refused() {
+    fn paths_with_a_meaning_for_systemd_are_refused() {
         assert!(check_path(Path::new("/etc/farhand/web-1_a.b+c@d.toml")).is_ok());
         for bad in [
             "agent.toml",
@@ -404,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_must_be_there_and_not_root() {
+    fn the_account_must_exist_and_not_be_root() {
         assert_eq!(find_account("nobody").unwrap().name, "nobody");
         for bad in ["root", "no-such-account", "", "a b", "nobody\n"] {
             assert!(matches!(find_account(bad), Err(Failure::Misuse(_))), "{bad:?}");
@@ -417,48 +423,48 @@ mod tests {
         let nobody = find_account("nobody").unwrap();
         let enters = |mode| {
             fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
-            may_enter(&fs::metadata(directory.path()).unwrap(), &nobody, &[nobody.gid])
+            can_enter(&fs::metadata(directory.path()).unwrap(), &nobody, &[nobody.gid])
         };
         assert!(enters(0o755) && enters(0o711) && !enters(0o700) && !enters(0o770));
         let config = directory.path().join("agent.toml");
         fs::write(&config, "").unwrap();
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).unwrap();
         assert!(
-            matches!(hand_over(&config, &nobody), Err(Failure::Misuse(why)) if why.contains("cannot enter"))
+            matches!(give_config(&config, &nobody), Err(Failure::Misuse(why)) if why.contains("cannot enter"))
         );
     }
 
     #[test]
-    fn the_file_is_handed_over_and_no_other() {
+    fn only_the_config_file_changes_its_owner() {
         let directory = tempfile::tempdir().unwrap();
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let config = directory.path().join("agent.toml");
         fs::write(&config, "").unwrap();
         fs::set_permissions(&config, fs::Permissions::from_mode(0o644)).unwrap();
-        // As root to another account, else to the own one.
+        // Root can give the file to another account; other accounts only to themselves.
         let account = match geteuid().is_root() {
             true => find_account("nobody").unwrap(),
             false => User::from_uid(geteuid()).unwrap().unwrap(),
         };
         assert!(
-            hand_over(&config, &account)
+            give_config(&config, &account)
                 .unwrap()
                 .unwrap()
                 .ends_with(&format!("belongs to {} now", account.name))
         );
         let metadata = fs::metadata(&config).unwrap();
         assert_eq!((metadata.uid(), metadata.mode() & 0o777), (account.uid.as_raw(), 0o600));
-        assert_eq!(hand_over(&config, &account), Ok(None));
+        assert_eq!(give_config(&config, &account), Ok(None));
         let link = directory.path().join("link.toml");
         let other = directory.path().join("other");
         fs::write(&other, "").unwrap();
         std::os::unix::fs::symlink(&other, &link).unwrap();
-        assert!(hand_over(&link, &account).is_err());
+        assert!(give_config(&link, &account).is_err());
         assert_eq!(fs::metadata(&other).unwrap().uid(), geteuid().as_raw());
     }
 
     #[test]
-    fn a_file_takes_the_place_of_another() {
+    fn a_written_file_replaces_the_old_one() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a/b/file");
         for (content, mode) in [("one", 0o644), ("two", 0o755)] {

@@ -1,5 +1,4 @@
-//! The agent as a service of this host: how it is registered, installed and checked, and how it
-//! checks in.
+//! The agent as a service of this host: register, install, check status, and check in at start.
 
 pub mod checkin;
 pub mod install;

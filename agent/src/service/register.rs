@@ -1,8 +1,8 @@
-//! `register` and `unregister`: how a server comes to be in a workspace, and leaves it
+//! `register` and `unregister`: add this host as a server of a workspace, and remove it
 //! (agent-protocol 1.2 and 1.3).
 //!
-//! The token is read from a file or the environment: as an argument everybody on the host could see
-//! it. Neither it nor the key is ever shown.
+//! The token is read from a file or the environment. As an argument, every account on the host
+//! could read it. Neither the token nor the key is ever printed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -21,11 +21,11 @@ use crate::connection::client::Client;
 use crate::host::facts::Facts;
 use crate::journal::file::JournalFile;
 
-/// How long the service has for an answer. Longer than for a report, as the outcome of a
-/// registration without an answer is not known.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
-/// How much of the service's words is shown, in characters.
-const MAX_WORDS: usize = 300;
+/// The time limit for a response. It is longer than for a report, because without a response the
+/// outcome of a registration is unknown.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest text from the service that is printed, in characters.
+const MAX_TEXT_CHARS: usize = 300;
 
 /// The arguments of `register`.
 pub struct Registration {
@@ -33,15 +33,15 @@ pub struct Registration {
     pub service: Service,
     /// The registration token.
     pub token: Secret,
-    /// The server's name; without one the host's.
+    /// The server's name. None: the host name.
     pub name: Option<String>,
-    /// Where the agent's file goes.
+    /// The path of the agent's config file.
     pub config: PathBuf,
-    /// Whether a file that is there is replaced.
+    /// Whether to replace an existing file.
     pub force: bool,
 }
 
-/// Registers this host as a server and writes the agent's file. Returns a report in lines.
+/// Registers this host as a server and writes the agent's config file. Returns a report in lines.
 ///
 /// # Errors
 /// The reason, in one line.
@@ -50,37 +50,38 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     let Some(name) = name.or_else(|| nix::unistd::gethostname().ok()?.into_string().ok()) else {
         return Err("this host has no name: use --name".to_owned());
     };
-    // All that can go wrong here goes wrong before there is a server.
+    // Local errors are found before the service creates the server.
     let draft = Draft::begin(&config, force)?;
-    let client = Client::of_token(&service, &token)?;
-    client.connect().await.map_err(|error| format!("{service} is not reached: {error}"))?;
+    let client = Client::for_token(&service, &token)?;
+    client.connect().await.map_err(|error| format!("{service} is unreachable: {error}"))?;
     let os = Facts::read().os;
     let body = json!({"name": name, "platform": os.platform_like.or(os.platform), "tags": {}});
     let path = "/api/servers/servers/register/";
-    let asked = client.ask(Method::POST, path, Bytes::from(body.to_string()), ANSWERS_WITHIN).await;
-    let unclear = "whether the server was registered is not known: look for it in the workspace";
-    let (status, answer) = asked.map_err(|why| format!("{service}: {}; {unclear}", why.0))?;
+    let response =
+        client.call_json(Method::POST, path, Bytes::from(body.to_string()), RESPONSE_TIMEOUT).await;
+    let unknown = "it is unknown whether the server was registered: look for it in the workspace";
+    let (status, body) = response.map_err(|why| format!("{service}: {}; {unknown}", why.0))?;
     if status != 201 {
-        return Err(format!("not registered: {}", refusal(status, &answer)));
+        return Err(format!("not registered: {}", describe_refusal(status, &body)));
     }
-    let made = Registered::read(&answer)
-        .ok_or_else(|| format!("{service}: the answer is not a server's; {unclear}"))?;
-    if let Err(why) = draft.finish(&made.file(&service)) {
-        let undone = match undo(&service, &made).await {
+    let server = Registered::read(&body)
+        .ok_or_else(|| format!("{service}: the response is not a server; {unknown}"))?;
+    if let Err(why) = draft.finish(&server.file(&service)) {
+        let undone = match undo(&service, &server).await {
             Ok(()) => "the server is unregistered again".to_owned(),
             Err(undone) => {
-                format!("server {} ({}) stays in the workspace: {undone}", made.name, made.id)
+                format!("server {} ({}) stays in the workspace: {undone}", server.name, server.id)
             }
         };
         return Err(format!("{why}; {undone}"));
     }
-    let (name, id, shown) = (&made.name, made.id, config.display());
+    let (name, id, shown) = (&server.name, server.id, config.display());
     Ok(format!(
         "registered as {name}, with the id {id}\nthe agent's file is {shown}\nto run it as a service: farhand-agent install --config {shown}"
     ))
 }
 
-/// What the service made.
+/// The server that the service created.
 struct Registered {
     id: Uuid,
     key: Secret,
@@ -88,23 +89,24 @@ struct Registered {
 }
 
 impl Registered {
-    fn read(answer: &Value) -> Option<Self> {
-        let text = |name: &str| answer[name].as_str().map(str::to_owned);
+    fn read(body: &Value) -> Option<Self> {
+        let text = |name: &str| body[name].as_str().map(str::to_owned);
         let key = Secret::new(text("key")?);
         config::check_credential("", &key).ok()?;
         Some(Self {
             id: farhand_domain::id::parse(&text("id")?)?,
             key,
-            name: plain(&text("name")?),
+            name: printable(&text("name")?),
         })
     }
 
-    /// The agent's file.
+    /// The text of the agent's config file.
     fn file(&self, service: &Service) -> String {
-        // Of the three a URL alone can have what TOML takes for something else.
+        // Only the URL can contain characters that TOML requires to be escaped.
         let url = service.to_string().replace('\\', "\\\\").replace('"', "\\\"");
-        // The registration was allowed over it, and the agent would refuse to start otherwise.
-        let plain_http = if service.is_open() { "allow_plain_http = true\n" } else { "" };
+        // The user has allowed http for the registration. Without this line the agent would refuse
+        // to start.
+        let plain_http = if service.is_insecure() { "allow_plain_http = true\n" } else { "" };
         format!(
             "url = \"{url}\"\nid = \"{}\"\nkey = \"{}\"\n{plain_http}",
             self.id,
@@ -113,29 +115,29 @@ impl Registered {
     }
 }
 
-/// Takes a registration back.
-async fn undo(service: &Service, made: &Registered) -> Result<(), String> {
-    match ask_to_unregister(&Client::of_server(service, made.id, &made.key)?).await? {
+/// Unregisters a server that was just registered.
+async fn undo(service: &Service, server: &Registered) -> Result<(), String> {
+    match call_unregister(&Client::for_server(service, server.id, &server.key)?).await? {
         (204, _) => Ok(()),
-        (status, answer) => Err(refusal(status, &answer)),
+        (status, body) => Err(describe_refusal(status, &body)),
     }
 }
 
-async fn ask_to_unregister(client: &Client) -> Result<(u16, Value), String> {
+async fn call_unregister(client: &Client) -> Result<(u16, Value), String> {
     let path = "/api/servers/servers/-/unregister/";
-    let asked = client.ask(Method::DELETE, path, Bytes::new(), ANSWERS_WITHIN).await;
-    asked.map_err(|why| format!("{} is not reached: {}", client.service(), why.0))
+    let response = client.call_json(Method::DELETE, path, Bytes::new(), RESPONSE_TIMEOUT).await;
+    response.map_err(|why| format!("{} is unreachable: {}", client.service(), why.0))
 }
 
-/// Takes the server out of its workspace, and removes the agent's file and its state. Returns a
-/// report in lines. With `force` also if the service does not know the server any more.
+/// Removes the server from its workspace, and deletes the agent's config file and state. `force`:
+/// also if the service does not know the server. Returns a report in lines.
 ///
 /// # Errors
 /// The reason, in one line.
 pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Result<String, String> {
     let client = Client::new(settings)?;
     let (id, shown) = (settings.id, config.display());
-    let told = match ask_to_unregister(&client).await? {
+    let outcome = match call_unregister(&client).await? {
         (204, _) => format!("server {id} is unregistered"),
         (403, _) if force => {
             format!("the service does not know server {id} and its key, as if it was deleted")
@@ -145,31 +147,33 @@ pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Resu
                 "the service does not know server {id} and its key, as if it was deleted: with --force, {shown} is removed all the same"
             ));
         }
-        (status, answer) => return Err(format!("not unregistered: {}", refusal(status, &answer))),
+        (status, body) => {
+            return Err(format!("not unregistered: {}", describe_refusal(status, &body)));
+        }
     };
     fs::remove_file(config)
-        .map_err(|error| format!("{told}; {shown} could not be removed: {error}"))?;
+        .map_err(|error| format!("{outcome}; {shown} could not be removed: {error}"))?;
     let runs = |folder: &PathBuf| matches!(JournalFile::inspect(folder), Ok(Some(seen)) if seen.agent.is_some());
-    let still = if settings.state_dirs.iter().any(runs) {
+    let warning = if settings.state_dirs.iter().any(runs) {
         "\nits agent still runs here: stop it"
     } else {
         ""
     };
     for folder in &settings.state_dirs {
         let describe = |error| {
-            format!("{told}, and {shown} is removed; {} could not be: {error}", folder.display())
+            format!("{outcome}, and {shown} is removed; {} could not be: {error}", folder.display())
         };
         JournalFile::remove(folder).map_err(describe)?;
     }
-    // The folder beside the file, if no other server's state is in it.
+    // The folder beside the config file, unless it still has the state of another server.
     let _ = fs::remove_dir(config.with_extension("state"));
-    Ok(format!("{told}\n{shown} and the agent's state are removed{still}"))
+    Ok(format!("{outcome}\n{shown} and the agent's state are removed{warning}"))
 }
 
-/// What the service says to a refused call, in one line.
-fn refusal(status: u16, answer: &Value) -> String {
+/// The service's error response, in one line.
+fn describe_refusal(status: u16, body: &Value) -> String {
     let mut words = Vec::new();
-    for (name, value) in answer.as_object().into_iter().flatten() {
+    for (name, value) in body.as_object().into_iter().flatten() {
         match value {
             Value::String(text) if name == "detail" => words.push(text.clone()),
             Value::Array(messages) => {
@@ -181,31 +185,34 @@ fn refusal(status: u16, answer: &Value) -> String {
     }
     let hint =
         if (300..400).contains(&status) { " (is that the workspace's address?)" } else { "" };
-    let words =
-        if words.is_empty() { String::new() } else { format!(": {}", plain(&words.join("; "))) };
+    let words = if words.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", printable(&words.join("; ")))
+    };
     format!("status {status}{hint}{words}")
 }
 
-/// A text from outside as it may be shown: in one line, and not too long.
-fn plain(text: &str) -> String {
-    text.chars().take(MAX_WORDS).map(|c| if c.is_control() { ' ' } else { c }).collect()
+/// Makes a text from the service safe to print: one line of limited length.
+fn printable(text: &str) -> String {
+    text.chars().take(MAX_TEXT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A file of the agent's that is being written: beside the place where it will be, so that it is
-/// there whole or not at all. Dropped without [`finish`](Self::finish), nothing is left of it.
+/// A config file that is being written under a temporary name beside its final path. So the final
+/// path never has an incomplete file. Dropping the draft deletes the temporary file.
 struct Draft<'a> {
     path: &'a Path,
-    beside: PathBuf,
+    temporary: PathBuf,
     file: File,
     force: bool,
 }
 
 impl<'a> Draft<'a> {
-    /// Makes sure that the file can be written, and may be.
+    /// Creates the temporary file, and checks that the final path can be used.
     fn begin(path: &'a Path, force: bool) -> Result<Self, String> {
-        if !force && is_there(path) {
+        if !force && exists(path) {
             return Err(format!(
-                "{}: a file is there already, and is replaced with --force only",
+                "{}: a file is there already; use --force to replace it",
                 path.display()
             ));
         }
@@ -214,32 +221,32 @@ impl<'a> Draft<'a> {
             _ => Path::new("."),
         };
         let describe = |error: io::Error| format!("{}: {error}", folder.display());
-        // The folder is no secret, and an agent of another account must be able to enter it.
+        // The folder is readable, so that an agent of another account can enter it.
         DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(describe)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let beside = folder.join(format!(".{name}.{:016x}", fastrand::u64(..)));
+        let temporary = folder.join(format!(".{name}.{:016x}", fastrand::u64(..)));
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(&beside)
+            .open(&temporary)
             .map_err(describe)?;
-        let draft = Self { path, beside, file, force };
+        let draft = Self { path, temporary, file, force };
         if path.is_dir() {
-            return Err(format!("{}: that is a folder", path.display()));
+            return Err(format!("{}: this is a folder", path.display()));
         }
         Ok(draft)
     }
 
-    /// Writes the file and puts it into its place.
+    /// Writes the file and moves it to its final path.
     fn finish(mut self, content: &str) -> Result<(), String> {
         let mut write = || {
             self.file.write_all(content.as_bytes())?;
             self.file.sync_all()?;
             if self.force {
-                fs::rename(&self.beside, self.path)
+                fs::rename(&self.temporary, self.path)
             } else {
-                put(&self.beside, self.path)
+                link_new(&self.temporary, self.path)
             }
         };
         write().map_err(|error| format!("{}: {error}", self.path.display()))
@@ -248,24 +255,24 @@ impl<'a> Draft<'a> {
 
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
-        // After a rename there is nothing left to remove.
-        let _ = fs::remove_file(&self.beside);
+        // Fails after a rename, because the file has moved.
+        let _ = fs::remove_file(&self.temporary);
     }
 }
 
-/// Gives a file a second name, unless something has that name already.
-fn put(from: &Path, to: &Path) -> io::Result<()> {
+/// Links a file to a new path. Fails if the path exists.
+fn link_new(from: &Path, to: &Path) -> io::Result<()> {
     match fs::hard_link(from, to) {
-        // Some file systems know no second names.
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists && !is_there(to) => {
+        // Some file systems have no hard links.
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists && !exists(to) => {
             fs::rename(from, to)
         }
         done => done,
     }
 }
 
-/// Whether there is anything at a path, a link to nowhere included.
-fn is_there(path: &Path) -> bool {
+/// Whether a path exists. A dangling link counts too.
+fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
@@ -285,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_written_whole_and_for_its_owner_alone() {
+    fn a_file_is_complete_and_private() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a/b/agent.toml");
         Draft::begin(&path, false).unwrap().finish("one").unwrap();
@@ -299,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_meanwhile_stays() {
+    fn a_file_created_concurrently_is_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("agent.toml");
         let draft = Draft::begin(&path, false).unwrap();
@@ -310,9 +317,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_known_before() {
+    fn an_unusable_path_is_refused_before_registering() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(Draft::begin(directory.path(), true).err().unwrap().ends_with("that is a folder"));
+        assert!(Draft::begin(directory.path(), true).err().unwrap().ends_with("this is a folder"));
         assert!(Draft::begin(Path::new("/dev/null/agent.toml"), false).is_err());
         std::os::unix::fs::symlink("/no/such/file", directory.path().join("link")).unwrap();
         assert!(
@@ -326,7 +333,7 @@ mod tests {
 
     #[test]
     fn refusals_are_one_line() {
-        let said = |status, answer: Value| refusal(status, &answer);
+        let said = |status, body: Value| describe_refusal(status, &body);
         assert_eq!(
             said(403, json!({"detail": "Invalid\ntoken.", "code": "INVALID_TOKEN"})),
             "status 403: Invalid token."
@@ -341,17 +348,18 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_not_a_servers_is_none() {
+    fn a_response_without_a_valid_server_is_refused() {
         let id = "01936d3e-7a00-7000-8000-000000000000";
-        let made = Registered::read(&json!({"id": id, "key": "sesame", "name": "web-1"})).unwrap();
+        let server =
+            Registered::read(&json!({"id": id, "key": "sesame", "name": "web-1"})).unwrap();
         let service = Service::parse("https://a.example/base/").unwrap();
         let file = format!("url = \"https://a.example/base\"\nid = \"{id}\"\nkey = \"sesame\"\n");
-        assert_eq!(made.file(&service), file);
-        let plain = Service::parse("http://a.example").unwrap();
+        assert_eq!(server.file(&service), file);
+        let insecure = Service::parse("http://a.example").unwrap();
         let file = format!(
             "url = \"http://a.example\"\nid = \"{id}\"\nkey = \"sesame\"\nallow_plain_http = true\n"
         );
-        assert_eq!(made.file(&plain), file);
+        assert_eq!(server.file(&insecure), file);
         for bad in [
             json!(null),
             json!({"id": id, "name": "a"}),

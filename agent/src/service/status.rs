@@ -1,4 +1,4 @@
-//! `status`: whether an agent runs here, and whether the service takes its key.
+//! `status`: whether an agent runs on this host, and whether the service accepts its key.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,38 +17,38 @@ pub struct Status {
     id: String,
     fingerprint: String,
     service: KeyCheck,
-    /// Where the agent keeps its state, and what that shows.
+    /// The folder of the agent's state, and the status of its journal.
     state: Option<(PathBuf, io::Result<JournalStatus>)>,
 }
 
-/// What the service says of the key.
+/// The service's response for the key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum KeyCheck {
-    /// It is the key of the server with this name.
+    /// The key belongs to the server with this name.
     Accepted(String),
-    /// It is not the server's key.
+    /// The key is wrong, or the server is deleted.
     Refused,
-    /// There was no such response, and why, in a few words.
+    /// There was no usable response, and why.
     Unreachable(String),
 }
 
 impl Status {
-    /// Looks at everything.
+    /// Asks the service, and reads the journal.
     ///
     /// # Errors
-    /// What of the settings cannot be used, in one line.
+    /// Why the settings cannot be used, in one line.
     pub async fn collect(settings: &Settings) -> Result<Self, String> {
         let client = Client::new(settings)?;
         let service = match client.get("/api/servers/servers/-/").await {
             Ok((200, server)) => match server["name"].as_str() {
                 Some(name) => KeyCheck::Accepted(name.to_owned()),
-                None => KeyCheck::Unreachable("the answer is not a server".to_owned()),
+                None => KeyCheck::Unreachable("the response is not a server".to_owned()),
             },
             Ok((403, _)) => KeyCheck::Refused,
             Ok((status, _)) => KeyCheck::Unreachable(format!("status {status}")),
             Err(why) => KeyCheck::Unreachable(why.0),
         };
-        let state = find(&settings.state_dirs);
+        let state = find_state_folder(&settings.state_dirs);
         Ok(Self {
             url: settings.service.to_string(),
             id: settings.id.to_string(),
@@ -66,8 +66,8 @@ impl Status {
         self.seen().is_some_and(|seen| seen.agent.is_some())
     }
 
-    /// The exit code: 4 if the key is refused, else 3 if no agent runs, else 1 if the service is
-    /// not reached.
+    /// The exit code: 4 if the key is refused, otherwise 3 if no agent runs, otherwise 1 if the
+    /// service is unreachable.
     pub fn code(&self) -> u8 {
         match &self.service {
             KeyCheck::Refused => 4,
@@ -77,19 +77,17 @@ impl Status {
         }
     }
 
-    /// For people.
+    /// The report as text.
     pub fn text(&self) -> String {
         let service = match &self.service {
             KeyCheck::Accepted(name) => format!("takes the key of {name}"),
             KeyCheck::Refused => {
                 "refuses the key: it is wrong, or the server is deleted".to_owned()
             }
-            KeyCheck::Unreachable(why) => format!("is not reached: {why}"),
+            KeyCheck::Unreachable(why) => format!("is unreachable: {why}"),
         };
         let (agent, commands) = match &self.state {
-            Some((folder, Err(error))) => {
-                (format!("not known: {}: {error}", folder.display()), None)
-            }
+            Some((folder, Err(error))) => (format!("unknown: {}: {error}", folder.display()), None),
             state => {
                 let seen = state.as_ref().and_then(|(_, seen)| seen.as_ref().ok());
                 let agent = match seen.and_then(|seen| seen.agent) {
@@ -99,14 +97,14 @@ impl Status {
                 };
                 let commands = seen.map(|seen| {
                     format!(
-                        "{} running, {} waiting, {} to be reported",
+                        "{} running, {} waiting, {} unreported",
                         seen.running, seen.waiting, seen.unreported
                     )
                 });
                 (agent, commands)
             }
         };
-        let commands = commands.unwrap_or_else(|| "not known".to_owned());
+        let commands = commands.unwrap_or_else(|| "unknown".to_owned());
         let (url, id, fingerprint, version) =
             (&self.url, &self.id, &self.fingerprint, facts::VERSION);
         let lines = [
@@ -121,7 +119,7 @@ impl Status {
         lines.map(|line| line.replace(char::is_control, " ")).join("\n")
     }
 
-    /// For programs.
+    /// The report as JSON.
     pub fn json(&self) -> Value {
         let (service, name) = match &self.service {
             KeyCheck::Accepted(name) => ("ok", Some(name)),
@@ -145,8 +143,9 @@ impl Status {
     }
 }
 
-/// The folder that an agent uses now; else the first that one used, or that cannot be looked into.
-fn find(folders: &[PathBuf]) -> Option<(PathBuf, io::Result<JournalStatus>)> {
+/// The folder that a running agent uses. Otherwise the first folder that has a journal or cannot be
+/// read.
+fn find_state_folder(folders: &[PathBuf]) -> Option<(PathBuf, io::Result<JournalStatus>)> {
     let mut found = None;
     for folder in folders {
         match JournalFile::inspect(folder).transpose() {
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_tells_the_worst() {
+    fn the_exit_code_is_that_of_the_worst_problem() {
         let taken = || KeyCheck::Accepted("web-1".to_owned());
         let none = || KeyCheck::Unreachable("status 502".to_owned());
         for (service, agent, code) in [
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_to_people_and_programs() {
+    fn the_report_is_text_or_json() {
         let status = status(KeyCheck::Accepted("web-1".to_owned()), Some(Some(7)));
         let text = status.text();
         assert!(
@@ -205,7 +204,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("fingerprint  ABCD-2345"), "{text}");
-        assert!(text.contains("2 running, 1 waiting, 3 to be reported"), "{text}");
+        assert!(text.contains("2 running, 1 waiting, 3 unreported"), "{text}");
         let expected = json!({
             "url": "https://a.example", "id": "x", "fingerprint": "ABCD-2345", "name": "web-1", "service": "ok", "running": true, "pid": 7,
             "commands": {"running": 2, "waiting": 1, "unreported": 3}, "version": facts::VERSION,
@@ -214,32 +213,31 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_that_is_in_use_is_found() {
+    fn the_folder_of_a_running_agent_is_preferred() {
         let directory = tempfile::tempdir().unwrap();
         let folders: Vec<_> =
             ["none", "left", "used"].map(|name| directory.path().join(name)).into();
-        assert!(find(&folders).is_none());
-        // A process that another test starts holds the lock too for a moment, until it executes
-        // something.
+        assert!(find_state_folder(&folders).is_none());
+        // A child that another test forks holds the lock too, until it executes its program.
         let is_left = |folder: &PathBuf| {
             let until = Instant::now() + Duration::from_secs(20);
             while JournalFile::inspect(folder).unwrap().unwrap().agent.is_some() {
-                assert!(Instant::now() < until, "it stays locked");
+                assert!(Instant::now() < until, "the journal stays locked");
                 std::thread::yield_now();
             }
         };
         drop(JournalFile::open(&folders[1], 0).unwrap());
         is_left(&folders[1]);
-        assert_eq!(find(&folders).unwrap().0, folders[1]);
+        assert_eq!(find_state_folder(&folders).unwrap().0, folders[1]);
         let used = JournalFile::open(&folders[2], 0).unwrap();
-        let (folder, seen) = find(&folders).unwrap();
+        let (folder, seen) = find_state_folder(&folders).unwrap();
         assert_eq!(
             (folder, seen.unwrap().agent),
             (folders[2].clone(), Some(Some(std::process::id() as i32)))
         );
         drop(used);
         is_left(&folders[2]);
-        assert_eq!(find(&folders).unwrap().0, folders[1]);
+        assert_eq!(find_state_folder(&folders).unwrap().0, folders[1]);
         for folder in &folders {
             JournalFile::remove(folder).unwrap();
             assert!(!folder.exists());

@@ -1,4 +1,4 @@
-//! How an agent comes to a host and leaves it, what it tells of itself there, and its built-ins.
+//! Registration, installation, status, built-ins and restarts of the real agent.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,11 +15,11 @@ use crate::support::{KEY, PATIENCE, SERVER, Service, copy_program, eventually, o
 
 const TOKEN: &str = "tOkEnToKeNtOkEn";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farhand-agent");
-/// Of [`KEY`].
+/// The fingerprint of [`KEY`].
 const FINGERPRINT: &str = "KR4V-ZORD";
 const REGISTER: &str = "/api/servers/servers/register/";
 
-/// The program with some arguments, and nothing in its environment that it would take.
+/// The agent's program with some arguments, without the environment variables that it reads.
 fn program(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     let mut command = Command::new(PROGRAM);
     for variable in ["FARHAND_AGENT_KEY", "FARHAND_REGISTRATION_TOKEN", "STATE_DIRECTORY"] {
@@ -32,10 +32,13 @@ fn program(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     command
 }
 
-/// Runs it to its end: exit code, output and errors, none of which ever shows a credential.
+/// Runs a command to its end. Returns its exit code, stdout and stderr, and checks that they
+/// contain no credential.
 async fn end(command: &mut Command) -> (i32, String, String) {
-    let Output { status, stdout, stderr } =
-        tokio::time::timeout(PATIENCE, command.output()).await.expect("it does not end").unwrap();
+    let Output { status, stdout, stderr } = tokio::time::timeout(PATIENCE, command.output())
+        .await
+        .expect("the program does not end")
+        .unwrap();
     let (out, errors) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
     assert!(
         ![&out, &errors].iter().any(|text| text.contains(KEY) || text.contains(TOKEN)),
@@ -44,11 +47,11 @@ async fn end(command: &mut Command) -> (i32, String, String) {
     (status.code().unwrap(), out, errors)
 }
 
-fn made() -> Value {
+fn registered() -> Value {
     json!({"id": SERVER, "key": KEY, "name": "web-1"})
 }
 
-fn registering(service: &Service, config: &Path) -> Command {
+fn register(service: &Service, config: &Path) -> Command {
     let mut command =
         program(&[&"register", &"--url", &service.url, &"--name", &"Web-1", &"--config", &config]);
     command.env("FARHAND_REGISTRATION_TOKEN", TOKEN);
@@ -66,19 +69,19 @@ fn names(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Writes an agent's file.
+/// Writes an agent's config file.
 fn write_config(service: &Service, path: &Path) {
     fs::write(path, format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\n", service.url)).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 #[tokio::test]
-async fn registering_writes_a_file_that_an_agent_runs_with() {
+async fn register_writes_a_config_file_that_works() {
     let mut service = Service::start(true).await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("etc/farhand/agent.toml");
-    service.answer_with(REGISTER, 201, &made(), || {});
-    let (code, out, errors) = end(&mut registering(&service, &config)).await;
+    service.answer_with(REGISTER, 201, &registered(), || {});
+    let (code, out, errors) = end(&mut register(&service, &config)).await;
     assert_eq!((code, errors.as_str()), (0, ""));
     assert!(out.starts_with(&format!("registered as web-1, with the id {SERVER}\n")), "{out}");
     let seen = service.calls().remove(0);
@@ -97,12 +100,12 @@ async fn registering_writes_a_file_that_an_agent_runs_with() {
 }
 
 #[tokio::test]
-async fn the_token_comes_from_a_file_and_the_name_from_the_host() {
+async fn token_file_and_host_name_are_used() {
     let service = Service::start(true).await;
     let folder = tempfile::tempdir().unwrap();
     let (token, config) = (folder.path().join("token"), folder.path().join("agent.toml"));
     fs::write(&token, format!("{TOKEN}\n")).unwrap();
-    service.answer_with(REGISTER, 201, &made(), || {});
+    service.answer_with(REGISTER, 201, &registered(), || {});
     let command = &mut program(&[
         &"register",
         &"--url",
@@ -112,7 +115,7 @@ async fn the_token_comes_from_a_file_and_the_name_from_the_host() {
         &"--token-file",
         &token,
     ]);
-    // The file is preferred.
+    // The file overrides the variable.
     let (code, _, errors) = end(command.env("FARHAND_REGISTRATION_TOKEN", "another")).await;
     assert_eq!(code, 0, "{errors}");
     assert!(errors.contains("chmod 600") && errors.lines().count() == 1, "{errors}");
@@ -122,7 +125,7 @@ async fn the_token_comes_from_a_file_and_the_name_from_the_host() {
 }
 
 #[tokio::test]
-async fn what_the_service_refuses_is_one_line_and_leaves_nothing() {
+async fn a_refused_registration_is_one_line_and_leaves_no_file() {
     let service = Service::start(true).await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
@@ -133,62 +136,62 @@ async fn what_the_service_refuses_is_one_line_and_leaves_nothing() {
             "not registered: status 403: The token is not valid.",
         ),
         (400, json!({"name": ["Too long."]}), "not registered: status 400: name: Too long."),
-        (200, made(), "not registered: status 200"),
+        (200, registered(), "not registered: status 200"),
         (308, Value::Null, "not registered: status 308 (is that the workspace's address?)"),
         (
             201,
             json!({"id": SERVER, "name": "web-1"}),
-            "whether the server was registered is not known",
+            "it is unknown whether the server was registered",
         ),
     ] {
         service.answer_with(REGISTER, status, &body, || {});
-        let (code, out, errors) = end(&mut registering(&service, &config)).await;
+        let (code, out, errors) = end(&mut register(&service, &config)).await;
         assert_eq!((code, out.as_str(), errors.lines().count()), (1, "", 1), "{errors}");
         assert!(errors.starts_with("farhand-agent: ") && errors.contains(expected), "{errors}");
         assert!(names(folder.path()).is_empty());
     }
-    let mut nobody = Service::start(true).await;
-    nobody.url = "http://127.0.0.1:1".to_owned();
-    let (code, _, errors) = end(&mut registering(&nobody, &config)).await;
-    assert!(code == 1 && errors.contains("http://127.0.0.1:1 is not reached"), "{errors}");
+    let mut unreachable = Service::start(true).await;
+    unreachable.url = "http://127.0.0.1:1".to_owned();
+    let (code, _, errors) = end(&mut register(&unreachable, &config)).await;
+    assert!(code == 1 && errors.contains("http://127.0.0.1:1 is unreachable"), "{errors}");
     assert!(names(folder.path()).is_empty());
 }
 
 #[tokio::test]
-async fn a_file_that_is_there_is_kept_and_nothing_is_registered() {
+async fn an_existing_file_prevents_registration_without_force() {
     let service = Service::start(true).await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
     fs::write(&config, "kept").unwrap();
-    let (code, _, errors) = end(&mut registering(&service, &config)).await;
+    let (code, _, errors) = end(&mut register(&service, &config)).await;
     assert!(
         code == 1 && errors.contains("a file is there already") && errors.lines().count() == 1,
         "{errors}"
     );
     assert_eq!((fs::read_to_string(&config).unwrap().as_str(), calls(&service).len()), ("kept", 0));
-    let (code, _, errors) =
-        end(&mut registering(&service, Path::new("/dev/null/agent.toml"))).await;
+    let (code, _, errors) = end(&mut register(&service, Path::new("/dev/null/agent.toml"))).await;
     assert!(code == 1 && errors.lines().count() == 1, "{errors}");
     assert_eq!(calls(&service).len(), 0);
-    service.answer_with(REGISTER, 201, &made(), || {});
-    assert_eq!(end(registering(&service, &config).arg("--force")).await.0, 0);
+    service.answer_with(REGISTER, 201, &registered(), || {});
+    assert_eq!(end(register(&service, &config).arg("--force")).await.0, 0);
     assert!(fs::read_to_string(&config).unwrap().contains(KEY));
     assert_eq!(fs::metadata(&config).unwrap().mode() & 0o777, 0o600);
 }
 
 #[tokio::test]
-async fn a_registration_whose_file_cannot_be_written_is_taken_back() {
+async fn a_server_is_unregistered_if_its_file_is_not_written() {
     let service = Service::start(true).await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
     for (status, expected) in
         [(204, "the server is unregistered again"), (500, "stays in the workspace: status 500")]
     {
-        // Somebody else registers at the same time, and is first.
+        // Another registration writes the file at the same time, and is first.
         let path = config.clone();
-        service.answer_with(REGISTER, 201, &made(), move || fs::write(path, "another").unwrap());
+        service
+            .answer_with(REGISTER, 201, &registered(), move || fs::write(path, "another").unwrap());
         service.answer("/unregister/", &[status]);
-        let (code, _, errors) = end(&mut registering(&service, &config)).await;
+        let (code, _, errors) = end(&mut register(&service, &config)).await;
         assert_eq!((code, errors.lines().count()), (1, 1), "{errors}");
         assert!(errors.contains(expected), "{errors}");
         assert_eq!(
@@ -203,7 +206,7 @@ async fn a_registration_whose_file_cannot_be_written_is_taken_back() {
 }
 
 #[tokio::test]
-async fn unregistering_removes_the_file_and_the_state() {
+async fn unregister_deletes_the_config_file_and_the_state() {
     let mut service = Service::start(true).await;
     let mut agent = service.agent();
     let mut socket = service.socket().await;
@@ -231,12 +234,12 @@ async fn unregistering_removes_the_file_and_the_state() {
     let last = service.calls().pop().unwrap();
     assert_eq!(last.call, "DELETE /api/servers/servers/-/unregister/");
     assert_eq!(last.headers["authorization"], format!("id=\"{SERVER}\", key=\"{KEY}\""));
-    // There is nothing left to do it with.
+    // The config file is deleted.
     assert_eq!(end(&mut command(&[])).await.0, 2);
 }
 
 #[tokio::test]
-async fn a_server_that_is_gone_is_unregistered_by_force() {
+async fn force_unregisters_a_deleted_server() {
     let service = Service::start(true).await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
@@ -248,7 +251,7 @@ async fn a_server_that_is_gone_is_unregistered_by_force() {
     assert!(!config.exists());
 }
 
-/// What `status` tells as JSON, and its exit code.
+/// The exit code of `status`, and its JSON.
 async fn status(config: &Path) -> (i32, Value) {
     let (code, out, errors) =
         end(&mut program(&[&"status", &"--json", &"--config", &config])).await;
@@ -256,7 +259,7 @@ async fn status(config: &Path) -> (i32, Value) {
 }
 
 #[tokio::test]
-async fn the_status_tells_of_the_agent_and_of_the_service() {
+async fn status_shows_the_agent_and_the_service() {
     let mut service = Service::start(true).await;
     service.settings = "max_running = 1";
     let mut agent = service.agent();
@@ -266,19 +269,19 @@ async fn the_status_tells_of_the_agent_and_of_the_service() {
     let process = service.first_line(running).await;
     let waiting = socket.command("true").await;
     service.acked(waiting).await;
-    let (code, told) = status(&config).await;
+    let (code, json) = status(&config).await;
     let expected = json!({
         "url": service.url, "id": SERVER, "fingerprint": FINGERPRINT, "name": "web-1", "service": "ok", "running": true, "pid": agent.pid(),
         "commands": {"running": 1, "waiting": 1, "unreported": 0}, "version": env!("CARGO_PKG_VERSION"),
     });
-    assert_eq!((code, told), (0, expected));
+    assert_eq!((code, json), (0, expected));
     service.answer("/api/servers/servers/-/", &[403]);
-    let (code, told) = status(&config).await;
-    assert_eq!((code, &told["service"], &told["name"]), (4, &json!("refused"), &Value::Null));
+    let (code, json) = status(&config).await;
+    assert_eq!((code, &json["service"], &json["name"]), (4, &json!("refused"), &Value::Null));
     service.answer("/api/servers/servers/-/", &[502]);
-    let (code, told) = status(&config).await;
+    let (code, json) = status(&config).await;
     assert_eq!(
-        (code, &told["service"], &told["running"]),
+        (code, &json["service"], &json["running"]),
         (1, &json!("unreachable"), &json!(true))
     );
     let (code, text, _) = end(&mut program(&[&"status", &"--config", &config])).await;
@@ -291,16 +294,16 @@ async fn the_status_tells_of_the_agent_and_of_the_service() {
     agent.signal(Signal::SIGKILL);
     agent.exit().await;
     kill(Pid::from_raw(process.parse().unwrap()), Signal::SIGKILL).unwrap();
-    let (code, told) = status(&config).await;
+    let (code, json) = status(&config).await;
     assert_eq!(
-        (code, &told["running"], &told["pid"], &told["service"]),
+        (code, &json["running"], &json["pid"], &json["service"]),
         (3, &json!(false), &Value::Null, &json!("ok"))
     );
-    assert_eq!(told["commands"], json!({"running": 1, "waiting": 1, "unreported": 0}));
+    assert_eq!(json["commands"], json!({"running": 1, "waiting": 1, "unreported": 0}));
 }
 
 #[tokio::test]
-async fn what_is_misused_is_exit_code_2() {
+async fn invalid_arguments_are_exit_code_2() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
     let unusable = folder.path().join("unusable");
@@ -351,7 +354,7 @@ async fn what_is_misused_is_exit_code_2() {
 }
 
 #[tokio::test]
-async fn installing_writes_a_unit_that_systemd_reads() {
+async fn install_writes_a_valid_unit() {
     let folder = tempfile::tempdir().unwrap();
     let unit = folder.path().join("etc/systemd/system/farhand-agent.service");
     let binary = folder.path().join("usr/local/bin/farhand-agent");
@@ -399,8 +402,7 @@ async fn installing_writes_a_unit_that_systemd_reads() {
     assert!(code == 0 && out.contains("nothing to do"), "{out}");
 }
 
-/// Lets systemd read a unit, where it is there; each of its lines is checked in any case, in
-/// `install.rs`.
+/// Lets systemd check a unit, if it is installed. The lines are also checked in `install.rs`.
 async fn verify(folder: &Path, unit: &str) {
     let copy = folder.join("farhand-agent.service");
     fs::write(&copy, unit).unwrap();
@@ -408,7 +410,7 @@ async fn verify(folder: &Path, unit: &str) {
     match command.args(["verify", "--man=no"]).arg(&copy).output().await {
         Ok(output) => {
             let errors = String::from_utf8_lossy(&output.stderr);
-            // It may find fault with other units of this machine.
+            // It may also report errors in other units of this machine.
             let about =
                 errors.lines().filter(|line| line.contains("farhand-agent")).collect::<Vec<_>>();
             assert!(about.is_empty(), "{about:#?}");
@@ -419,7 +421,7 @@ async fn verify(folder: &Path, unit: &str) {
 }
 
 #[tokio::test]
-async fn installing_needs_root() {
+async fn install_and_uninstall_need_root() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("farhand-agent");
@@ -439,7 +441,7 @@ async fn installing_needs_root() {
 }
 
 #[tokio::test]
-async fn built_ins_do_not_wait_behind_commands() {
+async fn builtins_do_not_wait_behind_commands() {
     let mut service = Service::start(true).await;
     service.settings = "max_running = 1";
     let _agent = service.agent();
@@ -452,7 +454,7 @@ async fn built_ins_do_not_wait_behind_commands() {
         (" version ", 0, env!("CARGO_PKG_VERSION")),
         ("dance", 127, "This agent has no such built-in."),
     ] {
-        let id = socket.internal(line).await;
+        let id = socket.builtin(line).await;
         let fin = service.fin(id).await;
         assert_eq!(
             (&fin["exit_code"], &fin["result"], &fin["success"]),
@@ -460,7 +462,7 @@ async fn built_ins_do_not_wait_behind_commands() {
         );
         assert_eq!(service.reports(id)[0].0, "ack");
     }
-    let id = socket.internal("upgrade").await;
+    let id = socket.builtin("upgrade").await;
     let fin = service.fin(id).await;
     assert!(
         fin["exit_code"] == 127 && fin["result"].as_str().unwrap().contains("Replace its binary"),
@@ -470,7 +472,7 @@ async fn built_ins_do_not_wait_behind_commands() {
 }
 
 #[tokio::test]
-async fn a_restart_waits_for_what_runs_and_what_waits() {
+async fn a_restart_waits_for_running_and_waiting_commands() {
     let mut service = Service::start(true).await;
     service.settings = "max_running = 1";
     let agent = service.agent_with(&["--drain-seconds", "600"], None);
@@ -487,7 +489,7 @@ async fn a_restart_waits_for_what_runs_and_what_waits() {
     let second = format!("echo two >> {}", log.display());
     let waiting = socket.command(&second).await;
     service.acked(waiting).await;
-    let restart = socket.internal("restart").await;
+    let restart = socket.builtin("restart").await;
     let fin = service.fin(restart).await;
     assert_eq!((&fin["success"], &fin["result"]), (&json!(true), &json!("restarting")));
     assert_eq!(socket.next().await, Err(1000));
@@ -497,7 +499,7 @@ async fn a_restart_waits_for_what_runs_and_what_waits() {
     for id in [running, waiting] {
         assert_eq!(service.fin(id).await["exit_code"], 0);
     }
-    // The same process, that knows what it knew.
+    // The process number and the state are the same as before.
     assert_eq!(status(&agent.config()).await.1["pid"], agent.pid());
     for (id, line) in [(running, line.as_str()), (waiting, second.as_str())] {
         let before = service.fins(id).len();
@@ -511,7 +513,7 @@ async fn a_restart_waits_for_what_runs_and_what_waits() {
 }
 
 #[tokio::test]
-async fn a_restart_stops_what_does_not_end() {
+async fn a_restart_stops_commands_after_the_drain_time() {
     let mut service = Service::start(true).await;
     service.settings = "max_running = 1";
     let _agent = service.agent_with(&["--drain-seconds", "1"], None);
@@ -520,7 +522,7 @@ async fn a_restart_stops_what_does_not_end() {
     service.wrote(running, "begun").await;
     let waiting = socket.command("true").await;
     service.acked(waiting).await;
-    socket.internal("restart").await;
+    socket.builtin("restart").await;
     let _socket = service.socket().await;
     let fin = service.fin(running).await;
     assert_eq!(
@@ -534,7 +536,7 @@ async fn a_restart_stops_what_does_not_end() {
 }
 
 #[tokio::test]
-async fn a_restart_starts_the_program_that_is_there_now() {
+async fn a_restart_starts_the_current_program_file() {
     let mut service = Service::start(true).await;
     service.copies = true;
     let agent = service.agent();
@@ -547,18 +549,18 @@ async fn a_restart_starts_the_program_that_is_there_now() {
         copy_program(&written, &beside);
         fs::rename(&beside, &program).unwrap();
     };
-    // What does not work is not started.
+    // The agent does not start a program that fails.
     replace("exit 7");
-    let id = socket.internal("restart").await;
+    let id = socket.builtin("restart").await;
     let fin = service.fin(id).await;
     assert!(
         fin["exit_code"] == 1 && fin["result"].as_str().unwrap().contains("stays as it is"),
         "{fin}"
     );
-    let id = socket.internal("ping").await;
+    let id = socket.builtin("ping").await;
     assert_eq!(service.fin(id).await["result"], "pong");
     replace(&format!("echo \"$@\" >> {}; exec {PROGRAM} \"$@\"", log.display()));
-    let id = socket.internal("restart").await;
+    let id = socket.builtin("restart").await;
     assert_eq!(service.fin(id).await["result"], "restarting");
     let mut socket = service.socket().await;
     let started = fs::read_to_string(&log).unwrap();
@@ -569,7 +571,7 @@ async fn a_restart_starts_the_program_that_is_there_now() {
 }
 
 #[tokio::test]
-async fn a_signal_makes_an_exit_of_a_restart() {
+async fn a_signal_turns_a_restart_into_an_exit() {
     let mut service = Service::start(true).await;
     let mut agent = service.agent();
     let mut socket = service.socket().await;
@@ -579,7 +581,7 @@ async fn a_signal_makes_an_exit_of_a_restart() {
         .command(&format!("echo begun; until [ -e {} ]; do sleep 0.02; done", go.display()))
         .await;
     service.wrote(id, "begun").await;
-    socket.internal("restart").await;
+    socket.builtin("restart").await;
     assert_eq!(socket.next().await, Err(1000));
     agent.signal(Signal::SIGTERM);
     eventually(|| agent.log().contains("SIGTERM: the agent exits, and is not restarted")).await;
@@ -589,16 +591,16 @@ async fn a_signal_makes_an_exit_of_a_restart() {
 }
 
 #[tokio::test]
-async fn without_a_place_for_its_state_it_does_not_restart() {
+async fn without_a_state_folder_the_agent_does_not_restart() {
     let mut service = Service::start(true).await;
     let _agent = service.agent_with(&["--state-dir", "/dev/null/state"], None);
     let mut socket = service.socket().await;
-    let id = socket.internal("restart").await;
+    let id = socket.builtin("restart").await;
     let fin = service.fin(id).await;
     assert!(
         fin["exit_code"] == 1 && fin["result"].as_str().unwrap().contains("stays as it is"),
         "{fin}"
     );
-    let id = socket.internal("ping").await;
+    let id = socket.builtin("ping").await;
     assert_eq!(service.fin(id).await["result"], "pong");
 }

@@ -1,5 +1,5 @@
-//! A service for the agent to talk to, which notes what it is told and answers as a test wants it,
-//! and the agent itself.
+//! A simulated service that records the agent's calls and responds as a test says, and the agent
+//! itself.
 
 use std::collections::HashMap;
 use std::fs;
@@ -27,55 +27,53 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 use uuid::Uuid;
 
-/// How long anything may take that a test waits for: far longer than it does.
+/// The time limit of every wait. It is far longer than any step takes.
 pub const PATIENCE: Duration = Duration::from_secs(25);
-/// The server that the agent is for.
+/// The id of the agent's server.
 pub const SERVER: &str = "01936d3e-7a00-7000-8000-000000000001";
-/// Its key.
+/// The agent's key.
 pub const KEY: &str = "kEyKeYkEyKeYkEyKeY";
 
 pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 
-/// A call that came.
+/// A call of the agent.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Method and path.
+    /// The method and the path.
     pub call: String,
     /// By lower-case name.
     pub headers: HashMap<String, String>,
-    /// Null where there is none.
+    /// Null if there is no JSON body.
     pub body: Value,
 }
 
-/// What is answered instead of 200: each once, in order.
+/// Responses in place of the default ones. Each is used once, in order.
 type Answers = Arc<Mutex<Vec<Answer>>>;
 
-/// An answer.
+/// A response in place of the default one.
 struct Answer {
-    /// A piece of the path.
+    /// The end of the path, or `/ws/` for the WebSocket.
     part: &'static str,
     status: u16,
     body: String,
-    /// What happens before.
+    /// Called before the response is sent.
     first: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Answer {
-    /// Whether it is for a request to a path. What the agent sends by itself, to paths that only
-    /// hold the piece, does not take it.
+    /// Whether this is the response for a path.
     fn is_for(&self, path: &str) -> bool {
         path.ends_with(self.part) || (self.part == "/ws/" && path.starts_with(self.part))
     }
 }
 
-/// The service.
 pub struct Service {
     pub port: u16,
     pub url: String,
-    /// More lines for the agent's file.
+    /// More lines for the agent's config file.
     pub settings: &'static str,
-    /// Whether an agent's program is a copy of its own, which a test may replace.
+    /// Whether each agent gets its own copy of the program, so that a test can replace it.
     pub copies: bool,
     certificate: Option<String>,
     calls: watch::Sender<Vec<Seen>>,
@@ -84,12 +82,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// A service of which the agent's server is commissioned, or is not yet.
+    /// Starts a service. `commissioned`: whether the agent's server is commissioned.
     pub async fn start(commissioned: bool) -> Self {
         Self::listen(commissioned, None).await
     }
 
-    /// The same by https, for `localhost`.
+    /// Starts a service with https, for `localhost`.
     pub async fn start_tls() -> Self {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let key =
@@ -137,15 +135,15 @@ impl Service {
         Self { port, url, settings: "", copies: false, certificate, calls, answers, sockets }
     }
 
-    /// Answers the next calls, of which the paths contain `part`, with these statuses.
+    /// Sets the statuses of the next calls whose paths end with `part`.
     pub fn answer(&self, part: &'static str, statuses: &[u16]) {
         let answer =
             |status: &u16| Answer { part, status: *status, body: String::new(), first: None };
         self.answers.lock().unwrap().extend(statuses.iter().map(answer));
     }
 
-    /// Answers the next call, of which the path contains `part`, with a status and JSON; and does
-    /// something before.
+    /// Sets the status and the JSON of the next call whose path ends with `part`. Calls `first`
+    /// before the response.
     pub fn answer_with(
         &self,
         part: &'static str,
@@ -157,7 +155,7 @@ impl Service {
         self.answers.lock().unwrap().push(answer);
     }
 
-    /// Answers as usual again.
+    /// Restores the default responses.
     pub fn clear_answers(&self) {
         self.answers.lock().unwrap().clear();
     }
@@ -167,26 +165,26 @@ impl Service {
         self.calls.borrow().clone()
     }
 
-    /// The calls about a command so far: `ack`, `chunk`, `fin`, with their bodies.
+    /// The reports of a command so far: `ack`, `chunk` or `fin`, and the body.
     pub fn reports(&self, id: Uuid) -> Vec<(String, Value)> {
         reports(&self.calls.borrow(), id)
     }
 
-    /// Waits until the calls so far are as wanted.
+    /// Waits until the calls so far satisfy a condition.
     pub async fn until(&self, condition: impl Fn(&[Seen]) -> bool) {
         let mut calls = self.calls.subscribe();
         if timeout(PATIENCE, calls.wait_for(|calls| condition(calls))).await.is_err() {
-            panic!("it did not come to that: {:#?}", self.calls());
+            panic!("the expected calls did not come: {:#?}", self.calls());
         }
     }
 
-    /// Waits for the end of a command.
+    /// Waits for the fin of a command.
     pub async fn fin(&self, id: Uuid) -> Value {
         self.until(|calls| reports(calls, id).iter().any(|(kind, _)| kind == "fin")).await;
         self.reports(id).into_iter().find(|(kind, _)| kind == "fin").unwrap().1
     }
 
-    /// Waits for the acknowledgement of a command.
+    /// Waits for the ack of a command.
     pub async fn acked(&self, id: Uuid) {
         self.until(|calls| reports(calls, id).iter().any(|(kind, _)| kind == "ack")).await;
     }
@@ -202,7 +200,7 @@ impl Service {
         written(&self.calls(), id).lines().next().unwrap().to_owned()
     }
 
-    /// The ends of a command that came so far.
+    /// The fins of a command so far.
     pub fn fins(&self, id: Uuid) -> Vec<Value> {
         let fins = self.reports(id).into_iter().filter(|(kind, _)| kind == "fin");
         fins.map(|(_, body)| body).collect()
@@ -213,12 +211,11 @@ impl Service {
         timeout(PATIENCE, self.sockets.recv()).await.expect("the agent does not connect").unwrap()
     }
 
-    /// Starts an agent.
     pub fn agent(&self) -> Agent {
         self.agent_with(&[], None)
     }
 
-    /// Starts an agent with more arguments and as another account.
+    /// Starts an agent with more arguments, and as another account if one is given.
     pub fn agent_with(&self, arguments: &[&str], account: Option<&User>) -> Agent {
         let directory = tempfile::tempdir().unwrap();
         let (config, log) = (directory.path().join("agent.toml"), directory.path().join("log"));
@@ -227,7 +224,7 @@ impl Service {
             format!("url = {:?}\nid = {SERVER:?}\nkey = {KEY:?}\nsyslog = {syslog:?}\n", self.url);
         write_config(&config, &format!("{content}{}\n", self.settings));
         let mut program = PathBuf::from(env!("CARGO_BIN_EXE_farhand-agent"));
-        // The account may be unable to read the folder of the build.
+        // The account may have no permission for the build folder.
         if account.is_some() || self.copies {
             let copy = directory.path().join("farhand-agent");
             copy_program(&program, &copy);
@@ -239,7 +236,7 @@ impl Service {
         }
         let mut command = Command::new(program);
         command.arg("run").arg("--config").arg(&config).args(arguments);
-        // What must not reach a command.
+        // A variable that must not be passed to a command.
         command
             .env("FARHAND_TEST_LEAK", "leaked")
             .env_remove("FARHAND_AGENT_KEY")
@@ -257,32 +254,32 @@ impl Service {
     }
 }
 
-/// A system log in a folder: its socket, and what it took so far.
+/// Opens a system log in a folder. Returns its socket and its records so far.
 fn system_log(folder: &std::path::Path) -> (PathBuf, Arc<Mutex<Vec<String>>>) {
     let socket = folder.join("syslog");
     let log = UnixDatagram::bind(&socket).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
     let records = Arc::<Mutex<Vec<String>>>::default();
-    let taken = records.clone();
-    // Until the tests end.
+    let received = records.clone();
+    // Runs until the tests end.
     std::thread::spawn(move || {
         let mut bytes = vec![0; 64 * 1024];
         while let Ok(length) = log.recv(&mut bytes) {
-            taken.lock().unwrap().push(String::from_utf8_lossy(&bytes[..length]).into_owned());
+            received.lock().unwrap().push(String::from_utf8_lossy(&bytes[..length]).into_owned());
         }
     });
     (socket, records)
 }
 
-/// Copies a program. In a process of its own: what this one has open for writing, each process that
-/// another test starts at the same time has open too for a moment, and then it cannot be executed.
+/// Copies a program with a separate process. If this process wrote the file, a child that another
+/// test forks could hold it open for writing, and then it could not be executed.
 pub fn copy_program(from: &std::path::Path, to: &std::path::Path) {
     assert!(
         Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success()
     );
 }
 
-/// Writes a file that its owner alone can read.
+/// Writes a file that only its owner can read.
 fn write_config(path: &std::path::Path, content: &str) {
     use std::io::Write;
     let mut file =
@@ -297,7 +294,7 @@ fn reports(calls: &[Seen], id: Uuid) -> Vec<(String, Value)> {
     reports.map(|(kind, body)| (kind.trim_end_matches('/').to_owned(), body.clone())).collect()
 }
 
-/// What a command's chunks say so far.
+/// The output in the chunks of a command so far.
 fn written(calls: &[Seen], id: Uuid) -> String {
     let chunks = reports(calls, id).into_iter().filter(|(kind, _)| kind == "chunk");
     chunks.map(|(_, body)| body["content"].as_str().unwrap().to_owned()).collect()
@@ -312,7 +309,7 @@ struct Handler {
 }
 
 impl Handler {
-    /// Serves one connection: calls, until one of them makes it a WebSocket.
+    /// Serves one connection until it ends or becomes a WebSocket.
     async fn serve(self, stream: Box<dyn Connection>) {
         let mut stream = BufReader::new(stream);
         while let Some(seen) = read_call(&mut stream).await {
@@ -361,7 +358,7 @@ impl Handler {
     }
 }
 
-/// Reads a request; none where the connection ends.
+/// Reads a request. None if the connection has ended.
 async fn read_call(stream: &mut BufReader<Box<dyn Connection>>) -> Option<Seen> {
     let mut lines = Vec::new();
     loop {
@@ -395,32 +392,32 @@ impl Socket {
         self.0.send(Message::text(message.to_string())).await.unwrap();
     }
 
-    /// Sends a command for the account of the tests; its id.
+    /// Sends a command for the account that the tests run as. Returns its id.
     pub async fn command(&mut self, line: &str) -> Uuid {
         self.command_as(&own_name(), line).await
     }
 
-    /// Sends a command; its id.
+    /// Sends a command for an account. Returns its id.
     pub async fn command_as(&mut self, user: &str, line: &str) -> Uuid {
         let id = next_id();
         self.command_with(id, user, line).await;
         id
     }
 
-    /// Sends a command with an id; it may be one that was sent before.
+    /// Sends a command with an id, which may repeat an earlier one.
     pub async fn command_with(&mut self, id: Uuid, user: &str, line: &str) {
         self.order(id, user, line, None).await;
     }
 
-    /// Sends a command with a timeout in seconds; its id.
+    /// Sends a command with a timeout in seconds. Returns its id.
     pub async fn command_within(&mut self, timeout: i64, line: &str) -> Uuid {
         let id = next_id();
         self.order(id, &own_name(), line, Some(timeout)).await;
         id
     }
 
-    /// Asks for a built-in; its id.
-    pub async fn internal(&mut self, line: &str) -> Uuid {
+    /// Sends a built-in. Returns its id.
+    pub async fn builtin(&mut self, line: &str) -> Uuid {
         let id = next_id();
         self.order_in("internal", id, &own_name(), line, None).await;
         id
@@ -445,18 +442,18 @@ impl Socket {
         self.send(json!({"query": "command", "command": command})).await;
     }
 
-    /// Asks for a kill.
+    /// Sends a kill.
     pub async fn kill(&mut self, id: Uuid) {
         self.send(json!({"query": "kill", "id": id})).await;
     }
 
-    /// The next message: a text as JSON, or a close as its code.
+    /// Waits for the next message. Returns a text as JSON, or the code of a close as an error.
     pub async fn next(&mut self) -> Result<Value, u16> {
         loop {
             match timeout(PATIENCE, self.0.next()).await.expect("no message came") {
                 Some(Ok(Message::Text(text))) => return Ok(serde_json::from_str(&text).unwrap()),
                 Some(Ok(Message::Close(frame))) => {
-                    // Reading on sends the answer.
+                    // Reading sends the close frame that answers this one.
                     let _ = timeout(PATIENCE, self.0.next()).await;
                     return Err(frame.map_or(0, |frame| frame.code.into()));
                 }
@@ -469,7 +466,7 @@ impl Socket {
 
 static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
 
-/// An id that no other command has.
+/// A new command id.
 fn next_id() -> Uuid {
     Uuid::from_u64_pair(0x7a00, NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
 }
@@ -479,21 +476,21 @@ pub fn own_name() -> String {
     User::from_uid(geteuid()).unwrap().unwrap().name
 }
 
-/// Waits for a condition that no call tells of.
+/// Polls a condition that does not depend on calls.
 pub async fn eventually(condition: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < until, "it never happened");
+        assert!(Instant::now() < until, "the condition did not become true");
         sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// Whether a process runs; one that nobody has waited for yet does not.
+/// Whether a process runs. Zombies do not.
 pub fn is_running(pid: &str) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// A running agent; killed when dropped.
+/// A running agent. Dropping it kills the process.
 pub struct Agent {
     process: Child,
     command: Command,
@@ -508,39 +505,37 @@ impl Agent {
         kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
     }
 
-    /// Kills it, and starts it again with all that it left. It has no moment to do anything.
+    /// Kills the process without warning and starts it again with the same files.
     pub fn kill_and_restart(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
         self.restart();
     }
 
-    /// Starts it again after it exited.
+    /// Starts the agent again after it has exited.
     pub fn restart(&mut self) {
         self.process = self.command.spawn().unwrap();
     }
 
-    /// The number of its process.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Its file.
+    /// The path of its config file.
     pub fn config(&self) -> PathBuf {
         self.directory.path().join("agent.toml")
     }
 
-    /// Its program, where that is a copy.
+    /// The path of its copy of the program.
     pub fn program(&self) -> PathBuf {
         self.directory.path().join("farhand-agent")
     }
 
-    /// Where it keeps what it remembers.
+    /// The folder of its state.
     pub fn state(&self) -> PathBuf {
         self.directory.path().join("agent.state").join(SERVER)
     }
 
-    /// Waits until it exits.
     pub async fn exit(&mut self) -> ExitStatus {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -552,12 +547,12 @@ impl Agent {
         }
     }
 
-    /// What it wrote to the system log so far.
+    /// Its records in the system log so far.
     pub fn records(&self) -> Vec<String> {
         self.records.lock().unwrap().clone()
     }
 
-    /// What it logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }

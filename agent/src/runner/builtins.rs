@@ -1,8 +1,9 @@
-//! The agent's built-ins: what an order of the shell `internal` asks for (contract 7.1,
+//! The agent's built-ins: the commands of orders with the shell `internal` (contract 7.1,
 //! agent-protocol 6.7).
 //!
-//! They start no process, so the order's account, environment and timeout do not matter. They do
-//! not wait behind commands, as a client may ask why those do not end.
+//! A built-in starts no process, so the order's account, environment and timeout do not apply. It
+//! does not wait behind other commands, because a client may use it to find out why those do not
+//! end.
 
 use farhand_domain::wire::Fin;
 
@@ -10,18 +11,17 @@ use crate::host::facts;
 use crate::host::program::Program;
 use crate::runner::fin::NOT_FOUND;
 
-/// The name of the shell that orders of built-ins have.
+/// The `shell` of orders for built-ins.
 pub const SHELL: &str = "internal";
 
-/// A built-in that is done.
+/// The result of a built-in.
 pub struct Done {
-    /// Its end.
     pub fin: Fin,
-    /// Whether the agent restarts after that is reported.
+    /// Whether the agent restarts after the fin is reported.
     pub restarts: bool,
 }
 
-/// Runs a built-in. `remembers`: the journal is durable, so a restart loses nothing.
+/// Runs a built-in. A restart needs a durable journal, so that it loses nothing.
 pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
     let plain =
         |exit_code, result: &str| Done { fin: fin(exit_code, result.to_owned()), restarts: false };
@@ -30,8 +30,8 @@ pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
         "version" => plain(0, facts::VERSION),
         "restart" if !remembers => plain(
             1,
-            "The agent stays as it is: it cannot write its state folder, so after a restart it would know nothing of its \
-             commands.",
+            "The agent stays as it is: it cannot write its state folder, so a restart would lose the state of \
+             its commands.",
         ),
         "restart" => match program.check().await {
             Ok(()) => Done { fin: fin(0, "restarting".to_owned()), restarts: true },
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn built_ins_are_exact_words() {
+    async fn a_builtin_must_match_exactly() {
         assert_eq!(answer(" ping\n", false).await, (0, "pong".to_owned(), false));
         assert_eq!(answer("version", false).await, (0, facts::VERSION.to_owned(), false));
         for other in ["", "Ping", "ping pong", "ping;", "restart now", "quit", "exec sh"] {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_memory_it_does_not_restart() {
+    async fn without_a_durable_journal_it_does_not_restart() {
         let (code, why, restarts) = answer("restart", false).await;
         assert!(code == 1 && why.contains("stays as it is") && !restarts, "{why}");
     }
