@@ -1,9 +1,10 @@
-// An agent whose commands are over as soon as they come: it acks, and tells at once what `echo` would have said.
+// A scripted agent. It runs nothing: it reports each command as acknowledged and ended as soon as
+// it arrives, with the output that `echo` would have.
 import { WebSocket } from "undici";
 import { Client } from "./load.mjs";
 
 /**
- * Connects an agent. A report that the service does not take ends the run.
+ * Connects an agent. The run fails if the service refuses a report.
  * @param {string} url of the service
  * @param {{id: string, key: string}} server
  * @returns {Promise<{close: () => Promise<void>}>}
@@ -17,7 +18,7 @@ export async function connectAgent(url, { id, key }) {
     if (query !== "command") return;
     const path = `/api/events/commands/${command.id}/`;
     const fin = { success: true, result: `${command.line.replace(/^echo /, "")}\n`, elapsed_time: 0.001, exit_code: 0, chunks: 0 };
-    // Side by side, as the reporters of an Alpamon are.
+    // In parallel, like the reporters of Alpamon.
     await Promise.all([
       client.call("POST", `${path}ack/`, { expected: 204 }),
       client.call("POST", `${path}fin/`, { body: fin, expected: 204 }),
@@ -25,7 +26,7 @@ export async function connectAgent(url, { id, key }) {
   });
   await new Promise((opened, failed) => {
     socket.addEventListener("open", opened, { once: true });
-    socket.addEventListener("error", () => failed(new Error("the agent was not let in")), { once: true });
+    socket.addEventListener("error", () => failed(new Error("the agent could not connect")), { once: true });
   });
   return {
     close: () => {

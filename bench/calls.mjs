@@ -1,5 +1,7 @@
-// node bench/calls.mjs: how often the built Worker's wasm calls JavaScript for a request. It fails if that is too often: each call
-// costs up to half a microsecond, and much more where a row or a header takes several.
+// node bench/calls.mjs
+//
+// Counts how often the Worker's wasm calls JavaScript for a request, and fails if the count is too
+// high. A call costs up to half a microsecond, and a row or a header can need several calls.
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -9,11 +11,11 @@ import { observe } from "./observe.mjs";
 import { startService, stopAll } from "./peers.mjs";
 import { makeWorkspace } from "./workspace.mjs";
 
-/** The most calls of a request; `token` names the caller's kind. */
+/** The largest number of calls for each request. `token` is the kind of the caller's credential. */
 const REQUESTS = [
-  { path: "/api/events/commands/", token: "apiToken", most: 25 },
-  { path: "/api/events/commands/", token: "loginToken", most: 25 },
-  { path: "/api/auth/is-authenticated/", most: 10 },
+  { path: "/api/events/commands/", token: "apiToken", max: 25 },
+  { path: "/api/events/commands/", token: "loginToken", max: 25 },
+  { path: "/api/auth/is-authenticated/", max: 10 },
 ];
 
 const folder = mkdtempSync(join(tmpdir(), "farhand-calls-"));
@@ -24,12 +26,12 @@ try {
   const tokens = await makeWorkspace(client, service.operatorToken, "demo");
   await client.close();
   await service.stop();
-  for (const { path, token, most } of REQUESTS) {
+  for (const { path, token, max } of REQUESTS) {
     const { calls } = await observe(folder, ({ get }) => get(path, tokens[token]));
     const count = Object.values(calls).reduce((sum, number) => sum + number, 0);
-    const line = `${path}, ${token ?? "no header"}: ${count} calls of at most ${most}: ${JSON.stringify(calls)}`;
+    const line = `${path}, ${token ?? "no header"}: ${count} calls of at most ${max}: ${JSON.stringify(calls)}`;
     say(line);
-    if (count > most || count === 0) wrong.push(line);
+    if (count > max || count === 0) wrong.push(line);
   }
 } finally {
   await stopAll();

@@ -1,7 +1,8 @@
-// Commands by the million, made inside SQLite in a minute or two: as the Worker and its triggers would have made them.
+// Creates millions of commands in SQLite within a minute or two, exactly as the Worker and its
+// triggers would create them.
 //
-// node bench/data.mjs: checks that. It makes a small set in both ways, with the triggers and without, and compares all that
-// is in the two databases.
+// node bench/data.mjs: checks that. It creates a small set in both ways, with the triggers and
+// without them, and compares the two databases.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -10,54 +11,63 @@ import { fileURLToPath } from "node:url";
 import { fail, root, say } from "../scripts/lib.mjs";
 import { programs } from "../scripts/toolchain.mjs";
 
-/** How many servers a workspace has, and how many people who ask for commands. */
+/** The number of servers of a workspace, and the number of its users who request commands. */
 const SERVERS = 1_000;
 const PEOPLE = 50;
-/** Words that are in 20 commands; in every fifth, evenly; in every fifth, the oldest ones. */
+/**
+ * Search words. `SELDOM` is in 20 commands, `OFTEN` in every fifth command, `ONCE_OFTEN` in the
+ * oldest fifth of the commands.
+ */
 export const SELDOM = "zookeeper";
 export const OFTEN = "deploy";
 export const ONCE_OFTEN = "legacy";
-/** A word that is in 20 commands of a workspace with long lines only, behind the characters that the index has. */
+/**
+ * A search word in 20 commands of the workspace with long lines. It comes after the part of the
+ * line that the index has.
+ */
 export const BEHIND = "omega";
-/** How many servers somebody reaches who does not reach all: the first ones, half of them owned and half by a group. */
+/**
+ * The number of servers that the restricted user can access. They are the first ones: the user owns
+ * one half, and accesses the other half through a group.
+ */
 export const REACHED = 10;
 
 let program = null;
 
-/** Runs SQL on a database; returns what it prints. */
+/** Runs SQL on a database. Returns its output. */
 function execute(file, sql) {
-  program ??= programs(["sqlite3"], ["sqlite3"], "the data is made with the sqlite3 command")[0];
+  program ??= programs(["sqlite3"], ["sqlite3"], "bench/data.mjs creates data with the sqlite3 command")[0];
   const done = spawnSync(program, ["-bail", "-json", file], { input: sql, encoding: "utf8", maxBuffer: 1 << 30 });
   if (done.error || done.status !== 0) throw new Error(`sqlite3: ${done.error?.message ?? done.stderr}`);
   return done.stdout.trim();
 }
 
-/** The rows that a statement selects. */
+/** Returns the rows that a statement selects. */
 export const select = (file, sql) => JSON.parse(execute(file, sql) || "[]");
 
-/** The file of D1 in an instance's state folder. */
+/** Returns the path of D1's file in an instance's state folder. */
 export function d1File(stateDir) {
   const folder = join(stateDir, "v3", "d1", "miniflare-D1DatabaseObject");
   const names = readdirSync(folder).filter((name) => name.endsWith(".sqlite") && name !== "metadata.sqlite");
-  if (names.length !== 1) throw new Error(`${folder} holds ${names.length} databases`);
+  if (names.length !== 1) throw new Error(`${folder} has ${names.length} databases`);
   return join(folder, names[0]);
 }
 
-/** SQL for a moment, some seconds from the beginning of 2025. */
+/** SQL for a time: `seconds` after the beginning of 2025. */
 const moment = (seconds) => `strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2025-01-01', (${seconds}) || ' seconds')`;
-/** SQL for the id of a workspace's server with a number. */
+/** SQL for the id of the server with a number in a workspace. */
 const serverId = (workspace, number) => `printf('%08x-0000-7000-8000-%012x', ${workspace}, ${number})`;
-/** The same. */
+/** The id of the server with a number in a workspace. */
 export const serverOf = (workspace, number) =>
   `${workspace.toString(16).padStart(8, "0")}-0000-7000-8000-${number.toString(16).padStart(12, "0")}`;
 /** SQL for the name of the server with a number. */
 const serverName = (number) =>
   `printf('%s-%04d', (json_array('web', 'db', 'app', 'cache', 'worker', 'build', 'mail') ->> ((${number}) % 7)), ${number})`;
-/** SQL for a whole number below `below`: of each `i` another, and for each `salt`. */
+/** SQL for a pseudorandom integer from 0 to `below` - 1. It depends on `i` and on `salt`. */
 const dice = (salt, below) =>
   `((i * 48271 + ${salt} * 7919) % 2147483647 * ((i * 48271 + ${salt} * 7919) % 2147483647) % 2147483647 >> 5) % ${below}`;
 
-/** What people run. `%` stands for a number. */
+/** Typical command lines. `%` is replaced by a number. */
 const LINES = [
   "uptime",
   "df -h /var/lib/postgresql",
@@ -81,11 +91,14 @@ const LINES = [
   "echo 'Größe geprüft: %' >> /var/log/audit.log",
 ];
 const RARE_TAIL = "' --quorum zookeeper-' || i";
-/** SQL for what makes a line long: 2,400 characters more on average, or so. */
+/** SQL for a tail that makes a line long, by about 2,400 characters on average. */
 const LONG_TAIL = (count) => `' # ' || substr(replace(printf('%.*c', 500, 'x'), 'x', 'and so on '), 1, 1100 + ${dice(9, 2_600)})
     || iif(i % ${count / 20} = ${count / 40}, ' --then ${BEHIND}', '')`;
 
-/** SQL that fills the tables but for commands: servers, people, and what the restricted user reaches. */
+/**
+ * SQL that fills all tables except those for commands: servers, users, and the access of the
+ * restricted user.
+ */
 const fleet = ({ workspace, user }) => `
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${SERVERS})
 INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, commissioned, added_at, updated_at)
@@ -104,7 +117,10 @@ SELECT ${workspace}, g.id, ${serverId(workspace, "i")} FROM n
 CROSS JOIN groups g ON g.workspace_id = ${workspace} AND g.name = 'bench' WHERE i * 2 > ${REACHED};
 `;
 
-/** SQL that makes the commands. One in fifty is scheduled for later, as many have no requester or another shell. */
+/**
+ * SQL that creates the commands. One in fifty is scheduled for later, and one in fifty is a
+ * built-in. About one in eleven has no requester.
+ */
 const commands = ({ workspace, user, count, busy = SERVERS, isLong = false }) => {
   const lines = `('${JSON.stringify(LINES).replaceAll("'", "''")}' ->> (${dice(1, LINES.length)}))`;
   const isLater = dice(6, 50);
@@ -136,7 +152,7 @@ FROM d;
 `;
 };
 
-/** SQL for what the triggers would have made of the commands of a workspace that had none. */
+/** SQL for the rows that the triggers would create for the commands of a new workspace. */
 const derived = ({ workspace }) => `
 INSERT INTO command_servers (workspace_id, server_id, name)
 SELECT workspace_id, server_id, server_name FROM commands WHERE workspace_id = ${workspace} GROUP BY server_id, server_name ORDER BY min(seq);
@@ -144,7 +160,7 @@ INSERT INTO command_requesters (workspace_id, user_id, server_id)
 SELECT DISTINCT workspace_id, requested_by, server_id FROM commands WHERE workspace_id = ${workspace} AND requested_by IS NOT NULL;
 `;
 
-/** SQL for what a Sealer counts. */
+/** SQL for the counters that a Sealer updates. */
 const counted = ({ workspace }) => `
 INSERT INTO counted_commands (workspace_id, up_to, total, day, bytes)
 SELECT workspace_id, max(seq), count(*), '', 0 FROM commands WHERE workspace_id = ${workspace} GROUP BY workspace_id;
@@ -155,24 +171,27 @@ SELECT workspace_id, 'requester', CAST(requested_by AS TEXT), count(*) FROM comm
 WHERE workspace_id = ${workspace} AND requested_by IS NOT NULL GROUP BY requested_by;
 `;
 
-/** SQL for the index of lines. */
+/** SQL that fills the search index of lines. */
 const TEXTS = `
 INSERT INTO command_texts (rowid, server, requester, line, wide)
 SELECT seq, server, requester, line, wide FROM command_text_rows ORDER BY seq;
 `;
 
 /**
- * Fills workspaces that have a superuser and a restricted user, and nothing else; there are no others. Nobody else may have the
- * database open.
+ * Fills workspaces that have only a superuser and a restricted user. The database has no other
+ * workspaces, and no other process may have it open.
  * @param {string} file the database
- * @param {{workspace: number, user: number, count: number, busy?: number, isLong?: boolean}[]} sets the workspace's id, the user's,
- *   how many commands, on how many servers they are, and whether all lines are long. `user` is to reach the first servers.
+ * @param {{workspace: number, user: number, count: number, busy?: number, isLong?: boolean}[]} sets
+ * for each workspace: its id, the id of its restricted user, the number of commands, the number of
+ * servers that have commands, and whether all lines are long. `user` gets access to the first
+ * servers.
  */
 export function fill(file, sets) {
   const parts = select(file, `SELECT type, name, sql FROM sqlite_master WHERE tbl_name = 'commands' AND type IN ('index', 'trigger') AND sql IS NOT NULL`);
   const drops = parts.map(({ type, name }) => `DROP ${type} ${name};`).join("\n");
   const made = (wanted) => parts.filter(({ type }) => type === wanted).map(({ sql }) => `${sql};`).join("\n");
-  // Larger than what the platform has: nothing that is set here stays in the file, but for the mode of the journal.
+  // Settings for speed. None of them stays in the file except the journal mode, which is restored
+  // at the end.
   execute(file, `PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -1000000; PRAGMA temp_store = MEMORY;
     BEGIN; ${drops}
     ${sets.map((set) => fleet(set) + commands(set)).join("\n")}
@@ -184,7 +203,7 @@ export function fill(file, sets) {
     COMMIT; PRAGMA journal_mode = WAL;`);
 }
 
-/** Everything in a database that the two ways must have in common. */
+/** All content that must be equal in both databases. */
 function contents(file) {
   const tables = ["commands", "counted_commands", "command_counts", "command_servers", "command_requesters", "departed_users", "servers", "users"];
   const rows = tables.map((table) => [table, select(file, `SELECT * FROM ${table}`)]);
@@ -212,8 +231,8 @@ function check() {
     const expected = contents(slow);
     for (const [what, rows] of contents(quick)) {
       const [found, wanted] = [rows, expected.get(what)].map((all) => all.map((row) => JSON.stringify(row)).sort().join());
-      if (found !== wanted) fail(`${what} differ: ${rows.length} rows, and ${expected.get(what).length} by the triggers`);
-      say(`${what}: ${rows.length} rows, alike`);
+      if (found !== wanted) fail(`${what} differ: ${rows.length} rows, but the triggers create ${expected.get(what).length}`);
+      say(`${what}: ${rows.length} rows, equal`);
     }
   } finally {
     rmSync(folder, { recursive: true, force: true });

@@ -1,7 +1,10 @@
-// npm run bench -- fleet [--agents N] [--rate N] [--seconds N]: a service with so many scripted agents, each with its WebSocket, and
-// so many commands a second over random ones of them, each posted with `Prefer: wait`. An agent reports that it took a command and, as
-// soon as that is answered, that it ended. Says how long it took from when a command was due to be posted to its result, whether all
-// succeeded and none was handed out twice, and how much memory workerd takes for an agent that is idle. Loopback only.
+// npm run bench -- fleet [--agents N] [--rate N] [--seconds N]
+//
+// Runs the service with N scripted agents, each on its own WebSocket, and posts commands at a fixed
+// rate to random servers, with `Prefer: wait`. An agent reports the ack of a command and then,
+// after the response, its fin. The bench measures the time from when a command was due to be posted
+// to its result, checks that all commands succeeded and none was delivered twice, and measures
+// workerd's memory for an idle agent. Uses loopback only.
 import { existsSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync, statfsSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -17,21 +20,27 @@ import { makeWorkspace, userToken } from "./workspace.mjs";
 
 const { values } = parseArgs({ options: Object.fromEntries(["agents", "rate", "seconds"].map((name) => [name, { type: "string" }])) });
 const { agents, rate, seconds } = { agents: 1000, rate: 100, seconds: 60, ...Object.fromEntries(Object.entries(values).map(([name, value]) => [name, Number(value)])) };
-/** How long a command may take before it counts as lost, in seconds. */
-const PATIENCE = 30;
-/** How long before the measurement the same load warms the service up, in seconds. */
-const WARM_UP = 5;
-/** How many agents dial, or servers are made, at once. */
+/** A command without a result for this long counts as lost, in seconds. */
+const RESULT_TIMEOUT_S = 30;
+/** How long the same load warms up the service before the measurement, in seconds. */
+const WARM_UP_S = 5;
+/** How many agents connect, or servers are created, concurrently. */
 const AT_ONCE = 8;
-/** How long idle objects may be awake, in seconds: workerd lets them go after ten. */
-const SLEEPS_WITHIN = 60;
-/** Of the clients. workerd closes a connection after five idle seconds: one must not be taken for a request at that very moment. */
-const LIMITS = { keepAliveTimeout: 1000, headersTimeout: 2 * PATIENCE * 1000 };
-/** How much room the state of all takes at most, in bytes. */
-const ROOM = 6 * 2 ** 30;
+/**
+ * The longest wait until idle objects are evicted from memory, in seconds. workerd evicts them
+ * after ten.
+ */
+const EVICTION_TIMEOUT_S = 60;
+/**
+ * Limits of the clients. workerd closes a connection after five idle seconds, so clients close
+ * theirs earlier: a request must not meet a connection that is just being closed.
+ */
+const LIMITS = { keepAliveTimeout: 1000, headersTimeout: 2 * RESULT_TIMEOUT_S * 1000 };
+/** The largest size of the service's state, in bytes. */
+const STATE_BYTES = 6 * 2 ** 30;
 const COMMANDS = "/api/events/commands/";
 
-/** Does `work` for each of some things, so many at once. */
+/** Calls `work` for each item, `AT_ONCE` items concurrently. */
 async function each(things, work) {
   const left = things.values();
   await Promise.all(
@@ -41,28 +50,32 @@ async function each(things, work) {
   );
 }
 
-/** Connects an agent. What it is sent is counted in `handed`, by the command's id, and what it had to report again. */
-function connect(url, reports, server, handed, failed) {
+/**
+ * Connects an agent. `deliveries` counts how often each command was delivered, and has the errors
+ * of reports that were retried.
+ */
+function connect(url, reports, server, deliveries, failed) {
   const headers = { authorization: `id="${server.id}", key="${server.key}"` };
   const report = async (id, kind, body) => {
     for (const seconds of [1, 3, 7, null]) {
       try {
         return await reports.call("POST", `${COMMANDS}${id}/${kind}/`, { headers, body, expected: 204 });
       } catch (error) {
-        // As agent-protocol 4.1 has it, and told at the end.
+        // Retried as agent-protocol 4.1 says, and listed at the end.
         if (seconds === null) throw error;
-        handed.retries.push(error.message);
+        deliveries.retries.push(error.message);
         await pause(seconds * 1000);
       }
     }
   };
-  // As Alpamon and our own agent, it does not offer to compress: that would cost a quarter of a megabyte each.
+  // Like Alpamon and Farhand's agent, it does not offer compression, which would cost a quarter of
+  // a megabyte per agent.
   const socket = new WebSocket(`${url.replace("http", "ws")}/ws/servers/backhaul/`, {
     perMessageDeflate: false,
     headers: { ...headers, origin: url, "user-agent": "alpamon/2.0.0" },
   });
   const run = async ({ id }) => {
-    handed.times.set(id, (handed.times.get(id) ?? 0) + 1);
+    deliveries.times.set(id, (deliveries.times.get(id) ?? 0) + 1);
     await report(id, "ack");
     await report(id, "fin", { success: true, result: "done\n", elapsed_time: 0.001, exit_code: 0, chunks: 0 });
   };
@@ -77,35 +90,35 @@ function connect(url, reports, server, handed, failed) {
   });
 }
 
-/** The process of workerd whose files are in a folder. */
+/** Finds the workerd process whose files are in a folder. */
 function workerd(folder) {
   const pid = readdirSync("/proc").find((name) => {
     try {
       const command = readFileSync(`/proc/${name}/cmdline`, "utf8");
       return /(^|\/)workerd\0/.test(command) && readFileSync(`/proc/${name}/environ`, "utf8").includes(folder);
     } catch {
-      // Not a process, or one that ended meanwhile.
+      // Not a process, or a process that has exited.
       return false;
     }
   });
-  if (pid === undefined) fail("there is no workerd");
+  if (pid === undefined) fail("no workerd process was found");
   return {
-    /** What it has in memory, in KB. */
+    /** The resident memory, in KB. */
     memory: () => Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))[1]),
-    /** How many objects of servers it has in memory: each has its database open. */
+    /** The number of server objects in memory. Each of them has its database open. */
     awake: () => {
       const open = new Set();
       for (const fd of readdirSync(`/proc/${pid}/fd`)) {
         try {
           open.add(readlinkSync(`/proc/${pid}/fd/${fd}`));
         } catch {
-          // It was closed meanwhile.
+          // The file was closed in the meantime.
         }
       }
-      // metadata.sqlite is the runtime's own.
+      // metadata.sqlite belongs to the runtime.
       return [...open].filter((file) => /farhand-ServerLink\/[0-9a-f]+\.sqlite$/.test(file)).length;
     },
-    /** How long it has been busy, in seconds. */
+    /** The CPU time so far, in seconds. */
     busy: () => {
       const [user, system] = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1].split(" ").slice(11, 13).map(Number);
       return (user + system) / 100;
@@ -113,14 +126,20 @@ function workerd(folder) {
   };
 }
 
-/** Waits until the objects of idle servers are out of memory. */
-async function sleep(process) {
-  const until = Date.now() + SLEEPS_WITHIN * 1000;
+/**
+ * Waits until the objects of idle servers are evicted. Returns the number of objects that remain in
+ * memory.
+ */
+async function waitForEviction(process) {
+  const until = Date.now() + EVICTION_TIMEOUT_S * 1000;
   while (process.awake() > 0 && Date.now() < until) await pause(500);
   return process.awake();
 }
 
-/** Posts commands at a steady rate, whether or not earlier ones are answered. Returns the times to their results in ms. */
+/**
+ * Posts commands at a steady rate, without waiting for earlier responses. Returns the commands, and
+ * the times to their results in ms.
+ */
 async function load(post, servers, length) {
   const times = [];
   const commands = await steadily(rate, length, async (_, due) => {
@@ -132,10 +151,11 @@ async function load(post, servers, length) {
 }
 
 await build();
-// In memory where there is room: a thousand databases are written at once, and it is not the disk that is to be measured.
+// In memory if there is room: a thousand databases are written concurrently, and the disk should
+// not be measured.
 const memory = existsSync("/dev/shm") ? statfsSync("/dev/shm") : { bavail: 0, bsize: 0 };
-const isRoomy = memory.bavail * memory.bsize > ROOM;
-const folder = mkdtempSync(join(isRoomy ? "/dev/shm" : tmpdir(), "farhand-fleet-"));
+const fitsInMemory = memory.bavail * memory.bsize > STATE_BYTES;
+const folder = mkdtempSync(join(fitsInMemory ? "/dev/shm" : tmpdir(), "farhand-fleet-"));
 say(`fleet: the state is in ${folder}`);
 const instance = await startInstance({ stateDir: folder, port: await freePort(), onExit: (how) => fail(`the service ended with ${how}`) });
 const [users, reports] = [256, 64].map((connections) => new Client(instance.url, connections, {}, LIMITS));
@@ -144,46 +164,46 @@ try {
 
   const runtime = workerd(folder);
   const fresh = runtime.memory();
-  say(`fleet: making ${agents} servers`);
+  say(`fleet: creating ${agents} servers`);
   const servers = [];
   await each([...Array(agents).keys()], async (number) => {
     servers.push(await users.json("POST", "/api/servers/", { headers, body: { name: `server-${number}` }, expected: 201 }));
   });
-  await sleep(runtime);
+  await waitForEviction(runtime);
   const before = runtime.memory();
 
   say("fleet: connecting the agents");
-  const handed = { times: new Map(), retries: [] };
+  const deliveries = { times: new Map(), retries: [] };
   const sockets = [];
   const failures = [];
   const failed = (error) => failures.push(error);
-  await each(servers, async (server) => sockets.push(await connect(instance.url, reports, server, handed, failed)));
+  await each(servers, async (server) => sockets.push(await connect(instance.url, reports, server, deliveries, failed)));
   const connected = runtime.memory();
-  const stillAwake = await sleep(runtime);
+  const stillAwake = await waitForEviction(runtime);
   const hibernated = runtime.memory();
   say(`fleet: ${fresh} KB fresh, ${before} KB before, ${connected} KB connected, ${hibernated} KB with ${stillAwake} objects awake`);
 
   const post = (server) =>
     users.json("POST", COMMANDS, {
-      headers: { ...headers, prefer: `wait=${PATIENCE}` },
+      headers: { ...headers, prefer: `wait=${RESULT_TIMEOUT_S}` },
       body: { server: server.id, line: "true", username: "worker" },
       expected: 201,
     });
   say(`fleet: ${rate} commands a second for ${seconds} s`);
-  await load(post, servers, WARM_UP);
+  await load(post, servers, WARM_UP_S);
   const busy = runtime.busy();
   const own = process.cpuUsage();
   const { times, commands } = await load(post, servers, seconds);
   const ownBusy = process.cpuUsage(own);
   if (failures.length > 0) throw failures[0];
-  for (const message of new Set(handed.retries)) say(`fleet: a report was repeated: ${message}`);
+  for (const message of new Set(deliveries.retries)) say(`fleet: a report was repeated: ${message}`);
   const succeeded = commands.filter((command) => command.status.text === "Success").length;
-  const twice = [...handed.times.values()].filter((times) => times > 1).length;
-  const lost = commands.filter((command) => !handed.times.has(command.id)).length;
+  const twice = [...deliveries.times.values()].filter((times) => times > 1).length;
+  const lost = commands.filter((command) => !deliveries.times.has(command.id)).length;
   const [middle, slowest] = [percentile(times, 0.5), percentile(times, 0.99)];
   const cpu = (runtime.busy() - busy) / commands.length;
   say(
-    `fleet: ${succeeded} of ${commands.length} succeeded, ${twice} handed out twice, ${lost} never, ${handed.retries.length} reports repeated; ` +
+    `fleet: ${succeeded} of ${commands.length} succeeded, ${twice} delivered twice, ${lost} never, ${deliveries.retries.length} reports repeated; ` +
       `p50 ${middle.toFixed(0)} ms, p99 ${slowest.toFixed(0)} ms, max ${Math.max(...times).toFixed(0)} ms; of a core, workerd took ` +
       `${(cpu * 1000).toFixed(1)} ms for each command, and this ${((100 * (ownBusy.user + ownBusy.system)) / 1e6 / seconds).toFixed(0)} %`,
   );

@@ -1,7 +1,11 @@
-// node bench/lists.mjs [FOLDER [made]]: what lists of commands cost at 1,000,000 commands, in relation to 1,000 (docs/contributing/performance.md,
-// What lists cost). Two instances of the service, one after the other in short windows: `shared` with a workspace of 1,000,000,
-// one of 1,000 and one of 10,000 long lines, and `alone` with one of 1,000. What they hold is made once and stays in FOLDER, if one is named; it takes
-// 2 GB and a minute or two, and is all that is done with `made`. Loopback only.
+// node bench/lists.mjs [FOLDER [made]]
+//
+// Measures lists of commands in a workspace with 1,000,000 commands, relative to one with 1,000
+// (docs/performance.md, What lists cost). Two instances of the service take turns in short windows.
+// `shared` has three workspaces: 1,000,000 commands, 1,000 commands, and 10,000 commands with long
+// lines. `alone` has one workspace with 1,000 commands. Creating the data takes 2 GB and a minute
+// or two. If FOLDER is given, the data stays there for the next run. With `made`, the bench only
+// creates the data. Uses loopback only.
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
@@ -13,19 +17,28 @@ import { Client } from "./load.mjs";
 import { judged, median, publish, ratio, table } from "./report.mjs";
 import { makeWorkspace, person, tokensOf, userToken } from "./workspace.mjs";
 
-/** How many windows a figure is of, and how long one is for each of the two that are compared. */
+/**
+ * The number of windows for each figure, and the length of a window for each of the two requests
+ * that are compared.
+ */
 const WINDOWS = 7;
 const WINDOW_MS = 250;
 const PATH = "/api/events/commands/";
 const SIZE = 15;
 const [LARGE, SMALL, LONG] = [1_000_000, 1_000, 10_000];
-/** The instances, with the workspaces of each: a slug, how many commands, and on how many servers. */
+/**
+ * The instances and their workspaces: the slug, the number of commands, and the number of servers
+ * that have commands.
+ */
 const INSTANCES = {
   shared: [{ slug: "large", count: LARGE }, { slug: "small", count: SMALL, busy: 40 }, { slug: "long", count: LONG, isLong: true }],
   alone: [{ slug: "small", count: SMALL, busy: 40 }],
 };
 
-/** Makes a workspace with a superuser and a user who is to reach some servers; gives their tokens. */
+/**
+ * Creates a workspace with a superuser and a user who will have access to some servers. Returns
+ * their tokens.
+ */
 async function people({ url, operatorToken }, slug) {
   const client = new Client(url, 1);
   const host = `${slug}.local.localhost`;
@@ -37,20 +50,20 @@ async function people({ url, operatorToken }, slug) {
   return { host, superuser, restricted, user };
 }
 
-/** Starts an instance, which is made where it is not there. */
+/** Starts an instance. Creates its data if the folder does not have it. */
 async function start(folder, name) {
   const stateDir = join(folder, name);
   const factsFile = join(stateDir, "facts.json");
-  // However old the commands are, none goes.
+  // No retention: old commands are kept.
   const environment = { ...process.env, PBKDF2_ITERATIONS: "100000", COMMAND_RETENTION_DAYS: "0" };
   const serve = async () => {
     const instance = await startInstance({ stateDir, port: await freePort(), environment });
     return { ...instance, client: new Client(instance.url, 1) };
   };
-  const madeOf = digest(["migrations", "bench/data.mjs"]);
+  const dataDigest = digest(["migrations", "bench/data.mjs"]);
   if (existsSync(factsFile)) {
     const facts = JSON.parse(readFileSync(factsFile, "utf8"));
-    if (facts.madeOf === madeOf) return { ...(await serve()), workspaces: facts.workspaces };
+    if (facts.dataDigest === dataDigest) return { ...(await serve()), workspaces: facts.workspaces };
     rmSync(stateDir, { recursive: true });
   }
   const first = await serve();
@@ -63,20 +76,20 @@ async function start(folder, name) {
   for (const { slug } of INSTANCES[name]) workspaces[slug].id = ids.get(slug);
   const began = performance.now();
   fill(file, INSTANCES[name].map((set) => ({ ...set, workspace: workspaces[set.slug].id, user: workspaces[set.slug].user })));
-  say(`${name}: filled in ${Math.round((performance.now() - began) / 1000)} s`);
-  writeFileSync(factsFile, JSON.stringify({ madeOf, workspaces }), { mode: 0o600 });
+  say(`${name}: data created in ${Math.round((performance.now() - began) / 1000)} s`);
+  writeFileSync(factsFile, JSON.stringify({ dataDigest, workspaces }), { mode: 0o600 });
   return { ...(await serve()), workspaces };
 }
 
-/** What somebody asks for: `query` may depend on the workspace's id. */
-const ask = ({ client, logFile, workspaces }, slug, who, query) => {
+/** A request of the user `who` for a list. `query` may be a function of the workspace's id. */
+const listRequest = ({ client, logFile, workspaces }, slug, who, query) => {
   const { host, id, [who]: key } = workspaces[slug];
   const path = `${PATH}?${typeof query === "function" ? query(id) : query}`;
   const send = (headers) => client.json("GET", path, { headers: { Host: host, ...userToken(key), ...headers } });
   return { send, logFile };
 };
 
-/** The rows that are read for it, and how many items there are of all. */
+/** The number of rows that D1 reads for a request, and the `count` of the list. */
 async function rowsOf({ send, logFile }) {
   const id = `bench-${Math.random().toString(36).slice(2)}`;
   const { count } = await send({ "X-Request-Id": id });
@@ -87,7 +100,7 @@ async function rowsOf({ send, logFile }) {
   }
 }
 
-/** The median time of a request in one window, which has at least three. */
+/** The median time of a request in one window of at least three requests. */
 async function window({ send }) {
   const times = [];
   for (const until = performance.now() + WINDOW_MS; times.length < 3 || performance.now() < until; ) {
@@ -125,8 +138,8 @@ const ORDERINGS = ["added_at", "scheduled_at", "delivered_at", "acked_at", "hand
   .flatMap((name) => [name, `-${name}`])
   .map((name) => [`\`ordering=${name}\``, `ordering=${name}`]);
 
-/** Prints a figure as it comes. */
-const tell = (name, found) => {
+/** Prints a figure when it is measured. */
+const printFigure = (name, found) => {
   say(`${name.padEnd(46)} ${ratio(found.ratio).padStart(7)}  ${found.time.toFixed(2)} ms / ${found.against.toFixed(2)} ms, rows ${found.rows} / ${found.base.rows}, of ${found.count}`);
   return found;
 };
@@ -136,7 +149,7 @@ async function firstPages(shared, alone) {
   for (const [name, query] of [...FILTERS, ...ORDERINGS]) {
     const cells = [name];
     for (const [who, label] of [["superuser", "all servers"], ["restricted", "some servers"]]) {
-      const found = tell(`${name}, ${label}`, await compare(ask(shared, "large", who, query), ask(alone, "small", who, query)));
+      const found = printFigure(`${name}, ${label}`, await compare(listRequest(shared, "large", who, query), listRequest(alone, "small", who, query)));
       cells.push(ratio(found.ratio), judged(found.ratio, { most: 1.25 }), `${found.rows} / ${found.base.rows}`);
       if (who === "superuser") cells.push(judged(found.rows, { most: 3 * SIZE + 20 }));
     }
@@ -148,14 +161,17 @@ async function firstPages(shared, alone) {
   ));
 }
 
-/** What is compared within one workspace of 1,000,000. */
+/**
+ * Compares other pages and searches with the plain first page of the workspace with 1,000,000
+ * commands.
+ */
 async function farAndFound(shared, alone) {
   const rows = [];
   const row = (name, found, bound) => {
-    tell(name, found);
+    printFigure(name, found);
     rows.push([name, ratio(found.ratio), bound ? judged(found.ratio, bound) : "as low as it gets", `${found.rows} / ${found.base.rows}`]);
   };
-  const large = (query, who = "superuser") => ask(shared, "large", who, query);
+  const large = (query, who = "superuser") => listRequest(shared, "large", who, query);
   for (const [name, query] of [["", ""], [", `shell=system`", "&shell=system"], [", `ordering=handled_at`", "&ordering=handled_at"]]) {
     const { count } = await rowsOf(large(query));
     const last = Math.ceil(count / SIZE);
@@ -167,13 +183,13 @@ async function farAndFound(shared, alone) {
   row(`one that occurs 200,000 times / plain first page`, await compare(large(`search=${OFTEN}`), plain));
   row(`the same, in the oldest commands only / plain first page`, await compare(large(`search=${ONCE_OFTEN}`), plain));
   for (const word of [SELDOM, OFTEN, ONCE_OFTEN, "nginx"]) {
-    const [beside, own] = [shared, alone].map((instance) => ask(instance, "small", "superuser", `search=${word}`));
+    const [beside, own] = [shared, alone].map((instance) => listRequest(instance, "small", "superuser", `search=${word}`));
     row(`\`search=${word}\` among 1,000 beside 1,000,000 / alone`, await compare(beside, own), { most: 2 });
   }
-  const long = (query) => ask(shared, "long", "superuser", query);
+  const long = (query) => listRequest(shared, "long", "superuser", query);
   for (const [name, words] of [["a word", BEHIND], ["two words", `${BEHIND} deploy`], ["a word that is not all ASCII", "ömega"]]) {
     const found = await compare(long(`search=${encodeURIComponent(words)}`), plain);
-    tell(`search among long lines, ${name}`, found);
+    printFigure(`search among long lines, ${name}`, found);
     rows.push([`\`search\` among 10,000 long lines, ${name} / plain first page`, `${ratio(found.ratio)} (${Math.round(found.time)} ms)`,
       judged(found.time, { most: 200, unit: " ms" }), `${found.rows} / ${found.base.rows}`]);
   }

@@ -1,5 +1,6 @@
-// The load: requests on kept-alive connections, in windows that alternate between peers. By undici's client, as autocannon would
-// tell latencies in whole milliseconds only; how busy it is stands under the table.
+// Generates load: requests on kept-alive connections, in windows that alternate between the peers.
+// Uses undici's client, because autocannon reports latencies in whole milliseconds only. The load
+// of the client itself is printed under the table.
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { setTimeout as pause } from "node:timers/promises";
@@ -8,8 +9,8 @@ import { say } from "../scripts/lib.mjs";
 import { median } from "./report.mjs";
 
 /**
- * Starts `work` at a steady rate for some seconds, whether or not earlier ones have ended; returns what each gave. `work` gets
- * its number and the time at which it is due, as of performance.now().
+ * Starts `work` at a steady rate for some seconds, without waiting for earlier calls. Returns all
+ * results. `work` gets its number and its due time in terms of performance.now().
  */
 export async function steadily(rate, seconds, work) {
   const start = performance.now();
@@ -19,14 +20,14 @@ export async function steadily(rate, seconds, work) {
     const early = due - performance.now();
     if (early > 0) await pause(early);
     const one = work(number, due);
-    // A failure is reported when all were started.
+    // A failure is reported by Promise.all below, after all calls were started.
     one.catch(() => {});
     all.push(one);
   }
   return Promise.all(all);
 }
 
-/** A client of one peer, on the loopback, with as many connections as requests at once. */
+/** A client of one peer on loopback. `connections` limits its concurrent requests. */
 export class Client {
   #pool;
 
@@ -42,7 +43,10 @@ export class Client {
     this.#pool = new Pool(url, { connections, ...options });
   }
 
-  /** Makes one request; returns its body's text. Any status but `expected` ends the run: a refusal is fast, and no figure. */
+  /**
+   * Sends a request and returns the response's text. Any status but `expected` ends the run,
+   * because a refused request is fast and would distort the figures.
+   */
   async call(method, path, { headers, body, expected = 200 } = {}) {
     const json = body === undefined ? undefined : JSON.stringify(body);
     const response = await this.#pool.request({
@@ -56,7 +60,7 @@ export class Client {
     return text;
   }
 
-  /** The same, of which the body is JSON. */
+  /** Sends a request and returns the response's JSON. */
   async json(method, path, options) {
     return JSON.parse(await this.call(method, path, options));
   }
@@ -66,10 +70,13 @@ export class Client {
   }
 }
 
-/** How many rounds of windows are not counted. */
+/** The number of rounds that warm up and do not count. */
 const WARM_UP = 6;
 
-/** The CPU time that an instance's workerd has taken, in microseconds. It is the one child of the process that serves. */
+/**
+ * The CPU time of an instance's workerd, in microseconds. workerd is the only child of the serving
+ * process.
+ */
 export function cpuTime(pid) {
   const [workerd] = readFileSync(`/proc/${pid}/task/${pid}/children`, "utf8").split(" ");
   const tasks = `/proc/${workerd}/task`;
@@ -77,7 +84,11 @@ export function cpuTime(pid) {
   return readdirSync(tasks).reduce((sum, task) => sum + nanoseconds(task), 0) / 1000;
 }
 
-/** Does `work` for a while, `width` at a time. Returns what one took, in milliseconds and of workerd's CPU, and how busy this process was. */
+/**
+ * Calls `work` for some time, `width` calls concurrently. Returns the CPU time of workerd per call
+ * in microseconds, the median latency in milliseconds, and the share of time that this process was
+ * busy.
+ */
 async function measure({ work, pid }, width, milliseconds) {
   const times = [];
   const start = performance.now();
@@ -97,14 +108,16 @@ async function measure({ work, pid }, width, milliseconds) {
 }
 
 /**
- * Measures what peers do in alternating windows, in turn and in reverse turn.
- * @param {Record<string, {work: () => Promise<unknown>, pid: number}>} peers what each does once, and the process that serves it
+ * Measures peers in alternating windows. The order is reversed in every second round.
+ * @param {Record<string, {work: () => Promise<unknown>, pid: number}>} peers for each peer, one
+ * unit of work and the process that serves it
  * @param {{width: number, windows: number, milliseconds: number}} options
- * @returns {Promise<Record<string, {cpu: number, latency: number, busy: number}[]>>} of each, the figures of its windows
+ * @returns {Promise<Record<string, {cpu: number, latency: number, busy: number}[]>>} for each peer,
+ * the figures of its windows
  */
 export async function alternate(peers, { width, windows, milliseconds }) {
   const measured = Object.fromEntries(Object.keys(peers).map((name) => [name, []]));
-  // The first rounds warm up: V8 optimises what is called often.
+  // The first rounds warm up: V8 optimises functions that are called often.
   for (let round = -WARM_UP; round < windows; round += 1) {
     const order = Object.entries(peers);
     for (const [name, peer] of round % 2 === 0 ? order : order.reverse()) {
@@ -115,11 +128,12 @@ export async function alternate(peers, { width, windows, milliseconds }) {
   return measured;
 }
 
-/** How many times as much of something one takes as another: the median of the pairs of windows. */
+/** The ratio of a figure of one peer to that of another: the median over the pairs of windows. */
 export function timesAsMuch(one, other, what) {
   const all = (windows) => windows.map((figures) => figures[what]).sort((a, b) => a - b);
   const tenth = (windows) => all(windows)[Math.floor(windows.length / 10)];
-  // Only the median goes into the table. The tenth is of the windows that other programs disturbed least.
-  say(`${what}: ${tenth(one).toFixed(1)} / ${tenth(other).toFixed(1)} = ${(tenth(one) / tenth(other)).toFixed(3)} in a tenth`);
+  // The table has the median only. The lowest tenth shows the windows that other programs disturbed
+  // least.
+  say(`${what}: ${tenth(one).toFixed(1)} / ${tenth(other).toFixed(1)} = ${(tenth(one) / tenth(other)).toFixed(3)} in the lowest tenth`);
   return median(one.map((figures, round) => figures[what] / other[round][what]));
 }

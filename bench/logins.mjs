@@ -1,7 +1,10 @@
-// npm run bench -- logins [--seconds N]: what a flood of anonymous logins does to other requests. Sixteen logins a second arrive, each
-// from another of the 65,536 networks of one IPv6 site, with passwords that are wrong. Beside them: an authenticated read every
-// 20 ms, a command a second whose agent reports, and a login a second by a user from an address that the user logged in from before.
-// Loopback only.
+// npm run bench -- logins [--seconds N]
+//
+// Measures how a flood of anonymous logins affects other requests. Sixteen logins a second arrive
+// with wrong passwords, each from another of the 65,536 networks of one IPv6 site. At the same time
+// there are: an authenticated read every 20 ms, one command a second whose agent reports, and one
+// login a second by a user from an address from which the user has logged in before. Uses loopback
+// only.
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -24,10 +27,10 @@ const HOME = "192.0.2.1";
 const LOGIN = "/api/auth/login/";
 const COMMANDS = "/api/events/commands/";
 
-/** The header of a client's address: the instance takes it from this machine's peers. */
+/** The header with the client's address. The instance trusts it from loopback. */
 const from = (address) => ({ "x-forwarded-for": address });
 
-/** Reads, one after the other, for a while; returns the times in ms. */
+/** Sends reads one after the other for some seconds. Returns the times in ms. */
 async function read(client, headers, seconds) {
   const times = [];
   const until = performance.now() + seconds * 1000;
@@ -56,7 +59,7 @@ try {
     await known.call("POST", LOGIN, { headers: from(HOME), body: login });
     return performance.now() - start;
   };
-  /** Runs a command; its time is that of two reports of the agent and more. */
+  /** Runs a command. Returns the time to its result, which includes two reports of the agent. */
   const run = async () => {
     const start = performance.now();
     const body = { server: server.id, line: "echo done", username: "bench" };

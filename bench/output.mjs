@@ -1,5 +1,8 @@
-// npm run bench -- output [--megabytes N] [--runs N]: how fast the output of one command goes from the agent to the service, and from
-// there to a reader. The project's agent and the service run on this machine. Writes the table `output` of docs/contributing/performance.md.
+// npm run bench -- output [--megabytes N] [--runs N]
+//
+// Measures how fast the output of one command goes from the agent to the service, and from the
+// service to a reader. Farhand's agent and the service run on this machine. Writes the table
+// `output` of docs/performance.md.
 import { openSync, writeFileSync } from "node:fs";
 import { userInfo } from "node:os";
 import { join } from "node:path";
@@ -17,18 +20,18 @@ const { values: options } = parseArgs({
 });
 const BYTES = Number(options.megabytes) * 1_000_000;
 const COMMANDS = "/api/events/commands/";
-const ENDS_WITHIN_MS = 120_000;
+const TIMEOUT_MS = 120_000;
 
 /** Waits until a server is connected. */
 async function connected(client, headers, { id }) {
-  const until = Date.now() + ENDS_WITHIN_MS;
+  const until = Date.now() + TIMEOUT_MS;
   while (!(await client.json("GET", `/api/servers/${id}/`, { headers })).is_connected) {
     if (Date.now() > until) throw new Error("the agent did not connect");
     await new Promise((go) => setTimeout(go, 100));
   }
 }
 
-/** Runs the command and reads its output; returns megabytes a second of both. */
+/** Runs the command and reads its output. Returns the speed of both in megabytes per second. */
 async function runOnce(client, headers, pid) {
   const line = `seq 1 100000000 | head -c ${BYTES}`;
   const [began, cpu] = [performance.now(), cpuTime(pid)];
@@ -52,7 +55,7 @@ async function bench(folder) {
   await build();
   const program = buildAgent();
   const service = await startService(folder);
-  const client = new Client(service.url, 2, {}, { headersTimeout: ENDS_WITHIN_MS });
+  const client = new Client(service.url, 2, {}, { headersTimeout: TIMEOUT_MS });
   const { apiToken } = await makeWorkspace(client, service.operatorToken, "demo");
   const headers = userToken(apiToken);
   const server = await client.json("POST", "/api/servers/", { headers, body: { name: "bench" }, expected: 201 });

@@ -1,5 +1,6 @@
-// The Workers that are measured: this checkout's, another checkout's, and the peers of this folder. Each runs in workerd as
-// `npm start` has it (scripts/serve.mjs), in a process and with a state folder of its own, with the settings of our wrangler.toml.
+// The Workers that are measured: that of this checkout, that of another checkout, and the peers in
+// this folder. Each runs in workerd like `npm start` (scripts/serve.mjs), in its own process with
+// its own state folder, and with the settings of wrangler.toml.
 import { copyFileSync, cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
@@ -14,7 +15,7 @@ const here = join(root, "bench");
 const TARGET = "wasm32-unknown-unknown";
 const crateBuilt = join(root, "target", "bench", TARGET, "release", "farhand_bench_crate.wasm");
 
-/** What is running. */
+/** The running instances. */
 const running = new Set();
 
 /** Starts an instance on a free port. */
@@ -32,13 +33,13 @@ async function start(name, options, starter = startInstance) {
   };
 }
 
-/** Ends all that was started and not stopped. */
+/** Stops all running instances. */
 export async function stopAll() {
   await Promise.all([...running].map((instance) => instance.stop()));
   running.clear();
 }
 
-/** Starts the service, whose Worker is built. */
+/** Starts the service, whose Worker must be built. */
 export const startService = (folder) => start("the service", { stateDir: join(folder, "service") });
 
 /** Starts the service on its state, with an observer around its Worker (observer/index.js). */
@@ -51,23 +52,26 @@ export function startObserved(folder) {
   return start("the observed service", { stateDir: join(folder, "service"), project });
 }
 
-/** Builds the service of another checkout, in its own way. */
+/** Builds the service of another checkout with its own build script. */
 export const buildOther = (checkout) =>
   run(process.execPath, [join(resolve(checkout), "scripts", "build.mjs")], { cwd: resolve(checkout) });
 
-/** Starts the service of another checkout, which is built, in its own way. */
+/** Starts the service of another checkout with its own script. Its Worker must be built. */
 export async function startOther(folder, checkout) {
   checkout = resolve(checkout);
   const { startInstance: starter } = await import(pathToFileURL(join(checkout, "scripts", "instance.mjs")));
   return start(checkout, { stateDir: join(folder, "other") }, starter);
 }
 
-/** Gives a peer the database of the service, which must not run. */
+/** Copies the database of the service for a peer. The service must not run. */
 export function copyDatabase(folder, name) {
   cpSync(join(folder, "service", "v3", "d1"), join(folder, name, "v3", "d1"), { recursive: true });
 }
 
-/** Starts a peer, made of a script of this folder. `values` are exported by its module `statement.mjs`. */
+/**
+ * Bundles a script of this folder and starts it as a peer. The module `statement.mjs` exports
+ * `values` to it.
+ */
 export async function startPeer(folder, name, script, values = {}) {
   const project = join(folder, `${name}.project`);
   mkdirSync(join(project, "build"), { recursive: true });
@@ -89,7 +93,10 @@ export async function startPeer(folder, name, script, values = {}) {
   return start(name, { stateDir: join(folder, name), project });
 }
 
-/** Builds the bare crate, with what versions the service has, and as an ordinary build does: without SIMD. */
+/**
+ * Builds the bare crate with the versions of the service's dependencies, without SIMD, as an
+ * ordinary build does.
+ */
 export async function buildCrate(folder) {
   const crate = join(folder, "crate.source");
   cpSync(join(here, "crate"), crate, { recursive: true });
@@ -98,7 +105,7 @@ export async function buildCrate(folder) {
   run("cargo", ["build", "--quiet", "--release", "--target", TARGET], { cwd: crate, env });
 }
 
-/** Runs a bench with a folder of its own, and stops what it started. Ends the process. */
+/** Runs a bench with a temporary folder, stops everything that it started, and ends the process. */
 export async function runBench(bench) {
   for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void stopAll().then(() => process.exit(1)));
   const folder = mkdtempSync(join(tmpdir(), "farhand-bench-"));

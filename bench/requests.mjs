@@ -1,6 +1,9 @@
-// node bench/requests.mjs [--windows N] [--milliseconds N] [--against CHECKOUT] [--only TEXT]: what requests cost, each in relation to
-// peers that run beside the service and take their turns with it, and what the Worker weighs. Writes the table `requests` of
-// docs/contributing/performance.md; with another checkout, whose service is one more peer, or for some rows only, it only prints it.
+// node bench/requests.mjs [--windows N] [--milliseconds N] [--against CHECKOUT] [--only TEXT]
+//
+// Measures the cost of requests relative to peers that take turns with the service, the size of the
+// Worker, and its start-up time. Writes the table `requests` of docs/performance.md. With
+// --against, the service of another checkout is one more peer. With --against or --only, the table
+// is only printed.
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
@@ -25,17 +28,17 @@ const { values: options } = parseArgs({
 });
 const turns = { windows: Number(options.windows), milliseconds: Number(options.milliseconds) };
 const CONNECTIONS = 8;
-/** How many commands the lists are of. */
+/** The number of commands in the database. */
 const COMMANDS = 200;
 const ROUNDS = 600_000;
 const LAUNCHES = 21;
-const SETTLES_WITHIN_MS = 10_000;
+const OUTBOX_TIMEOUT_MS = 10_000;
 const LIST = "/api/events/commands/";
 const STATUS = "/api/status/";
 const IS_AUTHENTICATED = "/api/auth/is-authenticated/";
 const LOGIN = "/api/auth/login/";
 
-/** Makes a workspace with a superuser, tokens and a server, whose agent has run commands. */
+/** Creates a workspace with a superuser, tokens, and a server whose agent has run commands. */
 async function fill({ url, operatorToken }) {
   const client = new Client(url, CONNECTIONS);
   const tokens = await makeWorkspace(client, operatorToken, "demo");
@@ -46,11 +49,11 @@ async function fill({ url, operatorToken }) {
   const agent = await connectAgent(url, server);
   const run = runsCommands(client, facts);
   for (let ran = 0; ran < COMMANDS; ran += 1) await run();
-  // D1 is told of the last ones a little later.
+  // The last results reach D1 a little later.
   const latest = async () => (await client.json("GET", LIST, { headers })).results;
-  const until = Date.now() + SETTLES_WITHIN_MS;
+  const until = Date.now() + OUTBOX_TIMEOUT_MS;
   while (!(await latest()).every(({ success }) => success)) {
-    if (Date.now() > until) throw new Error("D1 was not told of the last commands");
+    if (Date.now() > until) throw new Error("the last results did not reach D1");
   }
   facts.command = (await latest()).at(-1).id;
   await agent.close();
@@ -58,7 +61,7 @@ async function fill({ url, operatorToken }) {
   return facts;
 }
 
-/** What runs a command and waits for its result. */
+/** Returns a function that runs a command and waits for its result. */
 function runsCommands(client, { apiToken, server }) {
   const headers = { ...userToken(apiToken), Prefer: "wait=20" };
   let number = 0;
@@ -70,7 +73,7 @@ function runsCommands(client, { apiToken, server }) {
   };
 }
 
-/** The list as one answers it, without its own address in it. */
+/** The list of commands that a peer returns, without the peer's own address. */
 async function listed({ url }, apiToken) {
   const client = new Client(url, 1);
   const text = await client.call("GET", LIST, { headers: userToken(apiToken) });
@@ -78,7 +81,7 @@ async function listed({ url }, apiToken) {
   return JSON.stringify(JSON.parse(text.replaceAll(url, "")));
 }
 
-/** Starts everything that is measured, with the same commands in each database. */
+/** Starts all peers, with the same commands in each database. */
 async function startAll(folder) {
   const filling = await startService(folder);
   const facts = await fill(filling);
@@ -102,26 +105,29 @@ async function startAll(folder) {
   }
   const own = await listed(all.service, facts.apiToken);
   for (const name of ["hono", "list"]) {
-    const its = await listed(all[name], facts.apiToken);
-    if (its !== own) throw new Error(`the peer ${name} does not answer the same list: ${its.slice(0, 1500)}, not ${own.slice(0, 1500)}`);
+    const theirs = await listed(all[name], facts.apiToken);
+    if (theirs !== own) throw new Error(`the peer ${name} does not return the same list: ${theirs.slice(0, 1500)}, not ${own.slice(0, 1500)}`);
   }
   return all;
 }
 
-/** Measures the requests; returns rows of the table, and how busy the client was at most, from 0 to 1. */
+/**
+ * Measures the requests. Returns the rows of the table, and the largest share of time that the
+ * client was busy, from 0 to 1.
+ */
 async function measureRequests(folder) {
   const { service, other, hono, list, isAuthenticated, d1, empty, crate } = await startAll(folder);
   const rows = [];
   let busiest = 0;
   const chosen = (what) => what.includes(options.only);
-  /** The same work of the service and, where that is asked for, of the other checkout's. */
+  /** The same work for the service and, with --against, for the other checkout. */
   const both = (work) => ({ service: work(service), ...(other && { other: work(other) }) });
-  const told = (what, of, figure, bounds, against) => {
+  const addRow = (what, of, figure, bounds, against) => {
     const row = [what, of, ratio(figure), bounds ? judged(figure, bounds) : ""];
     rows.push(other ? [...row, ratio(against)] : row);
     say(rows.at(-1).join(" | "));
   };
-  /** How much of workerd's CPU a peer takes for a request, for each part that the service takes. */
+  /** Adds rows with the CPU time that a peer takes for a request, relative to the service. */
   const cheapness = async (what, work, peers) => {
     if (!chosen(what)) return;
     const works = Object.entries(peers).map(([name, { work }]) => [name, work]);
@@ -129,15 +135,15 @@ async function measureRequests(folder) {
     busiest = Math.max(busiest, ...Object.values(figures).flat().map(({ busy }) => busy));
     const against = other && timesAsMuch(figures.other, figures.service, "cpu");
     for (const [name, { of, bounds }] of Object.entries(peers)) {
-      told(what, of, timesAsMuch(figures[name], figures.service, "cpu"), bounds, against);
+      addRow(what, of, timesAsMuch(figures[name], figures.service, "cpu"), bounds, against);
     }
   };
-  /** The time of one, one at a time. */
+  /** Adds a row with the latency of single requests. */
   const latency = async (what, work, { of, work: peer, bounds }) => {
     if (!chosen(what)) return;
     const figures = await alternate({ ...both(work), peer }, { ...turns, width: 1 });
     const against = other && timesAsMuch(figures.service, figures.other, "latency");
-    told(what, of, timesAsMuch(figures.service, figures.peer, "latency"), bounds, against);
+    addRow(what, of, timesAsMuch(figures.service, figures.peer, "latency"), bounds, against);
   };
   const getting = ({ url, pid }, path, token) => {
     const client = new Client(url, CONNECTIONS, token && userToken(token));
@@ -178,7 +184,7 @@ async function measureRequests(folder) {
   return { rows, busiest };
 }
 
-/** What the Worker weighs, and how long it takes to start. */
+/** The size of the Worker, and its start-up time. */
 async function weigh(folder) {
   const kilobytes = sizes().reduce((sum, { zipped }) => sum + zipped, 0) / 1000;
   const launched = join(folder, "launched");
@@ -191,7 +197,7 @@ async function weigh(folder) {
 }
 
 async function bench(folder) {
-  // A build that fails ends this process at once, so they come before anything is started.
+  // The builds come first, because a failed build ends this process immediately.
   await build();
   await buildCrate(folder);
   if (options.against) buildOther(options.against);

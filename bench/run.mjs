@@ -1,9 +1,11 @@
-// npm run bench [-- NAME...] [-- --OPTION...]: measures the service and writes the tables of docs/contributing/performance.md. Without names,
-// everything; options go to each bench that is named, or else to `requests`.
+// npm run bench [-- NAME...] [-- --OPTION...]
+//
+// Measures the service and writes the tables of docs/performance.md. Without names, all benches
+// run. Options go to each named bench, or to `requests` if none is named.
 import { join } from "node:path";
 import { root, run } from "../scripts/lib.mjs";
 
-/** Each is a file of this folder, which is run in a process of its own. */
+/** Each bench is a file of this folder, and runs in its own process. */
 const BENCHES = ["requests", "lists", "fleet", "logins", "output"];
 
 const given = process.argv.slice(2);

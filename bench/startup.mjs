@@ -1,5 +1,6 @@
-// How long a Worker takes to start: workerd is launched with our Worker and with an empty one in turn, until it has answered its
-// first request. The difference is what ours takes, on this machine.
+// Measures the start-up time of the Worker: launches workerd in turn with the service's Worker and
+// with an empty one, and measures the time to the first response. The difference is the start-up
+// time on this machine.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { copyFileSync, readFileSync, writeFileSync } from "node:fs";
@@ -10,7 +11,7 @@ import workerd from "workerd";
 import { root } from "../scripts/lib.mjs";
 import { median } from "./report.mjs";
 
-/** Writes workerd's own configuration for a Worker of some modules; returns the file. */
+/** Writes workerd's configuration for a Worker with some modules. Returns the path of the file. */
 function configure(folder, name, modules) {
   const { compatibility_date } = parse(readFileSync(join(root, "wrangler.toml"), "utf8"));
   const text = `using Workerd = import "/workerd/workerd.capnp";
@@ -25,18 +26,18 @@ const main :Workerd.Worker = (modules = [${modules.join(", ")}], compatibilityDa
   return file;
 }
 
-/** Launches workerd; returns after how many milliseconds it had answered. */
+/** Launches workerd. Returns the time to its first response in milliseconds. */
 async function launch(config) {
   const start = performance.now();
   const child = spawn(workerd.default, ["serve", config, "--control-fd=3"], { stdio: ["ignore", "ignore", "inherit", "pipe"] });
   const ended = once(child, "exit");
   try {
-    const told = await Promise.race([once(child.stdio[3], "data"), ended.then(() => [""])]);
-    const { port } = JSON.parse(`${told[0]}`.split("\n")[0] || "{}");
-    if (port === undefined) throw new Error("workerd ended, and never listened");
+    const line = await Promise.race([once(child.stdio[3], "data"), ended.then(() => [""])]);
+    const { port } = JSON.parse(`${line[0]}`.split("\n")[0] || "{}");
+    if (port === undefined) throw new Error("workerd exited before it listened");
     const { statusCode, body } = await request(`http://127.0.0.1:${port}/healthz`);
     await body.dump();
-    if (statusCode !== 200) throw new Error(`the first answer was ${statusCode}`);
+    if (statusCode !== 200) throw new Error(`the first response was ${statusCode}`);
     return performance.now() - start;
   } finally {
     child.kill("SIGKILL");
@@ -45,8 +46,8 @@ async function launch(config) {
 }
 
 /**
- * Launches both Workers in turn, so many times each.
- * @returns {Promise<number>} milliseconds
+ * Launches both Workers in turn, `launches` times each.
+ * @returns {Promise<number>} the difference in milliseconds
  */
 export async function startUp(folder, launches) {
   const embedded = (name, kind) => {
@@ -58,7 +59,7 @@ export async function startUp(folder, launches) {
   const times = { ours: [], empty: [] };
   for (let round = 0; round <= launches; round += 1) {
     const [one, other] = [await launch(ours), await launch(empty)];
-    // The first of each brings the files into memory.
+    // The first launch of each loads the files into the page cache.
     if (round > 0) (times.ours.push(one), times.empty.push(other));
   }
   return median(times.ours) - median(times.empty);

@@ -1,29 +1,32 @@
-// What every bench begins with: a workspace with a superuser, and the tokens of whoever calls.
+// Shared set-up of the benches: a workspace with a superuser, and tokens of users.
 
 const PASSWORD = "a long one, for the bench";
 
-/** The header of a user's request. */
+/** The header with a user's token. */
 export const userToken = (token) => ({ Authorization: `token="${token}"` });
 
-/** A person as the API takes one in. */
+/** The body of a request that creates a user. */
 export const person = (username) => ({ username, email: `${username}@example.com`, password: PASSWORD });
 
 /**
- * Logs somebody in, and makes an API token.
+ * Logs a user in and creates an API token.
  * @param {import("./load.mjs").Client} client
- * @param {string} username of a person as `person` makes one
- * @param {object} headers that name the workspace, where it is not the default one
+ * @param {string} username of a user that `person` describes
+ * @param {object} headers with the workspace's host, unless it is the default workspace
  */
 export async function tokensOf(client, username, headers = {}) {
   const login = { username, password: PASSWORD };
   const { token: loginToken } = await client.json("POST", "/api/auth/login/", { headers, body: login });
   const body = { name: "bench", expires_at: null };
-  const made = { headers: { ...headers, ...userToken(loginToken) }, body, expected: 201 };
-  const { key: apiToken } = await client.json("POST", "/api/auth/tokens/", made);
+  const options = { headers: { ...headers, ...userToken(loginToken) }, body, expected: 201 };
+  const { key: apiToken } = await client.json("POST", "/api/auth/tokens/", options);
   return { login, loginToken, apiToken };
 }
 
-/** Makes a workspace; gives the tokens of its superuser. `headers` name it, where it is not the default one. */
+/**
+ * Creates a workspace. Returns the tokens of its superuser. `headers` have its host, unless it is
+ * the default workspace.
+ */
 export async function makeWorkspace(client, operatorToken, slug, headers = {}) {
   const admin = person("boss");
   const operator = { Authorization: `Bearer ${operatorToken}` };

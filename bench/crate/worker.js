@@ -1,4 +1,4 @@
-// The bare crate in workerd: one hash of a password, and nothing else.
+// The bare crate in workerd: one password hash per request.
 import module from "./derive.wasm";
 
 const { derive } = new WebAssembly.Instance(module).exports;

@@ -1,4 +1,4 @@
-// The floor: what a Worker costs that does nothing but answer.
+// The floor: the cost of a Worker that only responds.
 export default {
   fetch() {
     return Response.json({ authenticated: false });

@@ -1,5 +1,6 @@
-// The peer: the list of commands for those who reach all servers, as Hono's and D1's documentation suggest to write it. A
-// middleware looks the credential up, the handler reads page and count in one batch, and TypeScript makes the answer of the rows.
+// The peer of the list of commands for callers with full access, written as the documentation of
+// Hono and D1 suggests. A middleware checks the credential, the handler reads page and count in one
+// batch, and TypeScript builds the response from the rows.
 import { Hono } from "hono";
 import { createMiddleware } from "hono/factory";
 import { HTTPException } from "hono/http-exception";
@@ -17,7 +18,7 @@ async function hashOf(token: string): Promise<string> {
   return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Lets whoever has a living API token in. */
+/** Requires a valid API token. */
 const authenticated = createMiddleware<Environment>(async (c, next) => {
   const token = c.req.header("Authorization")?.match(/^token="([^"]+)"$/)?.[1];
   if (!token) throw new HTTPException(401, { message: "Authentication credentials were not provided." });
@@ -115,7 +116,7 @@ const commandOf = (row: Row) => ({
   handled_at: row.handled_at,
 });
 
-/** A whole number of at least 1. */
+/** Parses an integer of at least 1. */
 function positive(text: string | undefined, otherwise: number, name: string): number {
   if (text === undefined) return otherwise;
   if (!/^[1-9]\d*$/.test(text)) throw new HTTPException(400, { message: `${name}: enter a whole number of at least 1.` });

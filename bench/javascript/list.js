@@ -1,9 +1,10 @@
-// The peer of the list of commands for callers with full access: the same statement, which the bench has observed, and the same
-// work around it. `statement.mjs` is what was observed: its text and its parameters.
+// The peer of the list of commands for callers with full access: the same statement, which the
+// bench has observed, and the same work around it. `statement.mjs` has the text and the parameters
+// of the observed statement.
 import { statement } from "./statement.mjs";
 import { begin, json } from "./request.js";
 
-/** By how much a login token outlives its expiry, in milliseconds. */
+/** How long a login token remains valid after its expiry, in milliseconds. */
 const SLACK = 600_000;
 
 const encoder = new TextEncoder();
@@ -15,11 +16,11 @@ async function hashOf(token) {
 
 const moment = (millis) => new Date(millis).toISOString().replace("Z", "000+00:00");
 
-// The later one of the two times is the request's own.
+// The later of the two times is the time of the request.
 const observedHash = statement.parameters.find((value) => /^[0-9a-f]{64}$/.test(value));
 const [observedEnd, observedNow] = statement.parameters.filter((value) => /^\d{4}-.*\+00:00$/.test(value)).sort();
 
-/** The parameters, with this request's values in place of the observed ones. */
+/** The parameters with the values of this request instead of the observed ones. */
 function parametersFor(hash, now) {
   const values = new Map([[observedHash, hash], [observedEnd, moment(now - SLACK)], [observedNow, moment(now)]]);
   return statement.parameters.map((value) => values.get(value) ?? value);

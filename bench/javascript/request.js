@@ -1,6 +1,7 @@
-// What the service does around every request, in JavaScript: it reads the same headers, makes an id, and sets the same headers.
+// The service's work around every request, in JavaScript: reads the same headers, creates an id,
+// and sets the same headers.
 
-/** Takes a request in. */
+/** Reads a request. */
 export function begin({ method, url, headers }) {
   const authority = url.indexOf("://") + 3;
   const path = url.indexOf("/", authority);
@@ -11,7 +12,7 @@ export function begin({ method, url, headers }) {
   return { method, pathname, query, base: url.slice(0, path), host, origin, isEncrypted, id, now: Date.now(), authorization: headers.get("Authorization") };
 }
 
-/** Ends it with JSON. */
+/** Creates a JSON response. */
 export const json = ({ id }, body) =>
   new Response(body, {
     headers: { "X-Request-Id": id, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Content-Type": "application/json" },

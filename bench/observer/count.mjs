@@ -1,6 +1,7 @@
-// Counts the calls from wasm into JavaScript. It must be imported before the Worker, which makes its instance when it is loaded.
+// Counts the calls from wasm into JavaScript. Import it before the Worker, which creates its wasm
+// instance when it is loaded.
 
-/** How often each import was called, by its name without the digest. */
+/** The number of calls of each import, by its name without the hash. */
 export const calls = {};
 
 const Instance = WebAssembly.Instance;

@@ -1,5 +1,6 @@
-// The service's Worker, observed: how often its wasm calls JavaScript, and what it asks D1. `GET /observed` gives both, as of the
-// requests since the last one. The Worker itself is `service.mjs`, beside its wasm.
+// The service's Worker with an observer: counts its calls from wasm into JavaScript, and records
+// its D1 statements. `GET /observed` returns both since the previous such request. The Worker
+// itself is `service.mjs`, next to its wasm.
 import { calls } from "./count.mjs";
 import service from "./service.mjs";
 
@@ -7,7 +8,7 @@ export * from "./service.mjs";
 
 let statements = [];
 
-/** D1, which notes each statement with its parameters. */
+/** A D1 database that records each statement with its parameters. */
 const observed = (database) => ({
   prepare: (text) => ({
     bind: (...parameters) => {
@@ -22,10 +23,10 @@ export default {
   ...service,
   async fetch(request, env, context) {
     if (new URL(request.url).pathname === "/observed") {
-      const told = { calls: { ...calls }, statements };
+      const observations = { calls: { ...calls }, statements };
       for (const name of Object.keys(calls)) delete calls[name];
       statements = [];
-      return Response.json(told);
+      return Response.json(observations);
     }
     return service.fetch(request, { ...env, DB: observed(env.DB) }, context);
   },

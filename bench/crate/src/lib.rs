@@ -1,10 +1,10 @@
-//! PBKDF2-HMAC-SHA-256 and nothing around it.
+//! PBKDF2-HMAC-SHA-256 only.
 
 use std::hint::black_box;
 
 use sha2::Sha256;
 
-/// Derives a key of 32 bytes with that many rounds; returns the first four of them.
+/// Derives a key of 32 bytes with `rounds` rounds. Returns its first four bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn derive(rounds: u32) -> u32 {
     let key: [u8; 32] =
