@@ -30,7 +30,7 @@ export const BEHIND = "omega";
  * The number of servers that the restricted user can access. They are the first ones: the user owns
  * one half, and accesses the other half through a group.
  */
-export const REACHED = 10;
+export const ACCESSIBLE = 10;
 
 let program = null;
 
@@ -102,7 +102,7 @@ const LONG_TAIL = (count) => `' # ' || substr(replace(printf('%.*c', 500, 'x'), 
 const fleet = ({ workspace, user }) => `
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${SERVERS})
 INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, commissioned, added_at, updated_at)
-SELECT ${serverId(workspace, "i")}, ${workspace}, ${serverName("i")}, '', iif(i * 2 <= ${REACHED}, ${user}, NULL), 1,
+SELECT ${serverId(workspace, "i")}, ${workspace}, ${serverName("i")}, '', iif(i * 2 <= ${ACCESSIBLE}, ${user}, NULL), 1,
   ${moment("i")}, ${moment("i")} FROM n;
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${PEOPLE})
 INSERT INTO users (id, workspace_id, username, email, password, date_joined)
@@ -111,10 +111,10 @@ INSERT INTO groups (workspace_id, id, name, display_name, description, folded_di
 VALUES (${workspace}, 1, 'bench', 'Bench', '', 'bench', '', ${moment("0")}, ${moment("0")});
 INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
 SELECT ${serverId(workspace, "0")}, ${workspace}, id, ${user}, 'member' FROM groups WHERE workspace_id = ${workspace} AND name = 'bench';
-WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${REACHED})
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${ACCESSIBLE})
 INSERT INTO server_groups (workspace_id, group_id, server_id)
 SELECT ${workspace}, g.id, ${serverId(workspace, "i")} FROM n
-CROSS JOIN groups g ON g.workspace_id = ${workspace} AND g.name = 'bench' WHERE i * 2 > ${REACHED};
+CROSS JOIN groups g ON g.workspace_id = ${workspace} AND g.name = 'bench' WHERE i * 2 > ${ACCESSIBLE};
 `;
 
 /**
