@@ -3,7 +3,7 @@ const query = new URLSearchParams(location.search);
 const key = query.get("key") ?? "";
 // The key does not stay in the address bar or the history.
 if (key !== "") history.replaceState(history.state, "", location.pathname);
-const AGAIN = "That did not work. Please try again in a moment.";
+const RETRY = "That did not work. Please try again in a moment.";
 
 /** Shows one view, and moves the focus to it. */
 function show(id, isFirst) {
@@ -13,7 +13,7 @@ function show(id, isFirst) {
   if (!isFirst) view.querySelector("[tabindex]").focus();
 }
 
-/** Fills an element with texts, each in an element of its own. */
+/** Fills an element with texts, one child element each. */
 function fill(element, tag, texts) {
   element.replaceChildren(...texts.map((text) => Object.assign(document.createElement(tag), { textContent: text })));
 }
@@ -27,7 +27,7 @@ const post = (path, body) =>
     signal: AbortSignal.timeout(30_000),
   });
 
-/** Has a form call `send` when it is submitted, once at a time; the texts that it gives are shown above the form. */
+/** Calls `send` for each submit, one call at a time. Shows the texts it returns above the form. */
 function onSubmit(form, send) {
   const button = form.querySelector("button");
   const alert = form.previousElementSibling;
@@ -35,7 +35,7 @@ function onSubmit(form, send) {
   let isBusy = false;
   const setBusy = (busy) => {
     isBusy = busy;
-    // Not `disabled`: it loses the focus.
+    // Not `disabled`: a disabled button loses the focus.
     button.setAttribute("aria-disabled", busy);
     button.textContent = busy ? "One moment…" : label;
   };
@@ -44,7 +44,7 @@ function onSubmit(form, send) {
     if (isBusy) return;
     setBusy(true);
     fill(alert, "p", []);
-    const texts = await send().catch(() => [AGAIN]);
+    const texts = await send().catch(() => [RETRY]);
     setBusy(false);
     fill(alert, "p", texts);
     if (texts.length > 0) alert.scrollIntoView({ block: "nearest" });
@@ -68,11 +68,11 @@ onSubmit(byId("choose").querySelector("form"), async () => {
     show(next);
     return [];
   }
-  if (response.status !== 400) return [AGAIN];
+  if (response.status !== 400) return [RETRY];
   const { new_password: problems = [], ...others } = await response.json();
   setProblems(problems);
   const texts = Object.values(others).filter(Array.isArray).flat();
-  return problems.length + texts.length > 0 ? texts : [AGAIN];
+  return problems.length + texts.length > 0 ? texts : [RETRY];
 });
 
 byId("show").addEventListener("change", ({ target }) => {
@@ -86,7 +86,7 @@ onSubmit(byId("invalid").querySelector("form"), async () => {
   const { status } = await post("", { email: address });
   if (status === 403) return ["Too many links were asked for this address lately. Use the last mail that came, or try again tomorrow."];
   if (status === 429) return ["Too many requests came from your network. Please try again in an hour."];
-  if (status !== 200) return [AGAIN];
+  if (status !== 200) return [RETRY];
   byId("address").textContent = address;
   show("sent");
   return [];
@@ -99,5 +99,5 @@ byId("again").addEventListener("click", () => {
 });
 
 for (const host of document.querySelectorAll(".host")) host.textContent = location.host;
-// Dots alone would make another path.
+// A key of dots would change the request's path.
 show(query.get("error") === "invalid" || /^\.{0,2}$/.test(key) ? "invalid" : "choose", true);
