@@ -1,9 +1,10 @@
-// Gets the browser of the end-to-end tests: Chromium and its driver from PATH, else Debian's packages of them.
+// Finds the browser for the end-to-end tests: Chromium and its driver from PATH. Installs Debian's
+// packages if they are missing.
 import { pathToFileURL } from "node:url";
 import { say } from "./lib.mjs";
 import { programs } from "./toolchain.mjs";
 
-/** Gets Chromium and its driver where they are not there, and returns where they are. */
+/** Installs Chromium and its driver if they are missing. Returns their paths. */
 export function browser() {
   const needs = "the tests of the reset page need chromium and chromedriver, of one version, on PATH";
   const [chromium, chromedriver] = programs(["chromium", "chromedriver"], ["chromium", "chromium-driver"], needs);

@@ -1,8 +1,8 @@
-// Builds the Worker into build/, unless nothing that it is made of has changed. wrangler.toml names this as its build
-// command, so `wrangler deploy` runs it too.
+// Builds the Worker into build/, unless its sources are unchanged. wrangler.toml has this script as
+// its build command, so `wrangler deploy` runs it too.
 //
-// FARHAND_PROFILE=quick builds without link-time optimisation and wasm-opt: a larger and slower Worker, rebuilt in seconds
-// after a change. For development only.
+// FARHAND_PROFILE=quick builds without link-time optimisation and wasm-opt, for development only.
+// The Worker is larger and slower, but a change is built in seconds.
 import { existsSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -11,14 +11,16 @@ import { prepare } from "./toolchain.mjs";
 
 const SOURCES = ["Cargo.lock", "Cargo.toml", "build.rs", "docs/openapi.yaml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "sql/Cargo.toml", "sql/src", "web", "scripts/build.mjs", "scripts/toolchain.mjs"];
 
-// What rustc and wasm-bindgen use. Not --all-features: binaryen would write encodings that workerd does not read yet.
+// The wasm features that rustc and wasm-bindgen use. With --all-features, binaryen would write
+// encodings that workerd cannot read yet.
 const FEATURES = [
   "mutable-globals", "sign-ext", "nontrapping-float-to-int", "bulk-memory", "multivalue", "reference-types", "exception-handling",
   "simd",
 ];
 
-// What worker-build's `index.js` exports, and what it exports here: its class makes an object and three proxies for each request.
-// The three lines of panic recovery are those of its proxies.
+// The export of worker-build's `index.js`, and its replacement. worker-build's class creates an
+// object and three proxies for each request. The replacement keeps the panic recovery of those
+// proxies.
 const ENTRY_POINT = "new Proxy(Entrypoint, classProxyHooks)";
 const HANDLER = `Object.fromEntries(["fetch", "scheduled"].map((name) => [name, async (event, env, ctx) => {
   checkReinitialize();
@@ -32,7 +34,7 @@ const HANDLER = `Object.fromEntries(["fetch", "scheduled"].map((name) => [name, 
 
 const isQuick = process.env.FARHAND_PROFILE === "quick";
 
-/** Gets the tools and builds the Worker where that is needed. */
+/** Installs the tools and builds the Worker, if needed. */
 export async function build() {
   await locked(join(tools, "build.lock"), buildAlone);
 }
@@ -41,7 +43,7 @@ async function buildAlone() {
   const stamp = join(root, "build", ".made-of");
   if (!existsSync(join(root, "build", "index.js"))) rmSync(stamp, { force: true });
   await once(stamp, digest(SOURCES, isQuick ? "quick" : "release"), async () => {
-    // What is cut off from here on is not taken for a build.
+    // Without the stamp, an interrupted build does not count as a build.
     rmSync(stamp, { force: true });
     const env = await prepare();
     say("worker: building");
@@ -51,7 +53,8 @@ async function buildAlone() {
     replaceEntryPoint(script);
     run(env.ESBUILD_BIN, [script, "--minify", "--format=esm", `--outfile=${script}`, "--allow-overwrite", "--log-level=warning"]);
     if (isQuick) return;
-    // worker-build keeps the names of functions, an eighth of the bundle; a panic tells its place without them.
+    // worker-build keeps function names, which are an eighth of the bundle. Panic messages have
+    // their location without them.
     const wasm = join(root, "build", "index_bg.wasm");
     const enable = FEATURES.map((feature) => `--enable-${feature}`);
     run(env.WASM_OPT_BIN, [...enable, "--strip-debug", "--strip-producers", wasm, "-o", wasm]);

@@ -1,5 +1,6 @@
-// `npm run deploy`: the D1 migrations, then the Worker, to the Cloudflare account that wrangler is logged in to.
-// Arguments go to both, for example: npm run deploy -- --env eu1
+// `npm run deploy`: applies the D1 migrations and then deploys the Worker, to the Cloudflare
+// account of wrangler's login. Arguments go to both commands, for example: npm run deploy -- --env
+// eu1
 import { wrangler } from "./instance.mjs";
 import { commit, run } from "./lib.mjs";
 import { npmPackages } from "./toolchain.mjs";
@@ -7,5 +8,6 @@ import { npmPackages } from "./toolchain.mjs";
 await npmPackages();
 const options = process.argv.slice(2);
 run(wrangler, ["d1", "migrations", "apply", "DB", "--remote", ...options], { stdio: "inherit" });
-// Behind Cloudflare its header CF-Connecting-IP is the client's address. Nowhere else is it believed.
+// Only behind Cloudflare does the Worker trust the header CF-Connecting-IP for the client's
+// address.
 run(wrangler, ["deploy", "--var", "EDGE:cloudflare", "--var", `COMMIT:${commit()}`, ...options], { stdio: "inherit" });

@@ -1,22 +1,30 @@
-// `npm run export -- FILE [options of wrangler d1 execute]`: what D1 holds, as SQL for an empty D1 to which the migrations were
-// applied. Without options that of the remote database, as `npm run export -- FILE --env eu1`; for this machine
-// `--local --persist-to STATE_DIR`, of an instance that is stopped.
+// `npm run export -- FILE [options of wrangler d1 execute]`
 //
-// D1's own export refuses a database with virtual tables, and the index of commands' lines is one. So the tables are read page by
-// page, and what triggers make of other tables is left out: they make it again. It is no snapshot of one moment
-// (docs/operations.md).
+// Exports D1 as SQL, for an empty D1 with all migrations applied. Without options, it exports the
+// remote database, as with `npm run export -- FILE --env eu1`. For a stopped instance on this
+// machine use `--local --persist-to STATE_DIR`.
+//
+// D1's own export refuses databases with virtual tables, and the search index of command lines is
+// one. So this script reads the tables page by page. It skips tables that triggers fill, because
+// the import fills them again. The result is not a snapshot of one moment (docs/operations.md).
 import { closeSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
 import { QUIET, wrangler } from "./instance.mjs";
 import { fail, output, say } from "./lib.mjs";
 import { npmPackages } from "./toolchain.mjs";
 
-/** What the triggers of `commands` keep, and what a Sealer counts. */
+/** The tables that the triggers of `commands` fill, and the counters that a Sealer updates. */
 const DERIVED = ["counted_commands", "command_counts", "command_servers", "command_requesters", "command_texts"];
 /** The tables that are read after all others. */
 const LAST = ["users", "workspaces"];
-/** Rows of a page at the most, and bytes of texts after which a page ends; the first pages are read together. */
+/**
+ * The most rows of a page, and the most bytes of texts: a page ends after the row that exceeds
+ * them. The first pages of all tables are read together, with a smaller limit.
+ */
 const [ROWS, BYTES, FIRST_BYTES] = [2000, 4_000_000, 100_000];
-/** D1 takes statements of 100 KB; a character may take four bytes, and each of them two as a hexadecimal number. */
+/**
+ * The most characters of a text in one statement. D1 accepts statements of 100 KB. A character can
+ * be four bytes, and each byte is two characters in hexadecimal.
+ */
 const PIECE = 10_000;
 
 const [file, ...given] = process.argv.slice(2);
@@ -25,7 +33,10 @@ const options = given.includes("--local") || given.includes("--remote") ? given 
 await npmPackages();
 const environment = { ...process.env, ...QUIET, WRANGLER_LOG_PATH: "/dev/null" };
 
-/** The rows that each of some statements reads. wrangler takes a second or two to start, so it is asked for many at once. */
+/**
+ * Runs statements and returns the rows of each. One call runs many statements, because wrangler
+ * takes a second or two to start.
+ */
 function readAll(statements) {
   const sql = statements.join(";\n");
   const args = ["d1", "execute", "DB", ...options, "--json", "--command", sql];
@@ -35,7 +46,7 @@ function readAll(statements) {
 }
 const read = (sql) => readAll([sql])[0];
 
-/** A value as SQL has it. A NUL cannot stand in a literal. */
+/** A value as an SQL literal. A literal cannot contain NUL. */
 function value(of) {
   if (of === null) return "NULL";
   if (typeof of === "number") return `${of}`;
@@ -43,25 +54,28 @@ function value(of) {
   return `'${of.replaceAll("'", "''")}'`;
 }
 
-/** The pieces of a text that one statement can hold; a pair of surrogates stays together. */
+/** Splits a text into pieces that fit into one statement. Surrogate pairs stay together. */
 const pieces = (text) => text.match(new RegExp(`[^]{1,${PIECE}}`, "gu")) ?? [""];
 
-const isText = (of) => typeof of === "string" && of.length > PIECE;
+const isLongText = (of) => typeof of === "string" && of.length > PIECE;
 
-/** The statements that make a row; long texts are put together by further ones. */
+/** The statements that create a row. Further statements append the rest of long texts. */
 function* statements(table, keys, row) {
   const columns = Object.keys(row);
-  const first = columns.map((column) => value(isText(row[column]) ? pieces(row[column])[0] : row[column]));
+  const first = columns.map((column) => value(isLongText(row[column]) ? pieces(row[column])[0] : row[column]));
   yield `INSERT INTO ${table} (${columns.join(", ")}) VALUES (${first.join(", ")});\n`;
   const place = keys.map((key) => `${key} = ${value(row[key])}`).join(" AND ");
-  for (const column of columns.filter((name) => isText(row[name]))) {
+  for (const column of columns.filter((name) => isLongText(row[name]))) {
     for (const piece of pieces(row[column]).slice(1)) {
       yield `UPDATE ${table} SET ${column} = ${column} || ${value(piece)} WHERE ${place};\n`;
     }
   }
 }
 
-/** The statement that reads a page of a table, after a row or from the beginning, in the order of the primary key. */
+/**
+ * The statement that reads a page of a table, from the beginning or after the row `last`, in the
+ * order of the primary key.
+ */
 function pageOf({ table, keys, columns }, bytes, last) {
   const [order, after] = [keys.join(", "), last && `WHERE (${keys.join(", ")}) > (${keys.map((key) => value(last[key])).join(", ")})`];
   const size = columns.map((name) => `coalesce(length(CAST(${name} AS BLOB)), 0)`).join(" + ");
@@ -70,11 +84,11 @@ function pageOf({ table, keys, columns }, bytes, last) {
   return `SELECT * FROM (${page}) WHERE before__ < ${bytes} ORDER BY ${order}`;
 }
 
-/** A table's rows, of which the first page was read. */
+/** All rows of a table whose first page was already read. */
 function* rows(table, firstPage) {
   for (let found = firstPage; found.length > 0; found = read(pageOf(table, BYTES, found.at(-1)))) {
     for (const { before__, of__, ...row } of found) yield row;
-    // Neither limit cut it off.
+    // No limit ended this page, so it is the last one.
     if (found.length < ROWS && found.length === found[0].of__) return;
   }
 }
@@ -85,13 +99,15 @@ const tables = read(
 )
   .map(({ name }) => name)
   .filter((name) => !DERIVED.includes(name))
-  // What others refer to is read last, so that it is there for all of them, whatever is made meanwhile: users, then workspaces.
+  // Tables that other rows refer to are read last: users, then workspaces. So all referenced rows
+  // are in the export, even those that were created during the export.
   .sort((one, other) => LAST.indexOf(one) - LAST.indexOf(other));
 
 const partial = `${file}.partial`;
 for (const left of [partial, `${partial}.commands`]) rmSync(left, { force: true });
 const target = openSync(partial, "wx", 0o600);
-// The triggers of `commands` look for their users: in the file those come first. Which workspace a row is of is looked at in the end.
+// The triggers of `commands` read users, so users come first in the file. The references to
+// workspaces are checked at the end.
 const commands = openSync(`${partial}.commands`, "wx+", 0o600);
 writeSync(target, "PRAGMA defer_foreign_keys = true;\n");
 const columnsOf = readAll(tables.map((table) => `SELECT name, pk FROM pragma_table_info('${table}')`));
@@ -111,7 +127,8 @@ for (const [at, of] of described.entries()) {
   say(`${table}: ${count}`);
   total += count;
 }
-// Ids of workspaces that were used before are not used again. (Those of users and groups count in the rows of workspaces.)
+// Keeps used ids of workspaces from being reused. (The counters for users and groups are in the
+// rows of workspaces.)
 for (const { name, seq } of read("SELECT name, seq FROM sqlite_sequence")) {
   if (!tables.includes(name)) continue;
   writeSync(target, `DELETE FROM sqlite_sequence WHERE name = '${name}';\nINSERT INTO sqlite_sequence (name, seq) VALUES ('${name}', ${seq});\n`);

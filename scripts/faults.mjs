@@ -1,5 +1,6 @@
-// `npm run faults`: the long form of the tests of faults (tests/faults/mod.rs), against the built Worker and the real agent, and its
-// figures into docs/reliability.md. It takes 10 to 15 minutes, and is ended after 40.
+// `npm run faults`: runs the long form of the fault tests (tests/faults/mod.rs) against the built
+// Worker and the real agent, and writes their figures into docs/reliability.md. It takes 10 to 15
+// minutes, and is stopped after 40.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
@@ -9,12 +10,12 @@ import { buildAgent } from "./agent.mjs";
 import { build } from "./build.mjs";
 import { fail, output, root, say } from "./lib.mjs";
 
-const LONGEST_MS = 2_400_000;
-/// All kinds side by side: mostly they wait.
+const TIMEOUT_MS = 2_400_000;
+/// All kinds run concurrently, because they mostly wait.
 const KINDS = 16;
 
-/** The figures in Markdown. */
-function told(figures, seconds) {
+/** Formats the figures as Markdown. */
+function markdown(figures, seconds) {
   const ends = (row) => Object.entries(row.ends).map(([how, many]) => `${many} ${how}`).join(", ");
   const sum = (name) => figures.reduce((all, row) => all + row[name], 0);
   const cells = (row) => [row.faults, row.accepted, row.refused, row.unanswered, row.ran, row.losses, row.repeats];
@@ -36,11 +37,11 @@ const env = { ...process.env, FARHAND_FAULTS: "long", FARHAND_FAULTS_FIGURES: fi
 const args = ["test", "--quiet", "-p", "farhand-tests", "--test", "e2e", "--", "faults::", `--test-threads=${KINDS}`];
 say(`> cargo ${args.join(" ")}`);
 const began = Date.now();
-const done = spawnSync("cargo", args, { cwd: root, env, stdio: "inherit", timeout: LONGEST_MS });
+const done = spawnSync("cargo", args, { cwd: root, env, stdio: "inherit", timeout: TIMEOUT_MS });
 const seconds = (Date.now() - began) / 1000;
 const lines = readFileSync(file, "utf8").split("\n").filter(Boolean);
 const figures = lines.map((line) => JSON.parse(line)).sort((one, other) => (one.kind < other.kind ? -1 : 1));
 rmSync(folder, { recursive: true, force: true });
-// Figures of a run that failed are for whoever looks into it, and not for the document.
-if (done.status !== 0) fail(`the tests of faults failed\n${told(figures, seconds)}`);
-publish("faults", told(figures, seconds), "docs/reliability.md");
+// The figures of a failed run are printed, but not written into the document.
+if (done.status !== 0) fail(`the fault tests failed\n${markdown(figures, seconds)}`);
+publish("faults", markdown(figures, seconds), "docs/reliability.md");

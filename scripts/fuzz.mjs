@@ -1,8 +1,12 @@
-// `npm run fuzz [SECONDS]`: every target of domain/fuzz under libFuzzer for so long (60), then requests made by chance from the
-// OpenAPI document for ten times that, and 10^7 sequences of events for the server's object (`link`). The figures go into docs/contributing/fuzzing.md. `npm run fuzz SECONDS TARGET` runs one target, and
-// writes nothing down.
+// `npm run fuzz [SECONDS [TARGET]]`
 //
-// libFuzzer needs no nightly compiler without a sanitizer: the parsers are safe Rust, where a bad access is a panic.
+// Runs each target of domain/fuzz under libFuzzer for SECONDS (60), 10^7 sequences of events for
+// the state machine of the server's object (`link`), and random requests from the OpenAPI document
+// for ten times SECONDS. Writes the figures into docs/fuzzing.md. With TARGET, it runs only that
+// target and writes nothing.
+//
+// Without a sanitizer, libFuzzer works with a stable compiler. The parsers are safe Rust, so an
+// invalid access is a panic.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, readdirSync } from "node:fs";
 import { join } from "node:path";
@@ -16,9 +20,12 @@ const folder = join(root, "domain", "fuzz");
 const targets = readdirSync(join(folder, "checks")).map((name) => name.replace(/\.rs$/, "")).sort();
 const LINK = "link";
 const LINK_SEQUENCES = 10_000_000;
-if (only !== undefined && ![...targets, LINK].includes(only)) fail(`there is no target ${only}; there are ${[...targets, LINK].join(", ")}`);
+if (only !== undefined && ![...targets, LINK].includes(only)) fail(`unknown target ${only}; the targets are ${[...targets, LINK].join(", ")}`);
 
-/** Plays sequences of events to the machine of the server's object: the property tests of `npm test`, more of them. */
+/**
+ * Runs sequences of events on the state machine of the server's object: the property tests of `npm
+ * test`, with more sequences.
+ */
 function link() {
   const sequences = process.env.FARHAND_LINK_SEQUENCES ?? `${LINK_SEQUENCES}`;
   say(`fuzz: ${LINK}, ${Number(sequences).toLocaleString("en")} sequences`);
@@ -36,7 +43,7 @@ run("cargo", ["fuzz", "build", ...options], { env });
 
 /** Runs a target and returns a row of figures. */
 function fuzz(target) {
-  // What is found goes beside the corpus, which git has.
+  // New inputs go beside the corpus, which is in git.
   const found = join(folder, "found", target);
   mkdirSync(found, { recursive: true });
   say(`fuzz: ${target}, ${seconds} s`);
@@ -57,16 +64,16 @@ const figures = table(
   rows.map(({ target, runs, features, inputs, crashes }) => [target, count(runs), count(features), inputs, crashes]),
 );
 console.log(figures);
-let areAnswersGood = true;
+let areOthersGood = true;
 if (only === undefined) {
-  areAnswersGood = link();
+  areOthersGood = link();
   say(`fuzz: requests from the OpenAPI document, ${10 * seconds} s`);
   const environment = { ...process.env, FARHAND_PROPERTIES_SECONDS: `${10 * seconds}` };
   const test = ["scripts/test.mjs", "e2e", "whatever_is_sent"];
-  areAnswersGood = spawnSync(process.execPath, test, { cwd: root, env: environment, stdio: "inherit" }).status === 0 && areAnswersGood;
+  areOthersGood = spawnSync(process.execPath, test, { cwd: root, env: environment, stdio: "inherit" }).status === 0 && areOthersGood;
   const commit = output("git", ["rev-parse", "--short", "HEAD"]) ?? "?";
   const day = new Date().toISOString().slice(0, 10);
   const how = `${seconds} s for each target, on ${day}, at ${commit}, with ${output("rustc", ["--version"])}.`;
   publish("fuzz", `${how}\n\n${figures}`, "docs/contributing/fuzzing.md");
 }
-process.exit(areAnswersGood && rows.every(({ crashes }) => crashes === 0) ? 0 : 1);
+process.exit(areOthersGood && rows.every(({ crashes }) => crashes === 0) ? 0 : 1);

@@ -1,19 +1,20 @@
-// An instance of the service on this machine: workerd (serve.mjs), with D1, KV and Durable Objects in a state folder of its
-// own. `npm start` and the tests start it in the same way.
+// An instance of the service on this machine: workerd (serve.mjs) with D1, KV and Durable Objects
+// in its own state folder. `npm start` and the tests start it in the same way.
 import { randomBytes } from "node:crypto";
 import { chmodSync, closeSync, cpSync, existsSync, mkdirSync, openSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join, resolve } from "node:path";
 import { commit, digest, endGroup, locked, once, root, run, say, startGroup, tools } from "./lib.mjs";
 
-/** The program. */
+/** The path of wrangler. */
 export const wrangler = join(root, "node_modules", ".bin", "wrangler");
-/** Settings of wrangler's own: no telemetry, no questions, no look for updates. */
+/** Wrangler's settings: no telemetry, no prompts, no update checks. */
 export const QUIET = { WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOTIFIER: "1", FORCE_COLOR: "0" };
 
 /**
- * The environment in which wrangler works on a state folder. What it writes beside the state stays in there, too: the mails of
- * its own sink, which hold links, and nothing of a log of its own, which would hold every answer of D1.
+ * The environment for wrangler. Its temporary files stay in the state folder, because mails of its
+ * local sink contain links. Its debug log is discarded, because it would contain all responses of
+ * D1.
  */
 function wranglerEnvironment(stateDir) {
   const [temporary, discarded] = [join(stateDir, "tmp"), join(stateDir, "discarded.log")];
@@ -21,15 +22,18 @@ function wranglerEnvironment(stateDir) {
   if (!existsSync(discarded)) symlinkSync("/dev/null", discarded);
   return { ...process.env, ...QUIET, TMPDIR: temporary, WRANGLER_LOG_PATH: discarded };
 }
-const READY_WITHIN_MS = 60_000;
-/** Generated if the environment does not set them. */
+const START_TIMEOUT_MS = 60_000;
+/** The secrets that are generated if the environment does not set them. */
 const SECRETS = ["OPERATOR_TOKEN", "SECRET_KEY"];
-/** The shortest value of each of them, in characters: with a shorter one the Worker refuses to work. */
-const SHORTEST_SECRET = 32;
-/** Secrets of others, and those before a rotation, which cannot be made here: from the environment each time, or there are none. */
-const GIVEN_SECRETS = ["SMTP_PASSWORD", "SECRET_KEY_PREVIOUS", "OPERATOR_TOKEN_PREVIOUS"];
+/** The shortest secret, in characters. The Worker refuses to work with a shorter one. */
+const MIN_SECRET_LENGTH = 32;
+/**
+ * Secrets that cannot be generated: those of other services, and those from before a rotation. They
+ * come from the environment at each start.
+ */
+const EXTERNAL_SECRETS = ["SMTP_PASSWORD", "SECRET_KEY_PREVIOUS", "OPERATOR_TOKEN_PREVIOUS"];
 
-/** A port of this machine that nobody listens on now. */
+/** A free port of this machine. */
 export const freePort = () =>
   new Promise((found, failed) => {
     const probe = createServer();
@@ -40,7 +44,10 @@ export const freePort = () =>
     });
   });
 
-/** Whether something listens on a port already: its answers would be taken for ours. */
+/**
+ * Whether another program listens on a port. Its responses would be mistaken for those of the
+ * instance.
+ */
 export const isTaken = (port) =>
   new Promise((answer) => {
     const probe = createServer();
@@ -48,17 +55,20 @@ export const isTaken = (port) =>
     probe.listen(port, "127.0.0.1", () => probe.close(() => answer(false)));
   });
 
-/** Fails if a secret of the environment is too short to be used. */
+/** Throws an error if a secret of the environment is too short. */
 export function checkSecrets(environment) {
   for (const name of [...SECRETS, ...SECRETS.map((name) => `${name}_PREVIOUS`)]) {
     const value = environment[name] ?? "";
-    if (value !== "" && [...value].length < SHORTEST_SECRET) {
-      throw new Error(`${name} has fewer than ${SHORTEST_SECRET} characters; \`openssl rand -base64 32\` prints a good one`);
+    if (value !== "" && [...value].length < MIN_SECRET_LENGTH) {
+      throw new Error(`${name} has fewer than ${MIN_SECRET_LENGTH} characters; \`openssl rand -base64 32\` prints a good one`);
     }
   }
 }
 
-/** The secrets of an instance: from the environment, or generated once and kept in the state folder. */
+/**
+ * The secrets of an instance: from the environment, or generated once and stored in the state
+ * folder.
+ */
 function secrets(stateDir, environment) {
   const file = join(stateDir, "secrets.json");
   const kept = existsSync(file) ? JSON.parse(readFileSync(file, "utf8")) : {};
@@ -69,15 +79,18 @@ function secrets(stateDir, environment) {
   return values;
 }
 
-/** Writes the variables that differ from wrangler.toml into a file; on a command line all could see them. */
+/**
+ * Writes the variables that differ from wrangler.toml into a file. On a command line, every account
+ * of this machine could read them.
+ */
 async function writeVariables(stateDir, port, environment) {
   const { parse } = await import("smol-toml");
   const { vars } = parse(readFileSync(join(root, "wrangler.toml"), "utf8"));
-  const chosen = [...Object.keys(vars), ...GIVEN_SECRETS].filter((name) => environment[name] !== undefined);
+  const chosen = [...Object.keys(vars), ...EXTERNAL_SECRETS].filter((name) => environment[name] !== undefined);
   const { REGION, SERVICE_DOMAIN } = { ...vars, ...environment };
   const values = {
     COMMIT: commit(),
-    // Links in mails lead here.
+    // The base of links in mails.
     BASE_URL: `http://{workspace}.${REGION}.${SERVICE_DOMAIN}:${port}`,
     ...Object.fromEntries(chosen.map((name) => [name, environment[name]])),
     ...secrets(stateDir, environment),
@@ -88,7 +101,7 @@ async function writeVariables(stateDir, port, environment) {
   return { file, values };
 }
 
-/** Applies the migrations that a state folder's D1 does not have yet. */
+/** Applies the missing migrations to the D1 of a state folder. */
 function applyMigrations(stateDir) {
   say("D1: applying migrations");
   const args = ["d1", "migrations", "apply", "DB", "--local", "--persist-to", stateDir];
@@ -97,17 +110,17 @@ function applyMigrations(stateDir) {
   process.umask(umask);
 }
 
-/** Where a state folder has its D1. */
-const d1Of = (stateDir) => join(stateDir, "v3", "d1");
+/** The path of D1 in a state folder. */
+const d1Folder = (stateDir) => join(stateDir, "v3", "d1");
 
 /**
- * Brings the local D1 up to date, unless these migrations were applied here before. wrangler takes seconds for that, so an empty
- * D1 with all tables is kept, and a new state folder gets a copy of it.
+ * Applies the migrations to the local D1, unless it is up to date. That takes wrangler several
+ * seconds, so a migrated empty D1 is kept as a template, and a new state folder gets a copy of it.
  */
 async function migrate(stateDir) {
   const wanted = digest(["migrations", "wrangler.toml"]);
   await once(join(stateDir, "migrated"), wanted, async () => {
-    if (existsSync(d1Of(stateDir))) return applyMigrations(stateDir);
+    if (existsSync(d1Folder(stateDir))) return applyMigrations(stateDir);
     const template = join(tools, "migrated");
     await locked(`${template}.lock`, () => once(join(template, "of"), wanted, () => {
       rmSync(template, { recursive: true, force: true });
@@ -115,22 +128,24 @@ async function migrate(stateDir) {
       applyMigrations(template);
     }));
     const umask = process.umask(0o077);
-    cpSync(d1Of(template), d1Of(stateDir), { recursive: true });
+    cpSync(d1Folder(template), d1Folder(stateDir), { recursive: true });
     process.umask(umask);
   });
 }
 
 /**
- * Starts an instance and waits until it answers. The Worker must be built, in `build` of a project's folder with a wrangler.toml.
- * @param {{stateDir: string, port: number, project?: string, environment?: object, onExit: (how: string) => void}} options
+ * Starts an instance and waits until it responds. The Worker must be built, in `build` of a project
+ * folder with a wrangler.toml.
+ * @param {{stateDir: string, port: number, project?: string, environment?: object, onExit: (how:
+ * string) => void}} options
  * @returns {Promise<{url: string, operatorToken: string, pid: number, stop: () => Promise<void>}>}
  */
 export async function startInstance({ stateDir, port, project = root, environment = process.env, onExit }) {
   if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is not a port number`);
   if (await isTaken(port)) throw new Error(`port ${port} of 127.0.0.1 is in use; set PORT to another one`);
   stateDir = resolve(root, stateDir);
-  // Nobody else on this machine has any business here. A folder that is not ours alone is left as it is: what comes into it is
-  // made for its owner only.
+  // Only the owner may access the state folder. The mode of an existing folder without an instance
+  // is not changed, but new files in it are private.
   const isNew = mkdirSync(stateDir, { recursive: true, mode: 0o700 }) !== undefined;
   if (isNew || existsSync(join(stateDir, "secrets.json"))) chmodSync(stateDir, 0o700);
   await migrate(stateDir);
@@ -153,7 +168,7 @@ export async function startInstance({ stateDir, port, project = root, environmen
   };
 
   const url = `http://127.0.0.1:${port}`;
-  const until = Date.now() + READY_WITHIN_MS;
+  const until = Date.now() + START_TIMEOUT_MS;
   for (;;) {
     if (ended !== null) {
       stopped = true;
@@ -162,7 +177,7 @@ export async function startInstance({ stateDir, port, project = root, environmen
     }
     if (Date.now() > until) {
       await stop();
-      throw new Error(`the service did not answer within ${READY_WITHIN_MS / 1000} s; see ${logFile}`);
+      throw new Error(`the service did not answer within ${START_TIMEOUT_MS / 1000} s; see ${logFile}`);
     }
     const health = await fetch(`${url}/healthz`, { signal: AbortSignal.timeout(2000) }).catch(() => null);
     if (health?.ok) break;

@@ -1,5 +1,5 @@
-// The instance of `npm test -- e2e --keep NAME`. It stays up between runs, and is started again, with an empty state, when the
-// Worker or its migrations changed. `npm test -- stop` stops it.
+// The instance of `npm test -- e2e --keep NAME`. It stays up between runs. If the Worker or its
+// migrations changed, it is restarted with an empty state. `npm test -- stop` stops it.
 import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { freePort, startInstance } from "./instance.mjs";
@@ -7,17 +7,20 @@ import { digest, endGroup, locked, root, say, tools } from "./lib.mjs";
 
 const folder = join(root, ".wrangler", "test");
 const stateDir = join(folder, "state");
-/** What a run must know of the instance, the operator's token included: only its owner can read this file. */
+/**
+ * The facts about the instance for the next run. They include the operator token, so only the owner
+ * can read the file.
+ */
 const factsFile = join(folder, "instance.json");
-/** What the instance is made of. */
+/** The files that the instance depends on. */
 const SOURCES = ["build/.made-of", "migrations", "wrangler.toml", "scripts/serve.mjs", "scripts/instance.mjs", "scripts/kept-instance.mjs"];
 
-/** The facts of the instance that runs, or null. */
+/** The facts about the running instance, or null. */
 function running() {
   if (!existsSync(factsFile)) return null;
   const facts = JSON.parse(readFileSync(factsFile, "utf8"));
   try {
-    // Another process may have the number today.
+    // The number may belong to another process by now.
     return readFileSync(`/proc/${facts.pid}/cmdline`, "utf8").includes(stateDir) ? facts : null;
   } catch {
     return null;
@@ -30,18 +33,21 @@ export async function stopKeptInstance() {
   rmSync(folder, { recursive: true, force: true });
 }
 
-/** Starts the instance, unless it runs and is up to date. Returns variables for the tests. */
+/**
+ * Starts the instance, unless it runs and is up to date. Returns environment variables for the
+ * tests.
+ */
 export const keptInstance = (variables) => locked(join(tools, "kept-instance.lock"), () => keptInstanceAlone(variables));
 
 async function keptInstanceAlone(variables) {
-  const madeOf = digest(SOURCES, JSON.stringify(variables));
+  const sourceDigest = digest(SOURCES, JSON.stringify(variables));
   let facts = running();
-  const isHealthy = facts?.madeOf === madeOf && (await fetch(`${facts.url}/healthz`, { signal: AbortSignal.timeout(2000) }).then((answer) => answer.ok, () => false));
+  const isHealthy = facts?.sourceDigest === sourceDigest && (await fetch(`${facts.url}/healthz`, { signal: AbortSignal.timeout(2000) }).then((answer) => answer.ok, () => false));
   if (!isHealthy) {
     await stopKeptInstance();
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     const { url, operatorToken, pid } = await startInstance({ stateDir, port: await freePort(), environment: variables });
-    facts = { url, operatorToken, pid, madeOf };
+    facts = { url, operatorToken, pid, sourceDigest };
     writeFileSync(factsFile, JSON.stringify(facts, null, 2), { mode: 0o600 });
   }
   say(`service: ${facts.url}, kept in ${folder}; npm test -- stop ends it`);

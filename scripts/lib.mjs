@@ -1,4 +1,4 @@
-// Small helpers that every script here shares. Node built-ins only: this file runs before `npm ci`.
+// Helpers for all scripts. Uses only Node's built-in modules, because it runs before `npm ci`.
 import { spawn, spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
@@ -7,10 +7,14 @@ import { fileURLToPath } from "node:url";
 
 /** The folder of the checkout. */
 export const root = resolve(dirname(fileURLToPath(import.meta.url)), "..");
-/** Where everything that the scripts install goes; git ignores it, and removing it undoes the set-up. */
+/**
+ * The folder for everything that the scripts install. git ignores it. Deleting it undoes the
+ * set-up.
+ */
 export const tools = join(root, ".tools");
 
-// The end-to-end tests run with this variable (test.mjs), and so do the scripts that they start. cargo would build all over again.
+// test.mjs sets this variable for the end-to-end tests, and so for the scripts that they start.
+// With it, cargo would rebuild everything.
 delete process.env.RUSTC_BOOTSTRAP;
 
 /** Prints one line of progress to standard error, so that standard output stays for results. */
@@ -22,20 +26,20 @@ export function fail(message) {
   process.exit(1);
 }
 
-/** Runs a program to its end with its output on ours; a status other than 0 ends the script. */
+/** Runs a program to its end. Its output goes to standard error. A failure ends the script. */
 export function run(program, args, options = {}) {
   const done = spawnSync(program, args, { stdio: ["ignore", 2, 2], cwd: root, ...options });
   if (done.error) fail(`${program}: ${done.error.message}`);
   if (done.status !== 0) fail(`${program} ${args.join(" ")} ended with ${done.status ?? done.signal}`);
 }
 
-/** Runs a program quietly. Returns its standard output, or null where it could not run or failed. */
+/** Runs a program without showing its output. Returns its standard output, or null if it failed. */
 export function output(program, args, options = {}) {
   const done = spawnSync(program, args, { encoding: "utf8", cwd: root, ...options });
   return done.status === 0 ? done.stdout.trim() : null;
 }
 
-/** The commit of the checkout, marked if files differ from it; empty outside of a checkout. */
+/** The commit of the checkout, marked if files differ from it. Empty outside a git checkout. */
 export const commit = () => output("git", ["describe", "--always", "--dirty", "--abbrev=10", "--exclude", "*"]) ?? "";
 
 /** Every file below the given paths (files or folders, relative to the checkout), sorted. */
@@ -50,7 +54,7 @@ export function filesBelow(paths) {
   return found;
 }
 
-/** A digest of the names and contents of files, and of any further strings that matter. */
+/** A digest of the names and contents of files, and of further strings. */
 export function digest(paths, ...extra) {
   const hash = createHash("sha256");
   for (const file of filesBelow(paths)) hash.update(relative(root, file)).update("\0").update(readFileSync(file));
@@ -58,7 +62,7 @@ export function digest(paths, ...extra) {
   return hash.digest("hex");
 }
 
-/** Does `work` only when `stampFile` does not already hold `value`, and writes it there afterwards. */
+/** Calls `work` unless `stampFile` already has `value`. Then writes `value` into it. */
 export async function once(stampFile, value, work) {
   if (existsSync(stampFile) && readFileSync(stampFile, "utf8") === value) return false;
   await work();
@@ -76,10 +80,13 @@ const isAlive = (pid) => {
   }
 };
 
-/** Does `work` while no other process does work under the same lock; waits for it, unless it is dead. */
+/**
+ * Calls `work` while holding a lock file. Waits for another process that holds it, and takes the
+ * lock over if that process is dead.
+ */
 export async function locked(lockFile, work) {
   mkdirSync(dirname(lockFile), { recursive: true });
-  for (let isSaid = false; ; isSaid = true) {
+  for (let isPrinted = false; ; isPrinted = true) {
     try {
       writeFileSync(lockFile, `${process.pid}`, { flag: "wx" });
       break;
@@ -88,7 +95,7 @@ export async function locked(lockFile, work) {
     }
     const owner = Number(readFileSync(lockFile, "utf8") || NaN);
     if (owner && !isAlive(owner)) rmSync(lockFile, { force: true });
-    else if (!isSaid) say(`waiting for process ${owner}, which builds here`);
+    else if (!isPrinted) say(`waiting for process ${owner}, which holds the lock`);
     await new Promise((go) => setTimeout(go, 200));
   }
   try {
@@ -98,10 +105,10 @@ export async function locked(lockFile, work) {
   }
 }
 
-/** Starts a program in a process group of its own, so that `endGroup` reaches its children too. */
+/** Starts a program in its own process group, so that `endGroup` ends its children too. */
 export const startGroup = (program, args, options) => spawn(program, args, { detached: true, cwd: root, ...options });
 
-const alive = (pid) => {
+const groupIsAlive = (pid) => {
   try {
     process.kill(-pid, 0);
     return true;
@@ -110,19 +117,19 @@ const alive = (pid) => {
   }
 };
 
-/** Ends a process group: TERM, and KILL for what is left after `graceMs`. */
+/** Ends a process group: TERM, and KILL for the processes that remain after `graceMs`. */
 export async function endGroup(child, graceMs = 5000) {
   const pid = child?.pid;
-  if (!pid || !alive(pid)) return;
+  if (!pid || !groupIsAlive(pid)) return;
   const signal = (name) => {
     try {
       process.kill(-pid, name);
     } catch {
-      // The group ended between the look and the signal.
+      // The group ended between the check and the signal.
     }
   };
   signal("SIGTERM");
   const until = Date.now() + graceMs;
-  while (alive(pid) && Date.now() < until) await new Promise((go) => setTimeout(go, 50));
-  if (alive(pid)) signal("SIGKILL");
+  while (groupIsAlive(pid) && Date.now() < until) await new Promise((go) => setTimeout(go, 50));
+  if (groupIsAlive(pid)) signal("SIGKILL");
 }

@@ -1,12 +1,16 @@
-// node serve.mjs STATE_DIR PORT VARIABLES PROJECT: the Worker that is built in a project's folder in workerd, with D1, KV and
-// Durable Objects in a state folder and the variables of a file, as JSON, over those of its wrangler.toml. What the Worker logs
-// goes to standard output.
+// node serve.mjs STATE_DIR PORT VARIABLES PROJECT
 //
-// `wrangler dev` would put a proxy in front of it, over connections that both ends close after five idle seconds: now and then a
-// request was answered with 503 because it took one that was just being closed.
+// Runs the built Worker of a project folder in workerd, with D1, KV and Durable Objects in a state
+// folder. VARIABLES is a JSON file whose variables override those of the project's wrangler.toml.
+// The Worker's log goes to standard output.
 //
-// Requests come in through the worker `edge`, on a socket of its own. Miniflare's own entry, which obeys the caller's MF-*
-// headers and believes its CF-Connecting-IP, listens on another port and is for this process only.
+// `wrangler dev` is not used. It would put a proxy in front of the Worker, on connections that both
+// ends close after five idle seconds. Sometimes a request used a connection that was just being
+// closed, and got a 503.
+//
+// Requests arrive at the worker `edge`, on its own socket. Miniflare's own entry obeys the MF-*
+// headers of a request and trusts its CF-Connecting-IP, so it listens on another port that only
+// this process uses.
 import { randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -14,17 +18,20 @@ import { Log, LogLevel, Miniflare } from "miniflare";
 import { parse } from "smol-toml";
 
 const [stateDir, port, variables, project] = process.argv.slice(2);
-// What the platform writes here is for its owner only.
+// Files that the runtime creates are private.
 process.umask(0o077);
 
-/** What Miniflare says, a line as it is. */
-class Lines extends Log {
+/** Writes Miniflare's log lines unchanged. */
+class PlainLog extends Log {
   logWithLevel(level, message) {
     if (level <= this.level) this.log(message);
   }
 }
 
-/** What a wrangler.toml says of the Worker. wrangler can tell, too, but takes half a second to load. */
+/**
+ * Reads the Worker's options from a wrangler.toml. wrangler could do that too, but takes half a
+ * second to load.
+ */
 function workerOptionsOf(file) {
   const config = parse(readFileSync(file, "utf8"));
   const named = (list = [], value) => Object.fromEntries(list.map((item) => [item.binding ?? item.name, value(item)]));
@@ -41,8 +48,9 @@ function workerOptionsOf(file) {
 }
 
 const workerOptions = workerOptionsOf(join(project, "wrangler.toml"));
-// Miniflare has no clock for Cron Triggers, and its own ways to set them off are everybody's, or hold this process up until the
-// Worker has answered, which may be waiting for what it logs to be read here. So a Worker does it that has a key.
+// Miniflare has no clock for Cron Triggers. Its own triggers are open to every client, or block
+// this process until the Worker has responded, while the Worker may wait for this process to read
+// its log. So a separate Worker with a secret key triggers them.
 const key = randomUUID();
 const clock = {
   name: "clock",
@@ -59,8 +67,8 @@ const clock = {
   bindings: { KEY: key },
   serviceBindings: { FARHAND: "farhand" },
 };
-// The service listens on loopback only, so every peer is this machine. The Worker believes what this key vouches for, and
-// nothing else of what a request says about where it comes from.
+// The service listens on loopback only, so every peer is this machine. The Worker trusts only the
+// header with this key, and no other header about the client's address.
 const host = "127.0.0.1";
 const peerKey = randomUUID();
 const edge = {
@@ -87,7 +95,7 @@ const farhand = {
   name: "farhand",
   rootPath: join(project, "build"),
   scriptPath: "index.js",
-  // What the modules are called is told from here; workerd takes no name that leads out of the folder.
+  // Module names are relative to this folder. workerd accepts no name that leads out of it.
   modulesRoot: ".",
   modules: true,
   modulesRules: [{ type: "CompiledWasm", include: ["**/*.wasm"], fallthrough: true }],
@@ -98,8 +106,8 @@ const miniflare = new Miniflare({
   port: 0,
   defaultPersistRoot: join(stateDir, "v3"),
   cf: false,
-  log: new Lines(LogLevel.INFO),
-  // A path may hold the key of a password reset.
+  log: new PlainLog(LogLevel.INFO),
+  // A path can contain the key of a password reset.
   logRequests: false,
   handleStructuredLogs: ({ level, message }) => console.log(level === "log" ? message : `${level}: ${message}`),
 });
@@ -116,17 +124,17 @@ const entry = await miniflare.ready;
 
 const tick = async () => {
   const headers = { Authorization: key, "MF-Route-Override": clock.name };
-  const outcome = await miniflare.dispatchFetch(entry, { headers }).then((told) => told.text(), (error) => error.message);
+  const outcome = await miniflare.dispatchFetch(entry, { headers }).then((response) => response.text(), (error) => error.message);
   if (outcome !== "ok" && !isEnding) console.log(`error: the scheduled event: ${outcome}`);
 };
 void tick();
 setInterval(tick, 3_600_000).unref();
 
-// Miniflare does not tell when workerd ends.
+// Miniflare does not report when workerd exits.
 let misses = 0;
 const watch = setInterval(async () => {
-  const isThere = await fetch(`http://${host}:${port}/healthz`).then(() => true, (error) => error.cause?.code !== "ECONNREFUSED");
-  misses = isThere ? 0 : misses + 1;
+  const isRunning = await fetch(`http://${host}:${port}/healthz`).then(() => true, (error) => error.cause?.code !== "ECONNREFUSED");
+  misses = isRunning ? 0 : misses + 1;
   if (misses < 2 || isEnding) return;
   console.log("error: workerd ended");
   process.exit(1);

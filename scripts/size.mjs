@@ -1,4 +1,5 @@
-// `npm run size`: how large the Worker is, as it is deployed. It fails if a function is too large.
+// `npm run size`: prints the size of the Worker as it is deployed. Fails if a function is too
+// large.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -7,8 +8,11 @@ import { build } from "./build.mjs";
 import { fail, root } from "./lib.mjs";
 import { functionSizes } from "./wasm.mjs";
 
-/** V8 compiles a function when it is first called: with larger ones, the first request of an isolate waits for code of others. */
-const MAX_FUNCTION = 40_000;
+/**
+ * The largest function, in bytes. V8 compiles a function at its first call, so large functions
+ * delay the first request of an isolate by code that it may not need.
+ */
+const MAX_FUNCTION_BYTES = 40_000;
 
 /** The files of the built Worker, with their sizes in bytes. */
 export const sizes = () =>
@@ -23,6 +27,6 @@ if (import.meta.url === pathToFileURL(process.argv[1]).href) {
   for (const { name, plain, zipped } of all) console.log(`${name.padEnd(14)} ${plain} bytes, ${zipped} gzipped`);
   console.log(`together       ${all.reduce((sum, { zipped }) => sum + zipped, 0)} gzipped`);
   const largest = Math.max(...functionSizes(readFileSync(join(root, "build", "index_bg.wasm"))));
-  console.log(`its largest function has ${largest} bytes`);
-  if (largest > MAX_FUNCTION) fail(`a function has more than ${MAX_FUNCTION} bytes`);
+  console.log(`largest function ${largest} bytes`);
+  if (largest > MAX_FUNCTION_BYTES) fail(`a function has more than ${MAX_FUNCTION_BYTES} bytes`);
 }

@@ -1,7 +1,8 @@
-// `npm start`: the service on this machine, with a workspace to try and an agent that runs commands here.
+// `npm start`: runs the service on this machine, with a demo workspace and an agent that runs
+// commands here.
 //
-// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, SECRET_KEY, their _PREVIOUS,
-// SMTP_PASSWORD, and any var of wrangler.toml. Ctrl-C or SIGTERM ends everything that it started.
+// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, SECRET_KEY, their
+// _PREVIOUS, SMTP_PASSWORD, and any var of wrangler.toml. Ctrl-C or SIGTERM stops everything.
 import { randomBytes } from "node:crypto";
 import { chmodSync, existsSync, openSync, readFileSync, writeFileSync } from "node:fs";
 import { userInfo } from "node:os";
@@ -15,7 +16,7 @@ import { isAtLeast, npmPackages, rustProblem } from "./toolchain.mjs";
 const port = Number(process.env.PORT || 8787);
 const stateDir = resolve(root, process.env.STATE_DIR || ".wrangler/state");
 const wantsDemo = process.env.DEMO !== "0";
-const AGENT_CONNECTS_WITHIN_MS = 30_000;
+const CONNECT_TIMEOUT_MS = 30_000;
 const isRoot = process.getuid?.() === 0;
 
 let instance = null;
@@ -31,7 +32,7 @@ async function end(status) {
 }
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => void end(0));
 
-/** Calls the API. Anything but success ends the script. */
+/** Calls the API. An error response ends the script. */
 async function api(method, path, authorization, body) {
   const response = await fetch(`${instance.url}${path}`, {
     method,
@@ -45,58 +46,64 @@ async function api(method, path, authorization, body) {
 
 const userToken = (token) => `token="${token}"`;
 
-function writeSecretly(file, text) {
+function writePrivate(file, text) {
   writeFileSync(file, text, { mode: 0o600 });
   chmodSync(file, 0o600);
 }
 
-/** Makes the workspace `demo` with a superuser, an API token and a server, or takes what an earlier start made. */
+/**
+ * Creates the workspace `demo` with a superuser, an API token and a server, or uses those of an
+ * earlier start.
+ */
 async function demo() {
   const factsFile = join(stateDir, "demo.json");
   const agentFile = join(stateDir, "agent.toml");
-  const known = existsSync(factsFile) && existsSync(agentFile);
-  const facts = known ? JSON.parse(readFileSync(factsFile, "utf8")) : await makeDemo(agentFile);
+  const exists = existsSync(factsFile) && existsSync(agentFile);
+  const facts = exists ? JSON.parse(readFileSync(factsFile, "utf8")) : await createDemo(agentFile);
   facts.url = instance.url;
-  // The port may be another one than last time.
+  // The port may have changed since the last start.
   const config = readFileSync(agentFile, "utf8").replace(/^url = .*$/m, `url = "${instance.url}"`);
-  writeSecretly(agentFile, config);
-  facts.server = await agentsServer(config) ?? (await anotherKey(config, agentFile, facts));
-  writeSecretly(factsFile, `${JSON.stringify(facts, null, 2)}\n`);
+  writePrivate(agentFile, config);
+  facts.server = await serverOfAgent(config) ?? (await renewKey(config, agentFile, facts));
+  writePrivate(factsFile, `${JSON.stringify(facts, null, 2)}\n`);
   return { facts, agentFile };
 }
 
-/** What the agent's file says of one thing. */
-const told = (config, name) => config.match(new RegExp(`^${name} = "(.*)"$`, "m"))?.[1];
+/** The value of a key in the agent's config file. */
+const setting = (config, name) => config.match(new RegExp(`^${name} = "(.*)"$`, "m"))?.[1];
 
-/** The name of the server that the agent's file is for; null where its key is not good any more. */
-async function agentsServer(config) {
-  const Authorization = `id="${told(config, "id")}", key="${told(config, "key")}"`;
+/** The name of the agent's server, or null if its key is no longer valid. */
+async function serverOfAgent(config) {
+  const Authorization = `id="${setting(config, "id")}", key="${setting(config, "key")}"`;
   const response = await fetch(`${instance.url}/api/servers/servers/-/`, { headers: { Authorization } });
   return response.status === 200 ? (await response.json()).name : null;
 }
 
-/** Gives the demo's agent another key, or another server: somebody tried what ends them. Returns the server's name. */
-async function anotherKey(config, agentFile, facts) {
-  const [path, token] = [`/api/servers/servers/${told(config, "id")}/`, userToken(facts.api_token)];
+/**
+ * Gets a new key or a new server for the demo's agent, because the user has rotated the key or
+ * deleted the server. Returns the server's name.
+ */
+async function renewKey(config, agentFile, facts) {
+  const [path, token] = [`/api/servers/servers/${setting(config, "id")}/`, userToken(facts.api_token)];
   const rotated = await api("POST", `${path}rotate-key/`, token).catch(() => null);
-  const made = () => api("POST", "/api/servers/", token, { name: facts.server, default_username: userInfo().username });
+  const create = () => api("POST", "/api/servers/", token, { name: facts.server, default_username: userInfo().username });
   const lost = (error) => {
-    throw new Error(`the demo has lost its server (${error.message}): remove ${stateDir} to begin again`);
+    throw new Error(`the demo has lost its server (${error.message}); delete ${stateDir} to start over`);
   };
-  const server = rotated ?? (await made().catch(lost));
+  const server = rotated ?? (await create().catch(lost));
   writeAgentFile(agentFile, server);
   return server.name;
 }
 
 function writeAgentFile(agentFile, server) {
-  writeSecretly(agentFile, `url = "${instance.url}"\nid = "${server.id}"\nkey = "${server.key}"\n`);
+  writePrivate(agentFile, `url = "${instance.url}"\nid = "${server.id}"\nkey = "${server.key}"\n`);
 }
 
-async function makeDemo(agentFile) {
+async function createDemo(agentFile) {
   const slug = process.env.DEFAULT_WORKSPACE || "demo";
   const admin = { username: "admin", email: "admin@example.com", password: randomBytes(12).toString("base64url") };
   const operator = `Bearer ${instance.operatorToken}`;
-  // What is left of a first start that was cut off has a password that nobody knows.
+  // Deletes a workspace of an interrupted first start, because its password is lost.
   await api("DELETE", `/operator/workspaces/${slug}/?now=true`, operator).catch(() => null);
   await api("POST", "/operator/workspaces/", operator, { slug, name: "Demo", admin });
   const { token } = await api("POST", "/api/auth/login/", "", { username: admin.username, password: admin.password });
@@ -117,7 +124,7 @@ function startAgent(binary, agentFile) {
 }
 
 async function agentConnected(facts) {
-  const until = Date.now() + AGENT_CONNECTS_WITHIN_MS;
+  const until = Date.now() + CONNECT_TIMEOUT_MS;
   while (Date.now() < until) {
     const { results } = await api("GET", "/api/servers/?page_size=100", userToken(facts.api_token));
     if (results.some((server) => server.name === facts.server && server.is_connected)) return;
@@ -133,7 +140,7 @@ Farhand serves ${facts.url}
 
   user      ${facts.username}
   password  ${facts.password}
-  server    ${facts.server}, with an agent that runs commands as ${userInfo().username}${isRoot ? " (anybody with the token is root here)" : ""}
+  server    ${facts.server}, with an agent that runs commands as ${userInfo().username}${isRoot ? " (anyone with the token is root on this machine)" : ""}
 
 Run a command on this machine:
 
@@ -143,10 +150,10 @@ The same facts are in ${join(stateDir, "demo.json")}. Ctrl-C ends everything.
 `);
 }
 
-/** Refuses what cannot work, before anything is downloaded or built. */
+/** Checks the requirements before anything is downloaded or built. */
 async function check() {
   if (process.platform !== "linux") {
-    throw new Error(`the service and its agent run on Linux, and this is ${process.platform}; use a virtual machine or a container`);
+    throw new Error(`the service and its agent run on Linux only, not on ${process.platform}; use a virtual machine or a container`);
   }
   if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is ${process.env.PORT}, which is not a port number`);
   if (await isTaken(port)) throw new Error(`port ${port} of 127.0.0.1 is in use; set PORT to another one`);
@@ -158,11 +165,11 @@ async function check() {
   if (problem !== null) throw new Error(problem);
   if (output("cc", ["--version"]) === null) throw new Error("no C compiler on PATH (cc); install gcc or clang");
   if (isRoot && wantsDemo) {
-    say("warning: you are root, so the demo's agent runs commands as root. Whoever has the demo's token has root on this machine.");
+    say("warning: you are root, so the demo's agent runs commands as root. Anyone with the demo's token is root on this machine.");
   }
 }
 
-/** Does one of the steps of a start, and prints how long it took. */
+/** Runs one step of the start and prints its time. */
 async function step(number, what, work) {
   if (ending) return null;
   const steps = wantsDemo ? 5 : 3;

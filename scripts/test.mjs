@@ -1,4 +1,4 @@
-// `npm test`: everything that CI runs, in stages, each with its time.
+// `npm test`: runs everything that CI runs, in stages, and prints the time of each.
 //
 //   npm test                             lints, supply chain, unit tests, and all end-to-end tests
 //   npm test -- lint                     documents, formatting, lints and supply chain
@@ -7,10 +7,12 @@
 //   npm test -- e2e --keep NAME          the same, on an instance that stays up for the next run
 //   npm test -- stop                     stops that instance
 //
-// The end-to-end tests talk to the built Worker in workerd, on a port and in a state folder of their own. After a run of all of
-// them, the state and the logs of all instances are searched for every credential that the tests used.
+// The end-to-end tests use the built Worker in workerd, on their own port and state folder. After a
+// run of all of them, the state and the logs of all instances are searched for every credential
+// that the tests used.
 //
-// If FARHAND_URL and FARHAND_OPERATOR_TOKEN are set, the end-to-end tests run against that service instead.
+// If FARHAND_URL and FARHAND_OPERATOR_TOKEN are set, the end-to-end tests run against that service
+// instead.
 import { spawn } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
@@ -29,9 +31,12 @@ const [mode, ...rest] = process.argv.slice(2);
 const isKept = rest.includes("--keep");
 /** What libtest gets: parts of names, and its options. */
 const filter = rest.filter((argument) => argument !== "--keep");
-// Further arguments go to the test program; options among them select no tests.
+// Arguments that are not options select tests by name.
 const names = filter.filter((argument) => !argument.startsWith("-"));
-/** Many end-to-end tests wait for a minute to pass (contract 7.12). With 2 threads per core, the cores were idle for a third of the run. */
+/**
+ * Many end-to-end tests wait for a minute to pass (contract 7.12). With 2 threads per core, the
+ * cores were idle for a third of the run.
+ */
 const THREADS = `--test-threads=${4 * availableParallelism()}`;
 /** workerd uses one core. A run of a few tests needs no second one. */
 const INSTANCES = names.length === 0 ? Math.min(availableParallelism(), 4) : 1;
@@ -39,10 +44,11 @@ const SLOWEST = 20;
 const PROGRESS_EVERY_MS = 30_000;
 
 /**
- * The variables of the tests' instances.
+ * The variables of the test instances.
  *
- * The tests log in hundreds of times, so the Worker hashes with its minimum of rounds. The tests are a trusted proxy, so that a
- * test can choose its address. Hosts other than this machine's can be asked for over plain HTTP, too.
+ * The tests log in hundreds of times, so the Worker hashes with the minimum number of rounds. The
+ * tests are a trusted proxy, so that a test can choose its address. ALLOW_HTTP lets them use plain
+ * HTTP for other host names than those of this machine.
  */
 const VARIABLES = { PBKDF2_ITERATIONS: "100000", TRUSTED_PROXIES: "127.0.0.1", ALLOW_HTTP: "1" };
 
@@ -89,7 +95,7 @@ async function tee(program, args, env = process.env, isHidden = () => false) {
   return { ok: status === 0, text: lines.join("\n") };
 }
 
-/** Counts what a `cargo test` ran. */
+/** Counts the tests of a `cargo test` run. */
 function count({ ok, text }) {
   let failed = 0;
   for (const [, passed, failures] of text.matchAll(/^test result: .*?(\d+) passed; (\d+) failed/gm)) {
@@ -100,13 +106,16 @@ function count({ ok, text }) {
   counts.failed += ok ? failed : Math.max(failed, 1);
 }
 
-/** Runs `cargo test` and counts what it ran. */
+/** Runs `cargo test` and counts its tests. */
 async function cargoTest(args, env = process.env) {
   count(await tee("cargo", ["test", "--quiet", ...args], env));
 }
 
 const END_TO_END = ["-p", "farhand-tests", "--test", "e2e"];
-/** libtest prints times only for those who have a nightly compiler, or this variable. cargo itself must not have it. */
+/**
+ * libtest prints times only with a nightly compiler or with this variable. It must not be set for
+ * cargo itself.
+ */
 const RUNNER = `target.'cfg(all())'.runner = ["env", "RUSTC_BOOTSTRAP=1"]`;
 const WITH_TIMES = ["-Z", "unstable-options", "--report-time", "--format=pretty"];
 
@@ -150,16 +159,19 @@ async function lint() {
   await stage("supply chain", supplyChain);
 }
 
-/** Checks licences, sources and bans of all crates (deny.toml), and known vulnerabilities if their list can be downloaded. */
+/**
+ * Checks licences, sources and bans of all crates (deny.toml), and known vulnerabilities if the
+ * list of them can be downloaded.
+ */
 async function supplyChain() {
   const env = await cargoDeny();
   const deny = ["deny", "--workspace", "--locked", "--log-level", "error"];
   say("> cargo deny check licenses bans sources");
   run("cargo", [...deny, "check", "licenses", "bans", "sources"], { env });
   say("> cargo deny fetch");
-  // The limit is for a network that only hangs.
+  // The timeout is for a network that hangs.
   const isFetched = output("cargo", [...deny, "fetch", "db"], { env, timeout: 60_000 }) !== null;
-  if (!isFetched) return say("advisories: NOT CHECKED, as RustSec's database could not be downloaded from GitHub");
+  if (!isFetched) return say("advisories: NOT CHECKED, because RustSec's database could not be downloaded from GitHub");
   run("cargo", [...deny, "--offline", "check", "advisories"], { env });
 }
 
@@ -175,15 +187,19 @@ async function selectedTests() {
   const { ok, text } = await tee("cargo", ["test", "--quiet", ...END_TO_END, "--", "--list", ...filter], process.env, () => true);
   if (!ok) throw new Error("the end-to-end tests did not build");
   const names = [...text.matchAll(/^(.*): test$/gm)].map(([, name]) => name);
-  if (names.length === 0) throw new Error(`there is no end-to-end test for ${filter.join(" ")}`);
+  if (names.length === 0) throw new Error(`no end-to-end test matches ${filter.join(" ")}`);
   return names;
 }
 
-/** Finds the programs that the selected tests need, and installs missing ones. Returns variables for the tests. */
+/**
+ * Finds the programs that the selected tests need, and installs missing ones. Returns variables for
+ * the tests.
+ */
 function testPrograms(tests) {
   const has = (module) => tests.some((name) => name.startsWith(`${module}::`));
-  // Other accounts have no network namespaces: for them the test cuts the network in another way.
-  if (has("agent::connection") && process.getuid() === 0) programs(["ip"], ["iproute2"], "the test of a cut network needs ip");
+  // Only root can create network namespaces. For other accounts the test cuts the network in
+  // another way.
+  if (has("agent::connection") && process.getuid() === 0) programs(["ip"], ["iproute2"], "the test of a cut network needs the command ip");
   if (has("cost::bench")) programs(["sqlite3"], ["sqlite3"], "the test of the benches' data needs sqlite3");
   if (!has("api::reset_page")) return {};
   const { chromium, chromedriver } = browser();
@@ -202,10 +218,13 @@ async function interrupted() {
   process.exit(1);
 }
 
-/** Starts the tests' instances in a folder of this run. Returns variables for the tests, which pick one by their names. */
+/**
+ * Starts the tests' instances in a folder of this run. Returns variables for the tests, which pick
+ * one by their names.
+ */
 async function startTestInstances(folder) {
   const onExit = (how) => say(`error: the service ended with ${how}`);
-  // The instances are in process groups of their own: a signal to ours does not reach them.
+  // The instances have their own process groups, so a signal to this group does not stop them.
   for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void interrupted());
   const stateDirs = Array.from({ length: INSTANCES }, (_, number) => join(folder, `state-${number}`));
   for (const stateDir of stateDirs) {
@@ -227,7 +246,7 @@ async function endToEnd() {
   const environment = { ...process.env, ...testPrograms(tests) };
   environment.FARHAND_AGENT = await stage("e2e: build of the agent", buildAgent);
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;
-  let isThrough = false;
+  let isComplete = false;
   try {
     if (isOwn) Object.assign(environment, await stage("e2e: start of the service", () => startTestInstances(folder)));
     else if (isKept) Object.assign(environment, await stage("e2e: the kept service", () => keptInstance(VARIABLES)));
@@ -237,10 +256,10 @@ async function endToEnd() {
       const args = ["-p", "farhand-tests", "--test", "leaks"];
       await stage("e2e: search for credentials", () => cargoTest(args, { ...environment, FARHAND_SEARCHED: folder }));
     }
-    isThrough = true;
+    isComplete = true;
   } finally {
     await stopInstances();
-    if (folder && isThrough && counts.failed === 0) rmSync(folder, { recursive: true, force: true });
+    if (folder && isComplete && counts.failed === 0) rmSync(folder, { recursive: true, force: true });
     else if (folder) say(`the services' states and logs are in ${folder}`);
   }
 }

@@ -1,8 +1,10 @@
-// Gets what the build needs and says what it found: npm packages, the wasm target, worker-build and wasm-bindgen.
+// Installs the tools of the build and prints what it found: npm packages, the wasm target,
+// worker-build and wasm-bindgen.
 //
-// There are two ways to the wasm target. An ordinary rustup downloads it. Where rustup cannot (an offline or
-// mirrored network), Debian packages a compiler with the source of std, and std is compiled here once into a
-// sysroot of the project's own. Everything lands in .tools/ and node_modules/; only Debian's packages go elsewhere.
+// There are two ways to get the wasm target. Usually rustup downloads it. If rustup cannot, for
+// example on an offline or mirrored network, Debian's packages provide a compiler with the source
+// of std, and this script compiles std once into a sysroot of the project. Everything goes into
+// .tools/ and node_modules/, except Debian's packages.
 import { spawnSync } from "node:child_process";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, symlinkSync, copyFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -13,12 +15,12 @@ const TARGET = "wasm32-unknown-unknown";
 const WORKER_BUILD = "0.8.7";
 const CARGO_DENY = "0.20.2";
 const CARGO_FUZZ = "0.13.2";
-/** worker-build and wasm-bindgen are built with this folder as `--root`. */
+/** The folder for cargo programs (`cargo install --root`). */
 const cargoRoot = join(tools, "cargo");
 const debianRust = join(tools, "debian-rust");
 const DEBIAN_PACKAGES = ["rustc-web", "cargo-web", "rust-web-src", "rust-web-clippy", "lld-19"];
 
-/** Installs the npm packages of the lock file when they are not the installed ones. */
+/** Installs the npm packages of the lock file, unless they are installed. */
 export async function npmPackages() {
   const stamp = join(root, "node_modules", ".farhand-lock");
   await once(stamp, digest(["package-lock.json"]), () => {
@@ -30,14 +32,17 @@ export async function npmPackages() {
 /** The parts of a version, as numbers. */
 const parts = (version) => version.split(".").map((part) => parseInt(part, 10) || 0);
 
-/** Whether a version is at least another one. */
+/** Whether `version` is at least `least`. */
 export function isAtLeast(version, least) {
   const [have, want] = [parts(version), parts(least)];
   const at = want.findIndex((part, index) => part !== (have[index] ?? 0));
   return at === -1 || (have[at] ?? 0) > want[at];
 }
 
-/** Says why a compiler cannot build Farhand: it must be at least `rust-version` of Cargo.toml. Returns null if it can. */
+/**
+ * The reason why a compiler cannot build Farhand, or null if it can. Its version must be at least
+ * `rust-version` of Cargo.toml.
+ */
 export function rustProblem(rustc = "rustc") {
   const oldest = readFileSync(join(root, "Cargo.toml"), "utf8").match(/^rust-version = "(.*)"$/m)[1];
   const { error, status, stdout, stderr } = spawnSync(rustc, ["--version"], { encoding: "utf8", cwd: root });
@@ -55,20 +60,27 @@ export function checkRust() {
 
 const hasStd = (libdir) => libdir !== null && existsSync(libdir) && readdirSync(libdir).some((name) => name.startsWith("libstd-"));
 
-/** The environment for `cargo ... --target wasm32-unknown-unknown`, and a line that says where it comes from. */
+/**
+ * The environment for `cargo ... --target wasm32-unknown-unknown`, and a line that describes the
+ * toolchain.
+ */
 function wasmToolchain() {
   checkRust();
   const rustc = output("rustc", ["--version"]);
   const installed = () => hasStd(output("rustc", ["--print", "target-libdir", "--target", TARGET]));
   if (installed()) return { line: `${rustc}, its own ${TARGET}`, env: {} };
-  // rustup says no at once where its server cannot be reached; a network that only hangs must not hang us.
+  // If its server is unreachable, rustup fails immediately. The timeout is for a network that
+  // hangs.
   if (output("rustup", ["target", "add", TARGET], { timeout: 120_000 }) !== null && installed()) {
     return { line: `${rustc}, ${TARGET} added by rustup`, env: {} };
   }
   return debianToolchain();
 }
 
-/** Installs those of some Debian packages that are not there. `why` is said first, and is what fails without apt-get. */
+/**
+ * Installs the missing ones of some Debian packages. `why` is printed first, and is part of the
+ * error if there is no apt-get.
+ */
 export function debianPackages(names, why) {
   const missing = names.filter((name) => !output("dpkg-query", ["-W", "-f=${Status}", name])?.includes("ok installed"));
   if (missing.length === 0) return;
@@ -79,12 +91,12 @@ export function debianPackages(names, why) {
   run(program, [...args, "install", "-yq", "--no-install-recommends", ...missing]);
 }
 
-/** Where programs are, once Debian's packages of them are installed where they are not on PATH. */
+/** The paths of programs. Installs Debian's packages if a program is not on PATH. */
 export function programs(names, packages, why) {
   const find = (name) => output("sh", ["-c", `command -v ${name}`]);
   const missing = () => names.filter((name) => find(name) === null);
   if (missing().length > 0) debianPackages(packages, why);
-  if (missing().length > 0) fail(`${why}; there is no ${missing().join(" and no ")}`);
+  if (missing().length > 0) fail(`${why}; not found: ${missing().join(", ")}`);
   return names.map(find);
 }
 
@@ -105,14 +117,16 @@ function debianToolchain() {
     env: {
       PATH: `${bin}:${process.env.PATH}`,
       RUSTC: join(bin, "rustc"),
-      // clippy-driver is a compiler of its own and takes the sysroot from here.
+      // clippy-driver is a separate compiler, and takes the sysroot from this variable.
       SYSROOT: join(debianRust, "sysroot"),
       CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER: "wasm-ld-19",
     },
   };
 }
 
-/** Makes a sysroot that is Debian's, through links, plus a std for wasm, and a `rustc` that uses it. */
+/**
+ * Creates a sysroot with links to Debian's sysroot and a std for wasm, and a `rustc` that uses it.
+ */
 function buildSysroot(bin) {
   rmSync(debianRust, { recursive: true, force: true });
   const rustlib = join(debianRust, "sysroot", "lib", "rustlib");
@@ -128,7 +142,7 @@ function buildSysroot(bin) {
   mkdirSync(join(crate, "src"));
   writeFileSync(join(crate, "Cargo.toml"), '[package]\nname = "empty"\nversion = "0.0.0"\nedition = "2021"\n[profile.release]\npanic = "abort"\n');
   writeFileSync(join(crate, "src", "lib.rs"), "");
-  // With bitcode: the Worker is linked with link-time optimisation, std included.
+  // With bitcode, because link-time optimisation of the Worker includes std.
   run("/usr/bin/cargo", ["build", "--release", "--target", TARGET, "-Zbuild-std=std,panic_abort"], {
     cwd: crate,
     env: { ...process.env, RUSTC: "/usr/bin/rustc", RUSTC_BOOTSTRAP: "1", CARGO_TARGET_DIR: join(crate, "target"), RUSTFLAGS: "-Cembed-bitcode=yes" },
@@ -152,36 +166,37 @@ function locked(crate) {
 }
 
 /**
- * Installs a cargo program into .tools unless that version is there.
+ * Installs a cargo program into .tools, unless that version is installed.
  *
- * Most programs only start others or read a few files: they are compiled without optimisation (`--debug`), in half the time.
+ * Most programs only start other programs or read a few files, so they are compiled without
+ * optimisation (`--debug`), which takes half the time.
  */
 async function cargoProgram(crate, version, options, variables = {}) {
   await once(join(cargoRoot, `${crate}.version`), version, () => {
-    say(`${crate} ${version}: compiling it into .tools (some minutes, once)`);
+    say(`${crate} ${version}: compiling into .tools (once, some minutes)`);
     const env = { ...process.env, CARGO_PROFILE_DEV_DEBUG: "0", ...variables, CARGO_TARGET_DIR: join(tools, "target") };
     run("cargo", ["install", "--quiet", ...options, "--root", cargoRoot, `${crate}@${version}`], { env });
     rmSync(join(tools, "target"), { recursive: true, force: true });
   });
 }
 
-/** The environment in which `cargo` has the programs that are installed into .tools. */
+/** The environment in which `cargo` finds the programs in .tools. */
 const withCargoPrograms = () => ({ ...process.env, PATH: `${join(cargoRoot, "bin")}:${process.env.PATH}` });
 
-/** Gets cargo-deny. */
+/** Installs cargo-deny. Returns the environment for it. */
 export async function cargoDeny() {
   await cargoProgram("cargo-deny", CARGO_DENY, ["--locked", "--debug"]);
   return withCargoPrograms();
 }
 
-/** Gets cargo-fuzz. */
+/** Installs cargo-fuzz. Returns the environment for it. */
 export async function cargoFuzz() {
   await cargoProgram("cargo-fuzz", CARGO_FUZZ, ["--locked", "--debug"]);
   return withCargoPrograms();
 }
 
 /**
- * Gets all that a build of the Worker needs.
+ * Installs everything that a build of the Worker needs.
  * @returns the environment for cargo and worker-build.
  */
 export async function prepare() {
@@ -189,16 +204,17 @@ export async function prepare() {
   const wasm = wasmToolchain();
   say(`wasm target: ${wasm.line}`);
   await cargoProgram("worker-build", WORKER_BUILD, ["--locked", "--debug", "--bin", "worker-build"]);
-  // Without --locked: a mirror of crates.io may lag behind the lock file that this crate ships.
-  // With some optimisation: each build of the Worker takes 5 s of this program's time without any, and 1 s with all of it.
+  // Without --locked, because a mirror of crates.io may lag behind the crate's lock file. With some
+  // optimisation, because each build of the Worker takes 5 s of this program's time without it.
   await cargoProgram("wasm-bindgen-cli", locked("wasm-bindgen"), ["--bin", "wasm-bindgen"], { CARGO_PROFILE_RELEASE_OPT_LEVEL: "1" });
   const npmBin = (name) => join(root, "node_modules", ".bin", name);
   return {
     ...process.env,
     ...wasm.env,
-    // A folder of its own: the host's cargo may be another compiler, and each would undo the other's cache.
+    // A separate folder, because the host's cargo may use another compiler, and each would
+    // invalidate the other's cache.
     CARGO_TARGET_DIR: join(root, "target", "worker"),
-    // Hashing is a tenth faster with it.
+    // Hashing is a tenth faster with SIMD.
     CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: "-Ctarget-feature=+simd128",
     WORKER_BUILD: join(cargoRoot, "bin", "worker-build"),
     WASM_BINDGEN_BIN: join(cargoRoot, "bin", "wasm-bindgen"),

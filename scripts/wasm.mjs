@@ -1,7 +1,7 @@
-// What stands in a wasm file.
+// Reads wasm files.
 const CODE_SECTION = 10;
 
-/** The size of each function, in bytes. */
+/** The size of each function of a wasm file, in bytes. */
 export function functionSizes(bytes) {
   let at = 8;
   // An unsigned LEB128.
