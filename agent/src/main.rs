@@ -1,9 +1,9 @@
 //! The Farhand agent: runs commands on a server, each as the account that the command names, and
 //! reports their output.
 //!
-//! It is one self-contained binary. It reads a small file or a few flags, keeps a WebSocket to the service,
-//! and runs the commands that arrive there. `agent-protocol 4.1` in a comment refers to heading 4.1
-//! of `docs/spec/agent-protocol.md`.
+//! It is one self-contained binary. It reads a small file or a few flags, keeps a WebSocket to the
+//! service, and runs the commands that arrive there. `agent-protocol 4.1` in a comment refers to
+//! heading 4.1 of `docs/spec/agent-protocol.md`.
 
 mod agent;
 mod cli;

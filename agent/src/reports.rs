@@ -15,9 +15,9 @@
 //! The journal has a command before its ack is sent, and a fin before it is sent. After a restart
 //! the agent sends the fins that the service has not accepted.
 //!
-//! The output of a command waits in a queue of a few chunks, and before it in a buffer of bounded
-//! size. If both are full, the command is blocked until a chunk is sent or dropped.
-//! Output beyond what the service keeps is read and dropped, so it never blocks the command.
+//! The output of a command waits in a buffer of bounded size, and then in a queue of a few chunks.
+//! If both are full, the command is blocked until a chunk is sent or dropped. Output beyond what
+//! the service keeps is read and dropped, so it never blocks the command.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -54,15 +54,15 @@ const AWAY_PAUSE: Duration = Duration::from_secs(5);
 const FLUSH_PAUSE: Duration = Duration::from_millis(500);
 /// The most chunks of one command that wait to be sent. It is small, so that chunks soon grow if
 /// the service is slow.
-pub const QUEUE: usize = 4;
+pub const MAX_QUEUED_CHUNKS: usize = 4;
 /// The most fins that wait to be sent.
 const MAX_PENDING_FINS: usize = 1_000;
 /// The largest total size of all waiting fins, in bytes. Beyond it, a new fin is shortened.
-const MAX_FIN_BYTES: usize = 64 * 1024 * 1024;
+const MAX_TOTAL_FIN_BYTES: usize = 64 * 1024 * 1024;
 /// The most concurrent first attempts to send reports.
 const FIRST_CALLS: usize = 16;
-/// The most concurrent later attempts to send fins. They are limited apart, so that fins of a whole
-/// day cannot delay the reports of running commands.
+/// The most concurrent later attempts to send fins. They have a separate limit, so that fins of
+/// a whole day cannot delay the reports of running commands.
 const LATE_CALLS: usize = 4;
 
 /// How reports are sent. Tests use a scripted implementation.
@@ -162,7 +162,7 @@ impl<T: Transport> Reports<T> {
 
     /// Acknowledges a command when the journal has it (`written`), and starts its sender.
     pub fn begin(&self, id: Uuid, written: Written) -> Reporter {
-        let (queue, reports) = mpsc::channel(QUEUE);
+        let (queue, reports) = mpsc::channel(MAX_QUEUED_CHUNKS);
         self.active().insert(id, false);
         let sender = self.clone();
         self.senders.spawn(async move {
@@ -414,7 +414,7 @@ impl PendingFins {
     fn add(&self, mut fin: Fin) -> (Bytes, FinSlot) {
         let mut body = json(&fin);
         let mut waiting = self.lock();
-        if waiting.bytes + body.len() > MAX_FIN_BYTES {
+        if waiting.bytes + body.len() > MAX_TOTAL_FIN_BYTES {
             shorten_result(&mut fin);
             body = json(&fin);
         }
@@ -641,7 +641,7 @@ mod tests {
     async fn a_full_queue_accepts_no_chunk() {
         let service = Scripted::new(&[], 0);
         let reporter = reports(&service).begin(Uuid::nil(), Written::already());
-        for seq in 0..QUEUE {
+        for seq in 0..MAX_QUEUED_CHUNKS {
             reporter.queue().try_send(chunk(seq as u32)).ok().unwrap();
         }
         assert!(reporter.queue().try_send(chunk(99)).is_err());
@@ -674,7 +674,7 @@ mod tests {
         let large = "\0".repeat(256 * 1024);
         let entered: Vec<_> =
             (0..200).map(|number| pending_fins.add(fin(number, &large))).collect();
-        assert!(pending_fins.lock().bytes < MAX_FIN_BYTES + 200 * 8 * SHORT_RESULT);
+        assert!(pending_fins.lock().bytes < MAX_TOTAL_FIN_BYTES + 200 * 8 * SHORT_RESULT);
         drop(entered);
         assert_eq!(pending_fins.lock().bytes, 0);
     }

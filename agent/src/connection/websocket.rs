@@ -1,7 +1,7 @@
 //! The WebSocket on which commands arrive: dialing, messages and reconnecting (agent-protocol 2, 3
 //! and 5).
 //!
-//! CommandHandler do not depend on this connection. They run, and report over HTTP, while it is down.
+//! Commands do not depend on this connection. They run, and report over HTTP, while it is down.
 
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -71,25 +71,25 @@ pub trait CommandHandler {
     fn features(&self) -> String;
 }
 
-/// Keeps a WebSocket open and passes its messages to `commands`, until the service sends `quit` or
+/// Keeps a WebSocket open and passes its messages to `handler`, until the service sends `quit` or
 /// `draining` is cancelled.
 pub async fn run(
     client: &Client,
     draining: &CancellationToken,
-    commands: &impl CommandHandler,
+    handler: &impl CommandHandler,
 ) -> Finished {
     // Failed dials and short sessions in a row.
     let mut failures = 0;
     loop {
         let dialed = tokio::select! {
-            dialed = dial(client, commands.features()) => dialed,
+            dialed = dial(client, handler.features()) => dialed,
             () = draining.cancelled() => return Finished::Draining,
         };
         let pause = match dialed {
             Ok(socket) => {
                 log::info!("connected to {}", client.service());
                 let began = Instant::now();
-                match session(socket, draining, commands).await {
+                match session(socket, draining, handler).await {
                     SessionEnd::Finished(finished) => return finished,
                     SessionEnd::Reconnect => {
                         log::info!("the service asked for a new connection");
@@ -165,11 +165,11 @@ async fn dial(client: &Client, features: String) -> Result<WebSocketStream<Strea
     timeout(DIAL_TIMEOUT, dial).await.unwrap_or_else(|_| Err("no response in time".to_owned()))
 }
 
-/// Serves one socket until its end.
+/// Handles the messages of one WebSocket until it ends.
 async fn session<S: AsyncRead + AsyncWrite + Unpin>(
     mut socket: WebSocketStream<S>,
     draining: &CancellationToken,
-    commands: &impl CommandHandler,
+    handler: &impl CommandHandler,
 ) -> SessionEnd {
     let mut silent = pin!(sleep(MAX_SILENCE));
     let end = loop {
@@ -204,8 +204,8 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
                     return SessionEnd::Dropped("the pong could not be sent in time".to_owned());
                 }
             },
-            ToAgent::Command { command } => commands.accept(*command),
-            ToAgent::Kill { id } => commands.kill(id),
+            ToAgent::Command { command } => handler.accept(*command),
+            ToAgent::Kill { id } => handler.kill(id),
             ToAgent::Reconnect => break SessionEnd::Reconnect,
             ToAgent::Quit => break SessionEnd::Finished(Finished::Quit),
             ToAgent::Unknown => {
@@ -213,15 +213,15 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
             }
         }
     };
-    close(socket, commands).await;
+    close(socket, handler).await;
     end
 }
 
-/// Closes with code 1000. CommandHandler that arrive before the service closes are still handled, because
+/// Closes with code 1000. Commands that arrive before the service closes are still handled, because
 /// the service sends each command only once.
 async fn close<S: AsyncRead + AsyncWrite + Unpin>(
     mut socket: WebSocketStream<S>,
-    commands: &impl CommandHandler,
+    handler: &impl CommandHandler,
 ) {
     let frame = CloseFrame { code: CloseCode::Normal, reason: "".into() };
     let closing = async {
@@ -231,8 +231,8 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(
         while let Some(Ok(message)) = socket.next().await {
             let Message::Text(text) = message else { continue };
             match parse(&text) {
-                ToAgent::Command { command } => commands.accept(*command),
-                ToAgent::Kill { id } => commands.kill(id),
+                ToAgent::Command { command } => handler.accept(*command),
+                ToAgent::Kill { id } => handler.kill(id),
                 _ => {}
             }
         }
@@ -285,18 +285,17 @@ mod tests {
         }
     }
 
-    /// Runs a session against a scripted service. Returns its end, and the commands and kills it
-    /// passed on.
+    /// Runs a session against a scripted service. Returns its end, and the calls of the handler.
     async fn talk<F: Future<Output = ()>>(
         service: impl FnOnce(WebSocketStream<DuplexStream>) -> F,
     ) -> (SessionEnd, Vec<String>) {
         let (near, far) = duplex(64 * 1024);
         let agent = WebSocketStream::from_raw_socket(near, Role::Client, None).await;
         let far = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
-        let notes = Recorder::default();
+        let recorder = Recorder::default();
         let never = CancellationToken::new();
-        let (end, ()) = tokio::join!(session(agent, &never, &notes), service(far));
-        (end, notes.0.into_inner().unwrap())
+        let (end, ()) = tokio::join!(session(agent, &never, &recorder), service(far));
+        (end, recorder.0.into_inner().unwrap())
     }
 
     fn command(line: &str) -> Message {

@@ -31,17 +31,17 @@ pub const MAX_ENDED: usize = 1_000;
 pub const ENDED_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// The largest total size of the fins after a rewrite, in bytes. Beyond it, older fins keep only a
 /// short piece of the output. It is smaller in tests, where checksums are slow.
-const MAX_FIN_BYTES: u64 = if cfg!(test) { 1024 * 1024 } else { 32 * 1024 * 1024 };
+const MAX_TOTAL_FIN_BYTES: u64 = if cfg!(test) { 1024 * 1024 } else { 32 * 1024 * 1024 };
 /// The file is rewritten when it exceeds twice its size after the last rewrite by this many bytes.
 const GROWTH_SLACK: u64 = 1024 * 1024;
-/// The largest file, in bytes, if rewriting fails.
+/// If rewriting fails and the file is larger than this, in bytes, new events are refused.
 const MAX_FILE_BYTES: u64 = 256 * 1024 * 1024;
 /// The length of a line's checksum, which is the beginning of a SHA-256, in bytes. It detects
 /// accidents, not attacks.
 const CHECKSUM_BYTES: usize = 8;
 
-/// How often the lock is tried. After an agent was killed, its lock is held until the last process
-/// that it had forked has executed its program or exited.
+/// How many times the agent tries to lock the journal. After an agent was killed, its lock is held
+/// until the last process that it had forked has executed its program or exited.
 const LOCK_ATTEMPTS: u32 = 20;
 /// The pause between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
@@ -69,7 +69,6 @@ pub enum Event {
     FinAccepted,
 }
 
-/// One line of the file.
 #[derive(Serialize, Deserialize)]
 struct Line<E> {
     /// Seconds since 1970.
@@ -101,14 +100,13 @@ struct Span {
 
 /// A command of the journal.
 struct CommandState {
-    /// The time of its arrival or, after its end, of its end, in seconds since 1970.
+    /// The time of its arrival, or of its end if it has ended, in seconds since 1970.
     at: u64,
     stage: Stage,
     /// The line with its fin.
     end: Option<Span>,
 }
 
-/// All commands of the journal.
 #[derive(Default)]
 struct Index {
     commands: HashMap<Uuid, CommandState>,
@@ -371,7 +369,7 @@ impl JournalFile {
             self.index.order.iter().rev().filter_map(|id| Some((*id, self.index.commands[id].end?)))
         {
             total += span.bytes as u64;
-            if total > MAX_FIN_BYTES {
+            if total > MAX_TOTAL_FIN_BYTES {
                 is_shortened.insert(id);
             }
         }
@@ -677,10 +675,12 @@ mod tests {
                 .unwrap();
             longest = longest.max(fs::metadata(file(&directory)).unwrap().len());
         }
-        assert!(longest < 2 * MAX_FIN_BYTES + 4 * GROWTH_SLACK, "{longest}");
+        assert!(longest < 2 * MAX_TOTAL_FIN_BYTES + 4 * GROWTH_SLACK, "{longest}");
         drop(journal);
         let journal = open(&directory);
-        assert!(fs::metadata(file(&directory)).unwrap().len() < MAX_FIN_BYTES + 4 * GROWTH_SLACK);
+        assert!(
+            fs::metadata(file(&directory)).unwrap().len() < MAX_TOTAL_FIN_BYTES + 4 * GROWTH_SLACK
+        );
         assert_eq!(journal.commands().len(), 140);
         assert!(result(&journal, id(139)).unwrap() == large);
         let short = result(&journal, id(0)).unwrap();

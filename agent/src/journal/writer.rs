@@ -1,4 +1,5 @@
-//! Writes the journal (`file.rs`) on its own thread, as disks can be slow (agent-protocol 6.3).
+//! Writes the journal (`file.rs`) on its own thread, because disks can be slow (agent-protocol
+//! 6.3).
 //!
 //! Each write returns a [`Written`], which the caller awaits before the next step: a command is
 //! written before it is acknowledged and run, its process before it runs, its fin before it is
@@ -23,7 +24,7 @@ use crate::journal::file::{Event, JournalFile, Stage, now};
 
 /// The longest queue of requests. Requests beyond it are dropped.
 const QUEUE_LENGTH: usize = 1_024;
-/// How many events are written at once.
+/// The most requests that are handled in one write.
 const MAX_BATCH: usize = 128;
 /// The interval between searches for expired commands.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(60 * 60);
@@ -37,7 +38,7 @@ enum Request {
     Append(Uuid, Event, DropGuard),
     /// Write a fin. The bytes are JSON.
     End(Uuid, Bytes, DropGuard),
-    /// Return a command's fin, if it is known.
+    /// Return a command's fin, if the journal has it.
     Fin(Uuid, oneshot::Sender<Bytes>),
     /// Finish all earlier requests.
     Flush(DropGuard),

@@ -15,26 +15,28 @@ use crate::runner::fin::NOT_FOUND;
 pub const SHELL: &str = "internal";
 
 /// The result of a built-in.
-pub struct Done {
+pub struct BuiltinResult {
     pub fin: Fin,
     /// Whether the agent restarts after the fin is reported.
     pub restarts: bool,
 }
 
 /// Runs a built-in. A restart needs a durable journal, so that it loses nothing.
-pub async fn run(line: &str, program: &Program, remembers: bool) -> Done {
-    let plain =
-        |exit_code, result: &str| Done { fin: fin(exit_code, result.to_owned()), restarts: false };
+pub async fn run(line: &str, program: &Program, is_durable: bool) -> BuiltinResult {
+    let plain = |exit_code, result: &str| BuiltinResult {
+        fin: fin(exit_code, result.to_owned()),
+        restarts: false,
+    };
     match line.trim() {
         "ping" => plain(0, "pong"),
         "version" => plain(0, facts::VERSION),
-        "restart" if !remembers => plain(
+        "restart" if !is_durable => plain(
             1,
             "The agent stays as it is: it cannot write its state folder, so a restart would lose the state of \
              its commands.",
         ),
         "restart" => match program.check().await {
-            Ok(()) => Done { fin: fin(0, "restarting".to_owned()), restarts: true },
+            Ok(()) => BuiltinResult { fin: fin(0, "restarting".to_owned()), restarts: true },
             Err(why) => plain(1, &why),
         },
         "upgrade" => plain(
@@ -62,8 +64,8 @@ mod tests {
 
     use super::*;
 
-    async fn answer(line: &str, remembers: bool) -> (i64, String, bool) {
-        let Done { fin, restarts } = run(line, &Program::current(), remembers).await;
+    async fn answer(line: &str, is_durable: bool) -> (i64, String, bool) {
+        let BuiltinResult { fin, restarts } = run(line, &Program::current(), is_durable).await;
         let code = fin.exit_code.unwrap();
         assert_eq!((fin.success, fin.chunks), (code == 0, Some(0)));
         (code, fin.result.unwrap(), restarts)

@@ -26,7 +26,7 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Signals that end a command early.
 pub struct StopSignals {
-    /// The agent stops.
+    /// The agent stops all commands.
     pub stopping: CancellationToken,
     /// A client asked to kill the command.
     pub killed: CancellationToken,
@@ -117,14 +117,14 @@ pub async fn execute(
         finished: CancellationToken::new(),
     };
     let wait_or_end = async {
-        let (why, ended_at) = wait_or_end(&group, stops, limit, &control).await;
+        let (reason, ended_at) = wait_or_end(&group, stops, limit, &control).await;
         // Reaped only now: until then no other process can get the child's number.
-        (group.status(&mut child).await, why, ended_at)
+        (group.status(&mut child).await, reason, ended_at)
     };
     let (ended, (mut kept, count)) = tokio::join!(wait_or_end, pump(output, chunks, &control));
-    let (status, why, ended_at) = ended;
-    let (exit_code, note) = match (status, why) {
-        (_, Some((why, is_killed))) => why.exit_code_and_note(is_killed),
+    let (status, reason, ended_at) = ended;
+    let (exit_code, note) = match (status, reason) {
+        (_, Some((reason, is_killed))) => reason.exit_code_and_note(is_killed),
         (Ok(status), None) => (exit_code(status), None),
         (Err(error), None) => (REFUSED, Some(format!("The exit code is not known: {error}."))),
     };
@@ -158,13 +158,13 @@ async fn wait_or_end(
     limit: Option<u64>,
     control: &PumpControl,
 ) -> (Option<(StopReason, bool)>, Instant) {
-    let why = tokio::select! {
+    let reason = tokio::select! {
         biased;
         () = group.exited() => None,
-        why = stops.wait(limit) => Some(why),
+        reason = stops.wait(limit) => Some(reason),
     };
-    let why = match why {
-        Some(why) => why,
+    let reason = match reason {
+        Some(reason) => reason,
         None => {
             let ended_at = Instant::now();
             control.exited.cancel();
@@ -190,7 +190,7 @@ async fn wait_or_end(
         () = control.finished.cancelled() => {}
         () = sleep(OUTPUT_TIMEOUT) => control.dropping.cancel(),
     }
-    (Some((why, is_killed)), ended_at)
+    (Some((reason, is_killed)), ended_at)
 }
 
 #[cfg(test)]

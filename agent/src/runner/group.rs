@@ -21,12 +21,14 @@ use crate::runner::supervisor::Supervisor;
 
 /// The time from TERM to KILL.
 pub const GRACE: Duration = Duration::from_secs(5);
-/// The first and the longest pause between two checks of an ending group. Each pause doubles.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+/// The first pause between two checks whether a group has ended. Each pause doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// The longest pause between two checks.
+const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// A group that survives KILL for this long is logged.
 const KILL_LOG_DELAY: Duration = Duration::from_secs(10);
 
-/// How often a supervisor's descendants are listed while new ones appear.
+/// How many times a supervisor's descendants are listed, at most, while new ones appear.
 const MAX_LISTINGS: usize = 100;
 
 /// How the processes of a command are found, even after they left its process group.
@@ -155,7 +157,7 @@ impl Group {
                 Ok(changes) => {
                     changes.recv().await;
                 }
-                Err(_) => sleep(PAUSES.1).await,
+                Err(_) => sleep(MAX_PAUSE).await,
             }
         }
     }
@@ -206,13 +208,13 @@ impl Group {
 
     /// Waits until no process of the group runs. Sends `signal`, if given, at each check.
     async fn wait_until_empty(&self, signal: Option<Signal>) {
-        let mut pause = PAUSES.0;
+        let mut pause = FIRST_PAUSE;
         while self.runs().await {
             if let Some(signal) = signal {
                 self.signal(signal).await;
             }
             sleep(pause).await;
-            pause = (pause * 2).min(PAUSES.1);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 }

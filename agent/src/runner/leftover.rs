@@ -11,7 +11,7 @@ use crate::runner::cgroup::Cgroup;
 use crate::runner::group::{Containment, Groups};
 use crate::runner::supervisor::Supervisor;
 
-/// How often a leftover control group is killed.
+/// The most attempts to kill a leftover control group.
 const KILL_ATTEMPTS: usize = 100;
 /// The pause between two attempts.
 const KILL_PAUSE: Duration = Duration::from_millis(20);

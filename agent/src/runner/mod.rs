@@ -128,7 +128,7 @@ impl<T: Transport> Runner<T> {
                         execute(&order, &site, &groups, &stops, &journal, reporter.queue()).await;
                     // The slot is free now, although the reports may still be unsent.
                     drop(slot);
-                    queue.done(order.id);
+                    queue.remove_running(order.id);
                     report_end(reporter, &order, fin).await;
                 });
             }
@@ -144,12 +144,12 @@ impl<T: Transport> Runner<T> {
     /// [`accept`](Self::accept).
     pub fn recover(&self, commands: Vec<(Uuid, Stage)>) {
         let mut jobs = self.queue.lock();
-        let mut unanswered = Vec::new();
+        let mut unreported = Vec::new();
         for (id, stage) in commands {
             jobs.seen.insert(id);
             match stage {
                 Stage::Ended { is_fin_accepted: true } => {}
-                Stage::Ended { is_fin_accepted: false } => unanswered.push(id),
+                Stage::Ended { is_fin_accepted: false } => unreported.push(id),
                 Stage::Received => {
                     let reporter = self.reports.begin(id, Written::already());
                     log::warn!("command {id}: the agent died before it started");
@@ -170,11 +170,11 @@ impl<T: Transport> Runner<T> {
                 }
             }
         }
-        self.report_again(unanswered);
+        self.resend_reports(unreported);
     }
 
     /// Sends the reports of ended commands again, one command at a time.
-    fn report_again(&self, ids: Vec<Uuid>) {
+    fn resend_reports(&self, ids: Vec<Uuid>) {
         let reports = self.reports.clone();
         self.tasks.spawn(async move {
             for id in ids {
@@ -183,7 +183,7 @@ impl<T: Transport> Runner<T> {
         });
     }
 
-    /// Runs a built-in command.
+    /// Runs a built-in and reports its fin.
     fn run_builtin(&self, order: Order, reporter: Reporter, written: Written) {
         let (program, restarting) = (self.program.clone(), self.restarting.clone());
         let (journal, site) = (self.reports.journal().clone(), self.site.clone());
@@ -224,7 +224,7 @@ impl<T: Transport> CommandHandler for Runner<T> {
         if !jobs.seen.insert(id) {
             drop(jobs);
             log::warn!("command {id}: repeated, not run again");
-            return self.report_again(vec![id]);
+            return self.resend_reports(vec![id]);
         }
         let written = self.reports.journal().record_received(id);
         let reporter = self.reports.begin(id, written.clone());
@@ -268,7 +268,7 @@ impl<T: Transport> CommandHandler for Runner<T> {
             killed.cancel();
         } else if jobs.seen.ids.contains(&id) {
             log::info!("command {id}: kill requested, but it has ended");
-            self.report_again(vec![id]);
+            self.resend_reports(vec![id]);
         } else {
             log::warn!("command {id}: kill requested, but the command is unknown");
         }

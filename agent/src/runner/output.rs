@@ -17,8 +17,8 @@ const MAX_WAITING_BYTES: usize = 4 * 1024 * 1024;
 /// The size of the beginning and of the end that a cut result keeps, each in bytes. The same as in
 /// [`farhand_domain::output::result`].
 const HALF_RESULT: usize = (MAX_RESULT - 64) / 2;
-/// The most text after the head before all but its last [`HALF_RESULT`] bytes is dropped. It must be at
-/// least [`MAX_RESULT`], because a shorter output is not cut. The rest makes dropping rare.
+/// The most text after the head before all but its last [`HALF_RESULT`] bytes is dropped. It must
+/// be at least [`MAX_RESULT`], because a shorter output is not cut. The rest makes dropping rare.
 const MAX_REST: usize = MAX_RESULT + 64 * 1024;
 
 /// Decodes a stream of bytes as UTF-8. An incomplete character at the end of a piece waits for the

@@ -16,7 +16,8 @@ use crate::runner::output::{CHUNK_BYTES, Chunker, Decoder, FinOutput, LARGE_CHUN
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
 /// The longest silence on the pipe after the process has exited. Then reading stops.
 const MAX_SILENCE: Duration = Duration::from_secs(2);
-/// The longest time that the pipe is read after the process has exited, apart from [`MIN_READ_AFTER_EXIT`].
+/// The longest time that the pipe is read after the process has exited, apart from
+/// [`MIN_READ_AFTER_EXIT`].
 const LINGER: Duration = Duration::from_secs(10);
 /// The output that is read after the exit even beyond [`LINGER`], in bytes. It is more than a pipe
 /// holds, so that the process's own output is complete even if background processes keep writing.
@@ -153,7 +154,7 @@ mod tests {
     #[tokio::test]
     async fn a_slow_service_gets_large_chunks_and_delays_nothing() {
         // The service takes 100 ms per call. With chunks of 4 KiB that would be 100 s.
-        let (queue, mut reports) = mpsc::channel(crate::reports::QUEUE);
+        let (queue, mut reports) = mpsc::channel(crate::reports::MAX_QUEUED_CHUNKS);
         let order = order("head -c 4000000 /dev/zero | tr '\\0' a");
         let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
         let execute = async {
@@ -258,7 +259,7 @@ mod tests {
     async fn a_command_with_endless_output_can_be_stopped() {
         let stops = never();
         let endless = order("yes");
-        let (queue, mut reports) = mpsc::channel(crate::reports::QUEUE);
+        let (queue, mut reports) = mpsc::channel(crate::reports::MAX_QUEUED_CHUNKS);
         let groups = Groups::default();
         let execute = async {
             let queue = queue;

@@ -91,7 +91,7 @@ impl Queue {
     }
 
     /// Removes a job whose command has ended.
-    pub fn done(&self, id: Uuid) {
+    pub fn remove_running(&self, id: Uuid) {
         self.lock().running.remove(&id);
         self.removed.notify_waiters();
     }

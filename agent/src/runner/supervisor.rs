@@ -89,7 +89,7 @@ fn supervise(command: i32, report: &OwnedFd) -> ! {
         if ended == command {
             // SAFETY: stdin is open until this process exits.
             let report = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };
-            // Fails if the agent has died. Then no one needs the status.
+            // Fails if the agent has died. Then the status is not needed.
             let _ = nix::unistd::write(report, &status.to_ne_bytes());
         } else if ended < 0 && Errno::last() != Errno::EINTR {
             // No descendant is left.

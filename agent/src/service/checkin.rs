@@ -19,9 +19,11 @@ const MAX_PAUSE: Duration = Duration::from_secs(300);
 const RETRY_PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
 /// The default interval of the heartbeat.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(300);
-/// The smallest and the largest interval, in seconds. A wrong value from the service must neither
-/// cause a flood of calls nor silence the agent.
-const INTERVALS: (f64, f64) = (1.0, 24.0 * 60.0 * 60.0);
+/// The shortest interval of the heartbeat, in seconds. A wrong value from the service must not
+/// cause a flood of calls.
+const MIN_INTERVAL: f64 = 1.0;
+/// The longest interval, in seconds. A wrong value must not silence the agent.
+const MAX_INTERVAL: f64 = 24.0 * 60.0 * 60.0;
 
 /// Waits until the service knows this agent, however long that takes, and reports the host's facts.
 /// Returns the interval of the heartbeat, or None if the service wants no heartbeat.
@@ -104,7 +106,7 @@ async fn call_with_retries(client: &Client, method: Method, path: &str, body: &V
 fn heartbeat_interval(config: &Value) -> Option<Duration> {
     let status = config.as_array()?.iter().find(|entry| entry["type"] == "status")?;
     let seconds = status["interval"].as_f64().unwrap_or(DEFAULT_INTERVAL.as_secs_f64());
-    Some(Duration::from_secs_f64(seconds.clamp(INTERVALS.0, INTERVALS.1)))
+    Some(Duration::from_secs_f64(seconds.clamp(MIN_INTERVAL, MAX_INTERVAL)))
 }
 
 /// Sends the host's load to the service every `interval`, as a sign of life. Never returns.

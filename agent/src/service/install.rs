@@ -20,8 +20,7 @@ const UNIT_NAME: &str = "farhand-agent.service";
 const UNIT_FOLDER: &str = "/etc/systemd/system";
 /// The unit of an agent that runs as root.
 const ROOT_UNIT: &str = include_str!("../../systemd/farhand-agent.service");
-/// The unit of an agent that runs as another account. It differs only in the sandbox of the
-/// account.
+/// The unit of an agent that runs as another account. It adds the account and its sandbox.
 const ACCOUNT_UNIT: &str = include_str!("../../systemd/farhand-agent-sandbox.service");
 
 /// The arguments of `install`.

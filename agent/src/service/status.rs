@@ -58,12 +58,12 @@ impl Status {
         })
     }
 
-    fn seen(&self) -> Option<&JournalStatus> {
+    fn journal(&self) -> Option<&JournalStatus> {
         self.state.as_ref()?.1.as_ref().ok()
     }
 
     fn runs(&self) -> bool {
-        self.seen().is_some_and(|seen| seen.agent.is_some())
+        self.journal().is_some_and(|seen| seen.agent.is_some())
     }
 
     /// The exit code: 4 if the key is refused, otherwise 3 if no agent runs, otherwise 1 if the
@@ -127,7 +127,7 @@ impl Status {
             KeyCheck::Unreachable(_) => ("unreachable", None),
         };
         let commands = self
-            .seen()
+            .journal()
             .map(|seen| json!({"running": seen.running, "waiting": seen.waiting, "unreported": seen.unreported}));
         json!({
             "url": self.url,
@@ -136,7 +136,7 @@ impl Status {
             "name": name,
             "service": service,
             "running": self.runs(),
-            "pid": self.seen().and_then(|seen| seen.agent.flatten()),
+            "pid": self.journal().and_then(|seen| seen.agent.flatten()),
             "commands": commands,
             "version": facts::VERSION,
         })
