@@ -40,7 +40,7 @@ export async function build() {
 }
 
 async function buildAlone() {
-  const stamp = join(root, "build", ".made-of");
+  const stamp = join(root, "build", ".source-digest");
   if (!existsSync(join(root, "build", "index.js"))) rmSync(stamp, { force: true });
   await once(stamp, digest(SOURCES, isQuick ? "quick" : "release"), async () => {
     // Without the stamp, an interrupted build does not count as a build.

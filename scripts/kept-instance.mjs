@@ -13,7 +13,7 @@ const stateDir = join(folder, "state");
  */
 const factsFile = join(folder, "instance.json");
 /** The files that the instance depends on. */
-const SOURCES = ["build/.made-of", "migrations", "wrangler.toml", "scripts/serve.mjs", "scripts/instance.mjs", "scripts/kept-instance.mjs"];
+const SOURCES = ["build/.source-digest", "migrations", "wrangler.toml", "scripts/serve.mjs", "scripts/instance.mjs", "scripts/kept-instance.mjs"];
 
 /** The facts about the running instance, or null. */
 function running() {
