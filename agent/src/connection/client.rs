@@ -1,5 +1,5 @@
-//! HTTP calls to the service, and the connector that every connection uses (agent-protocol 1 and
-//! 4).
+//! HTTP calls to the service, and the connector that every connection uses
+//! (agent-protocol 1 and 4).
 //!
 //! The client follows no redirects, stores no cookies and uses no proxies. It connects only to the
 //! host of the configuration.

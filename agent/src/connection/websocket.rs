@@ -1,5 +1,5 @@
-//! The WebSocket on which commands arrive: dialing, messages and reconnecting (agent-protocol 2, 3
-//! and 5).
+//! The WebSocket on which commands arrive: dialing, messages and reconnecting
+//! (agent-protocol 2, 3 and 5).
 //!
 //! Commands do not depend on this connection. They run, and report over HTTP, while it is down.
 

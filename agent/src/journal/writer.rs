@@ -1,5 +1,5 @@
-//! Writes the journal (`file.rs`) on its own thread, because disks can be slow (agent-protocol
-//! 6.3).
+//! Writes the journal (`file.rs`) on its own thread, because disks can be slow
+//! (agent-protocol 6.3).
 //!
 //! Each write returns a [`Written`], which the caller awaits before the next step: a command is
 //! written before it is acknowledged and run, its process before it runs, its fin before it is

@@ -1,5 +1,5 @@
-//! The supervisor of a command, used if the agent cannot create control groups (agent-protocol
-//! 6.5).
+//! The supervisor of a command, used if the agent cannot create control groups
+//! (agent-protocol 6.5).
 //!
 //! It is a fork of the agent, the parent of the command, and a child subreaper: all descendants of
 //! the command stay below it, even after `setsid` or a double fork. So this agent finds them, and
