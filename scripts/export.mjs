@@ -5,8 +5,9 @@
 // machine use `--local --persist-to STATE_DIR`.
 //
 // D1's own export refuses databases with virtual tables, and the search index of command lines is
-// one. So this script reads the tables page by page. It skips tables that triggers fill, because
-// the import fills them again. The result is not a snapshot of one moment (docs/operations.md).
+// one. So this script reads the tables page by page. It skips tables that triggers or Sealers fill,
+// because they fill them again after the import. The result is not a snapshot of one moment
+// (docs/operations.md).
 import { closeSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
 import { QUIET, wrangler } from "./instance.mjs";
 import { fail, output, say } from "./lib.mjs";
