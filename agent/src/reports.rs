@@ -182,11 +182,11 @@ impl<T: Transport> Reports<T> {
     /// fin.
     pub async fn resend(&self, id: Uuid) {
         match self.active().entry(id) {
-            Entry::Occupied(mut resend_requested) => {
-                resend_requested.insert(true);
+            Entry::Occupied(mut entry) => {
+                entry.insert(true);
                 return;
             }
-            Entry::Vacant(place) => place.insert(false),
+            Entry::Vacant(entry) => entry.insert(false),
         };
         match self.stored_fin(id).await {
             Some(reports) => {
@@ -451,7 +451,7 @@ mod tests {
     use crate::connection::client::NoResponse;
     use crate::journal::shorten::SHORT_RESULT;
 
-    /// Responds with `answers` in order, then always with `then`. Records the calls and their
+    /// Responds with `responses` in order, then always with `then`. Records the calls and their
     /// times.
     #[derive(Clone)]
     struct Scripted {
@@ -460,22 +460,22 @@ mod tests {
     }
 
     struct State {
-        answers: VecDeque<Outcome>,
+        responses: VecDeque<Outcome>,
         then: Outcome,
         /// For each call: the second, the kind of report, and the body.
         calls: Vec<(u64, String, serde_json::Value)>,
     }
 
     impl Scripted {
-        fn new(answers: &[u16], then: u16) -> Self {
+        fn new(responses: &[u16], then: u16) -> Self {
             let outcome =
                 |status: u16| if status == 0 { Err(NoResponse("away".into())) } else { Ok(status) };
-            let answers = answers.iter().map(|status| outcome(*status)).collect();
-            let state = State { answers, then: outcome(then), calls: Vec::new() };
+            let responses = responses.iter().map(|status| outcome(*status)).collect();
+            let state = State { responses, then: outcome(then), calls: Vec::new() };
             Self { began: Instant::now(), state: Arc::new(Mutex::new(state)) }
         }
 
-        fn answer(&self, status: u16) {
+        fn set_response(&self, status: u16) {
             self.state.lock().unwrap().then = Ok(status);
         }
 
@@ -505,7 +505,7 @@ mod tests {
             let mut state = self.state.lock().unwrap();
             let body = serde_json::from_slice(&body).unwrap_or_default();
             state.calls.push((self.began.elapsed().as_secs(), what, body));
-            state.answers.pop_front().unwrap_or_else(|| state.then.clone())
+            state.responses.pop_front().unwrap_or_else(|| state.then.clone())
         }
     }
 
@@ -600,7 +600,7 @@ mod tests {
         assert!(service.began.elapsed() < Duration::from_secs(70), "{:?}", service.began.elapsed());
         sleep(Duration::from_secs(5 * 60 * 60)).await;
         assert_eq!(reports.unsent(), 1);
-        service.answer(204);
+        service.set_response(204);
         reports.finished().await;
         assert_eq!(service.calls().last().unwrap().1, "fin");
         let tries = service.whats().into_iter().filter(|what| what == "fin").count();
@@ -624,7 +624,7 @@ mod tests {
         let reporter = reports.begin(Uuid::nil(), Written::already());
         let _ = reporter.queue().send(chunk(0)).await;
         sleep(Duration::from_secs(40)).await;
-        service.answer(204);
+        service.set_response(204);
         let _ = reporter.queue().send(chunk(1)).await;
         let _ = reporter.queue().send(chunk(2)).await;
         reporter.fin(fin(0, "")).await;
@@ -660,7 +660,7 @@ mod tests {
             (MAX_PENDING_FINS, MAX_PENDING_FINS)
         );
         let before = service.calls().len();
-        service.answer(204);
+        service.set_response(204);
         reports.finished().await;
         let mut sent: Vec<_> =
             service.calls().split_off(before).into_iter().map(|(_, _, number)| number).collect();
@@ -686,7 +686,7 @@ mod tests {
         let reports = Reports::new(service.clone(), JournalWriter::default(), flushing.clone());
         one_command(&reports, 0).await;
         sleep(Duration::from_secs(600)).await;
-        service.answer(204);
+        service.set_response(204);
         flushing.cancel();
         let began = Instant::now();
         reports.finished().await;

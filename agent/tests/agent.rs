@@ -127,7 +127,7 @@ async fn a_new_server_is_committed() {
 #[tokio::test]
 async fn the_agent_waits_until_the_service_knows_it() {
     let mut service = Service::start(true).await;
-    service.answer("/api/servers/servers/-/", &[403]);
+    service.respond("/api/servers/servers/-/", &[403]);
     let agent = service.agent();
     // The second attempt comes after ten seconds.
     let _socket = service.socket().await;
@@ -276,7 +276,7 @@ async fn an_agent_of_root_reports_no_default_account() {
 #[tokio::test]
 async fn a_refused_key_is_logged() {
     let mut service = Service::start(true).await;
-    service.answer("/ws/", &[403]);
+    service.respond("/ws/", &[403]);
     let agent = service.agent();
     // The second attempt comes after five seconds.
     let _socket = service.socket().await;
@@ -332,7 +332,7 @@ async fn a_fin_is_sent_until_it_is_accepted() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
-    service.answer("/fin/", &[503, 500]);
+    service.respond("/fin/", &[503, 500]);
     let id = socket.command("echo x").await;
     let fins =
         |reports: &[(String, Value)]| reports.iter().filter(|(kind, _)| kind == "fin").count();
@@ -426,7 +426,7 @@ async fn sigterm_stops_commands_after_the_drain_time() {
     let id = socket.command("echo $$; exec sleep 60").await;
     service.wrote(id, "\n").await;
     // The service accepts its fin only at the second attempt.
-    service.answer("/fin/", &[503]);
+    service.respond("/fin/", &[503]);
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.exit().await.code(), Some(0));
     let fin = service.fin(id).await;
@@ -457,7 +457,7 @@ async fn a_second_signal_exits_immediately() {
 #[tokio::test]
 async fn sigterm_during_check_in_exits() {
     let service = Service::start(true).await;
-    service.answer("/api/servers/servers/-/", &[503, 503]);
+    service.respond("/api/servers/servers/-/", &[503, 503]);
     let mut agent = service.agent();
     service.until(|calls| !calls.is_empty()).await;
     agent.signal(Signal::SIGTERM);
@@ -470,7 +470,7 @@ async fn a_command_runs_although_its_ack_is_refused() {
     let _agent = service.agent();
     let mut socket = service.socket().await;
     // The service refuses the ack for a while. The command runs nevertheless.
-    service.answer("/ack/", &[500, 500]);
+    service.respond("/ack/", &[500, 500]);
     let directory = tempfile::tempdir().unwrap();
     let ran = directory.path().join("ran");
     let id = socket.command(&format!("touch {}", ran.display())).await;
@@ -521,7 +521,7 @@ async fn a_kill_works_while_the_service_accepts_no_output() {
     let _agent = service.agent();
     let mut socket = service.socket().await;
     // The service refuses chunks for seven seconds. All buffers are full in less than one second.
-    service.answer("/chunk/", &[503, 503, 503]);
+    service.respond("/chunk/", &[503, 503, 503]);
     let id = socket.command("echo $$; exec yes").await;
     let pid = service.first_line(id).await;
     assert!(is_running(&pid));
@@ -619,7 +619,7 @@ async fn a_fin_that_was_not_accepted_is_sent_after_a_restart() {
     let mut service = Service::start(true).await;
     let mut agent = service.agent();
     let mut socket = service.socket().await;
-    service.answer("/fin/", &[503; 3]);
+    service.respond("/fin/", &[503; 3]);
     let id = socket.command("echo kept; exit 3").await;
     service.fin(id).await;
     agent.kill_and_restart();
@@ -650,14 +650,14 @@ async fn a_fin_that_cannot_be_sent_before_exit_is_kept() {
     let mut agent = service.agent();
     let mut socket = service.socket().await;
     // More than the agent's attempts before it exits.
-    service.answer("/fin/", &[503; 30]);
+    service.respond("/fin/", &[503; 30]);
     let id = socket.command("echo kept").await;
     service.fin(id).await;
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.exit().await.code(), Some(0));
     assert!(agent.log().contains("are kept for the next start"), "{}", agent.log());
     let before = service.fins(id).len();
-    service.clear_answers();
+    service.clear_responses();
     agent.restart();
     service.until(|_| service.fins(id).len() > before).await;
     assert_eq!(service.fins(id)[before]["result"], "kept\n");

@@ -165,8 +165,8 @@ impl Client {
         body: Bytes,
         timeout: Duration,
     ) -> Result<(u16, Value), NoResponse> {
-        let (status, answer) = self.call(method, path, body, timeout, true).await?;
-        Ok((status, serde_json::from_slice(&answer).unwrap_or_default()))
+        let (status, body) = self.call(method, path, body, timeout, true).await?;
+        Ok((status, serde_json::from_slice(&body).unwrap_or_default()))
     }
 
     async fn call(
@@ -187,7 +187,7 @@ impl Client {
             // The body is always read to its end, because otherwise the connection could not be
             // used again.
             match read_body(response).await {
-                Ok(answer) => Ok((status, answer)),
+                Ok(body) => Ok((status, body)),
                 Err(_) if !needs_body => Ok((status, Bytes::new())),
                 Err(error) => Err(error),
             }

@@ -83,7 +83,7 @@ mod tests {
         assert!(program.check().await.unwrap_err().contains("cannot be started"));
         // A separate process writes the file. If this process wrote it, a child that another test
         // forks could hold it open for writing, and then it could not be executed.
-        let place = |text: &str| {
+        let write_program = |text: &str| {
             let written = directory.path().join("text");
             std::fs::write(&written, text).unwrap();
             assert!(
@@ -95,10 +95,10 @@ mod tests {
                     .success()
             );
         };
-        place("garbage");
+        write_program("garbage");
         assert!(program.check().await.unwrap_err().contains("cannot be started"));
         for (end, is_good) in [("exit 0", true), ("exit 1", false), ("kill -9 $$", false)] {
-            place(&format!("#!/bin/sh\n[ \"$1\" = --version ] && {end}\n"));
+            write_program(&format!("#!/bin/sh\n[ \"$1\" = --version ] && {end}\n"));
             assert_eq!(program.check().await.is_ok(), is_good, "{end}");
         }
     }

@@ -624,23 +624,23 @@ mod tests {
     fn only_ended_commands_expire_after_a_day() {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
-        let taken: Vec<_> = (0..3).map(|number| (id(number), Event::Received)).collect();
-        journal.append(&taken, NOON).unwrap();
+        let received: Vec<_> = (0..3).map(|number| (id(number), Event::Received)).collect();
+        journal.append(&received, NOON).unwrap();
         journal.append(&[(id(1), end("")), (id(1), Event::FinAccepted)], NOON + 10).unwrap();
         journal.append(&[(id(2), end(""))], NOON + 20).unwrap();
-        let known = |journal: &JournalFile| {
+        let ids = |journal: &JournalFile| {
             journal.commands().iter().map(|(id, _)| id.as_u128()).collect::<Vec<_>>()
         };
         journal.expire(NOON + 10 + LIFE).unwrap();
-        assert_eq!(known(&journal), [0, 1, 2]);
+        assert_eq!(ids(&journal), [0, 1, 2]);
         journal.expire(NOON + 11 + LIFE).unwrap();
-        assert_eq!(known(&journal), [0, 2]);
+        assert_eq!(ids(&journal), [0, 2]);
         drop(journal);
         let journal = JournalFile::open(directory.path(), NOON + 21 + LIFE).unwrap();
-        assert_eq!(known(&journal), [0]);
+        assert_eq!(ids(&journal), [0]);
         // No command expires if the clock goes back.
         drop(journal);
-        assert_eq!(known(&JournalFile::open(directory.path(), 0).unwrap()), [0]);
+        assert_eq!(ids(&JournalFile::open(directory.path(), 0).unwrap()), [0]);
     }
 
     #[test]
@@ -692,9 +692,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut journal = open(&directory);
         journal.append(&[(id(1), Event::Received)], NOON).unwrap();
-        let whole = journal.swap_file(File::open(file(&directory)).unwrap());
+        let original = journal.swap_file(File::open(file(&directory)).unwrap());
         assert!(journal.append(&[(id(2), Event::Received)], NOON).is_err());
-        journal.swap_file(whole);
+        journal.swap_file(original);
         assert_eq!(journal.commands(), [(id(1), Stage::Received)]);
         journal.append(&[(id(1), end("one"))], NOON).unwrap();
         assert_eq!(result(&journal, id(1)).as_deref(), Some("one"));
@@ -773,16 +773,16 @@ mod tests {
 
     /// The expected rank of each command after some events.
     fn model(events: &[(Uuid, Event)]) -> HashMap<Uuid, u8> {
-        let mut known = HashMap::new();
+        let mut ranks = HashMap::new();
         for (id, event) in events {
-            known.insert(*id, rank(event));
+            ranks.insert(*id, rank(event));
         }
-        known
+        ranks
     }
 
-    fn known(bytes: &[u8]) -> HashMap<Uuid, u8> {
+    fn ranks_in(bytes: &[u8]) -> HashMap<Uuid, u8> {
         let (index, _) = read_index(bytes).unwrap();
-        index.commands.iter().map(|(id, known)| (*id, rank_of(&known.stage))).collect()
+        index.commands.iter().map(|(id, command)| (*id, rank_of(&command.stage))).collect()
     }
 
     proptest! {
@@ -798,7 +798,7 @@ mod tests {
             }
             for cut in 0..=whole.len() {
                 let written = ends.iter().filter(|end| **end <= cut).count();
-                prop_assert_eq!(known(&whole[..cut]), model(&events[..written]), "at {}", cut);
+                prop_assert_eq!(ranks_in(&whole[..cut]), model(&events[..written]), "at {}", cut);
             }
         }
 
@@ -812,7 +812,7 @@ mod tests {
             let bytes = fs::read(file(&directory)).unwrap();
             let last = bytes.iter().rev().skip(1).position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
             let all = model(&events);
-            let cut = known(&bytes[..bytes.len() - back.min(last)]);
+            let cut = ranks_in(&bytes[..bytes.len() - back.min(last)]);
             // Every command with more than its arrival has more than one line.
             prop_assert!(all.iter().filter(|(_, rank)| **rank > 0).all(|(id, _)| cut.contains_key(id)));
             prop_assert!(all.len() - cut.len() <= 1);

@@ -133,9 +133,9 @@ impl JournalWriter {
 
     /// The fin of a command that ended, as JSON.
     pub async fn fin(&self, id: Uuid) -> Option<Bytes> {
-        let (sender, answer) = oneshot::channel();
+        let (sender, reply) = oneshot::channel();
         self.requests.as_ref()?.try_send(Request::Fin(id, sender)).ok()?;
-        answer.await.ok()
+        reply.await.ok()
     }
 
     fn send(&self, request: impl FnOnce(DropGuard) -> Request) -> Written {
@@ -197,15 +197,15 @@ impl WriterThread {
                         guards.push(guard);
                     }
                     Request::Flush(guard) => guards.push(guard),
-                    Request::Fin(id, answer) => fin_queries.push((id, answer)),
+                    Request::Fin(id, reply) => fin_queries.push((id, reply)),
                 }
             }
             self.append(&events);
             drop(guards);
-            for (id, answer) in fin_queries {
+            for (id, reply) in fin_queries {
                 if let Some(fin) = self.journal.fin(id) {
                     // The requester may have been dropped.
-                    let _ = answer.send(String::from(Box::<str>::from(fin)).into());
+                    let _ = reply.send(String::from(Box::<str>::from(fin)).into());
                 }
             }
         }
@@ -251,12 +251,12 @@ impl ManualDisk {
     /// The name and the guard of the next event, if it has arrived.
     pub fn next(&self) -> Option<(&'static str, DropGuard)> {
         match self.0.try_recv().ok()? {
-            Request::Append(_, Event::Received, guard) => Some(("taken", guard)),
+            Request::Append(_, Event::Received, guard) => Some(("received", guard)),
             Request::Append(_, Event::Started(_), guard) => Some(("started", guard)),
             Request::Append(_, Event::Ended(_), guard) | Request::End(_, _, guard) => {
                 Some(("ended", guard))
             }
-            Request::Append(_, Event::FinAccepted, guard) => Some(("answered", guard)),
+            Request::Append(_, Event::FinAccepted, guard) => Some(("fin accepted", guard)),
             Request::Fin(..) | Request::Flush(_) => None,
         }
     }
@@ -283,8 +283,8 @@ mod tests {
     #[tokio::test]
     async fn an_awaited_write_is_on_the_disk() {
         let directory = tempfile::tempdir().unwrap();
-        let (journal, known) = JournalWriter::open(directory.path()).unwrap();
-        assert!(known.is_empty() && journal.is_durable());
+        let (journal, commands) = JournalWriter::open(directory.path()).unwrap();
+        assert!(commands.is_empty() && journal.is_durable());
         journal.record_received(id(1)).wait().await;
         assert_eq!(on_disk(directory.path()), [(id(1), Stage::Received)]);
         journal.record_started(id(1), None).wait().await;
@@ -342,10 +342,10 @@ mod tests {
             is_durable: is_durable.clone(),
         };
         let read_only = std::fs::File::open(directory.path().join("commands.journal")).unwrap();
-        let whole = thread.journal.swap_file(read_only);
+        let original = thread.journal.swap_file(read_only);
         thread.append(&[(id(1), Event::Received)]);
         assert!(!is_durable.load(Ordering::Relaxed));
-        thread.journal.swap_file(whole);
+        thread.journal.swap_file(original);
         thread.append(&[(id(2), Event::Received)]);
         assert!(is_durable.load(Ordering::Relaxed));
         assert_eq!(thread.journal.commands(), [(id(2), Stage::Received)]);

@@ -64,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    async fn answer(line: &str, is_durable: bool) -> (i64, String, bool) {
+    async fn run_line(line: &str, is_durable: bool) -> (i64, String, bool) {
         let BuiltinResult { fin, restarts } = run(line, &Program::current(), is_durable).await;
         let code = fin.exit_code.unwrap();
         assert_eq!((fin.success, fin.chunks), (code == 0, Some(0)));
@@ -73,22 +73,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_builtin_must_match_exactly() {
-        assert_eq!(answer(" ping\n", false).await, (0, "pong".to_owned(), false));
-        assert_eq!(answer("version", false).await, (0, facts::VERSION.to_owned(), false));
+        assert_eq!(run_line(" ping\n", false).await, (0, "pong".to_owned(), false));
+        assert_eq!(run_line("version", false).await, (0, facts::VERSION.to_owned(), false));
         for other in ["", "Ping", "ping pong", "ping;", "restart now", "quit", "exec sh"] {
             assert_eq!(
-                answer(other, true).await,
+                run_line(other, true).await,
                 (127, "This agent has no such built-in.".to_owned(), false),
                 "{other}"
             );
         }
-        let (code, why, restarts) = answer("upgrade", true).await;
+        let (code, why, restarts) = run_line("upgrade", true).await;
         assert!(code == 127 && why.contains("Replace its binary") && !restarts, "{why}");
     }
 
     #[tokio::test]
     async fn without_a_durable_journal_it_does_not_restart() {
-        let (code, why, restarts) = answer("restart", false).await;
+        let (code, why, restarts) = run_line("restart", false).await;
         assert!(code == 1 && why.contains("stays as it is") && !restarts, "{why}");
     }
 }

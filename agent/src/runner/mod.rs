@@ -253,8 +253,8 @@ impl<T: Transport> CommandHandler for Runner<T> {
     /// sent again. An unknown id is ignored.
     fn kill(&self, id: Uuid) {
         let mut jobs = self.queue.lock();
-        if let Some(place) = jobs.waiting.iter().position(|job| job.order.id == id)
-            && let Some(job) = jobs.waiting.remove(place)
+        if let Some(index) = jobs.waiting.iter().position(|job| job.order.id == id)
+            && let Some(job) = jobs.waiting.remove(index)
         {
             drop(jobs);
             self.queue.removed.notify_waiters();
@@ -538,7 +538,7 @@ mod tests {
         moment().await;
         assert_eq!(
             (event, host.service.1.load(Ordering::Relaxed), disk.next().is_none()),
-            ("taken", 0, true)
+            ("received", 0, true)
         );
         drop(guard);
         let (event, guard) = next().await;
@@ -552,7 +552,7 @@ mod tests {
         assert_eq!(host.service.1.load(Ordering::Relaxed), 1);
         drop(guard);
         assert_eq!(host.ended(1).await[0].1, 0);
-        assert_eq!(next().await.0, "answered");
+        assert_eq!(next().await.0, "fin accepted");
         host.finish().await;
     }
 

@@ -26,7 +26,7 @@ const MAX_REST: usize = MAX_RESULT + 64 * 1024;
 #[derive(Default)]
 pub struct Decoder {
     /// The first bytes of an incomplete character, at most three.
-    held: Vec<u8>,
+    incomplete: Vec<u8>,
 }
 
 impl Decoder {
@@ -34,10 +34,10 @@ impl Decoder {
     pub fn push(&mut self, bytes: &[u8], text: &mut String) {
         // Copying `bytes` costs no more than reading them did.
         let joined;
-        let rest = if self.held.is_empty() {
+        let rest = if self.incomplete.is_empty() {
             bytes
         } else {
-            joined = [std::mem::take(&mut self.held).as_slice(), bytes].concat();
+            joined = [std::mem::take(&mut self.incomplete).as_slice(), bytes].concat();
             joined.as_slice()
         };
         let mut chunks = rest.utf8_chunks().peekable();
@@ -51,7 +51,7 @@ impl Decoder {
                 && std::str::from_utf8(chunk.invalid())
                     .is_err_and(|error| error.error_len().is_none())
             {
-                self.held = chunk.invalid().to_vec();
+                self.incomplete = chunk.invalid().to_vec();
             } else {
                 text.push(char::REPLACEMENT_CHARACTER);
             }
@@ -60,7 +60,7 @@ impl Decoder {
 
     /// Ends the stream. An incomplete character becomes U+FFFD.
     pub fn finish(&mut self, text: &mut String) {
-        if !std::mem::take(&mut self.held).is_empty() {
+        if !std::mem::take(&mut self.incomplete).is_empty() {
             text.push(char::REPLACEMENT_CHARACTER);
         }
     }

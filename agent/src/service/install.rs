@@ -64,12 +64,12 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
             report.extend(give_config(config, account)?);
         }
     }
-    let place = |path: &str| prefixed(prefix.as_deref(), path);
-    let binary = place(BINARY);
+    let target = |path: &str| prefixed(prefix.as_deref(), path);
+    let binary = target(BINARY);
     if copy_binary(&binary)? {
         report.push(format!("the program is {}", binary.display()));
     }
-    let unit_file = place(&format!("{UNIT_FOLDER}/{UNIT_NAME}"));
+    let unit_file = target(&format!("{UNIT_FOLDER}/{UNIT_NAME}"));
     let content = unit(config, user.as_deref());
     write(&unit_file, content.as_bytes(), 0o644).map_err(|error| describe(&unit_file, &error))?;
     report.push(format!("the unit is {}", unit_file.display()));

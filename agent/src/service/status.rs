@@ -179,19 +179,19 @@ mod tests {
 
     #[test]
     fn the_exit_code_is_that_of_the_worst_problem() {
-        let taken = || KeyCheck::Accepted("web-1".to_owned());
-        let none = || KeyCheck::Unreachable("status 502".to_owned());
+        let accepted = || KeyCheck::Accepted("web-1".to_owned());
+        let unreachable = || KeyCheck::Unreachable("status 502".to_owned());
         for (service, agent, code) in [
-            (taken(), Some(Some(7)), 0),
-            (none(), Some(None), 1),
-            (taken(), None, 3),
-            (none(), None, 3),
+            (accepted(), Some(Some(7)), 0),
+            (unreachable(), Some(None), 1),
+            (accepted(), None, 3),
+            (unreachable(), None, 3),
             (KeyCheck::Refused, Some(Some(7)), 4),
             (KeyCheck::Refused, None, 4),
         ] {
             assert_eq!(status(service.clone(), agent).code(), code, "{service:?} {agent:?}");
         }
-        let unknown = Status { state: None, ..status(taken(), None) };
+        let unknown = Status { state: None, ..status(accepted(), None) };
         assert_eq!((unknown.code(), unknown.json()["commands"].is_null()), (3, true));
     }
 

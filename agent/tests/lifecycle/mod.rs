@@ -80,7 +80,7 @@ async fn register_writes_a_config_file_that_works() {
     let mut service = Service::start(true).await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("etc/farhand/agent.toml");
-    service.answer_with(REGISTER, 201, &registered(), || {});
+    service.respond_with(REGISTER, 201, &registered(), || {});
     let (code, out, errors) = end(&mut register(&service, &config)).await;
     assert_eq!((code, errors.as_str()), (0, ""));
     assert!(out.starts_with(&format!("registered as web-1, with the id {SERVER}\n")), "{out}");
@@ -105,7 +105,7 @@ async fn token_file_and_host_name_are_used() {
     let folder = tempfile::tempdir().unwrap();
     let (token, config) = (folder.path().join("token"), folder.path().join("agent.toml"));
     fs::write(&token, format!("{TOKEN}\n")).unwrap();
-    service.answer_with(REGISTER, 201, &registered(), || {});
+    service.respond_with(REGISTER, 201, &registered(), || {});
     let command = &mut program(&[
         &"register",
         &"--url",
@@ -144,7 +144,7 @@ async fn a_refused_registration_is_one_line_and_leaves_no_file() {
             "it is unknown whether the server was registered",
         ),
     ] {
-        service.answer_with(REGISTER, status, &body, || {});
+        service.respond_with(REGISTER, status, &body, || {});
         let (code, out, errors) = end(&mut register(&service, &config)).await;
         assert_eq!((code, out.as_str(), errors.lines().count()), (1, "", 1), "{errors}");
         assert!(errors.starts_with("farhand-agent: ") && errors.contains(expected), "{errors}");
@@ -172,7 +172,7 @@ async fn an_existing_file_prevents_registration_without_force() {
     let (code, _, errors) = end(&mut register(&service, Path::new("/dev/null/agent.toml"))).await;
     assert!(code == 1 && errors.lines().count() == 1, "{errors}");
     assert_eq!(calls(&service).len(), 0);
-    service.answer_with(REGISTER, 201, &registered(), || {});
+    service.respond_with(REGISTER, 201, &registered(), || {});
     assert_eq!(end(register(&service, &config).arg("--force")).await.0, 0);
     assert!(fs::read_to_string(&config).unwrap().contains(KEY));
     assert_eq!(fs::metadata(&config).unwrap().mode() & 0o777, 0o600);
@@ -188,9 +188,10 @@ async fn a_server_is_unregistered_if_its_file_is_not_written() {
     {
         // Another registration writes the file at the same time, and is first.
         let path = config.clone();
-        service
-            .answer_with(REGISTER, 201, &registered(), move || fs::write(path, "another").unwrap());
-        service.answer("/unregister/", &[status]);
+        service.respond_with(REGISTER, 201, &registered(), move || {
+            fs::write(path, "another").unwrap()
+        });
+        service.respond("/unregister/", &[status]);
         let (code, _, errors) = end(&mut register(&service, &config)).await;
         assert_eq!((code, errors.lines().count()), (1, 1), "{errors}");
         assert!(errors.contains(expected), "{errors}");
@@ -221,13 +222,13 @@ async fn unregister_deletes_the_config_file_and_the_state() {
         command
     };
     for status in [403, 500, 200, 404] {
-        service.answer("/unregister/", &[status]);
+        service.respond("/unregister/", &[status]);
         let (code, _, errors) = end(&mut command(&[])).await;
         assert_eq!((code, errors.lines().count()), (1, 1), "{errors}");
         assert_eq!(errors.contains("with --force"), status == 403, "{errors}");
         assert!(config.exists() && agent.state().exists());
     }
-    service.answer("/unregister/", &[204]);
+    service.respond("/unregister/", &[204]);
     let (code, out, _) = end(&mut command(&[])).await;
     assert!(code == 0 && out.starts_with(&format!("server {SERVER} is unregistered\n")), "{out}");
     assert!(!config.exists() && !agent.state().parent().unwrap().exists());
@@ -244,7 +245,7 @@ async fn force_unregisters_a_deleted_server() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
     write_config(&service, &config);
-    service.answer("/unregister/", &[403]);
+    service.respond("/unregister/", &[403]);
     let (code, out, _) =
         end(&mut program(&[&"unregister", &"--config", &config, &"--force"])).await;
     assert!(code == 0 && out.contains("the service does not know server"), "{out}");
@@ -275,10 +276,10 @@ async fn status_shows_the_agent_and_the_service() {
         "commands": {"running": 1, "waiting": 1, "unreported": 0}, "version": env!("CARGO_PKG_VERSION"),
     });
     assert_eq!((code, json), (0, expected));
-    service.answer("/api/servers/servers/-/", &[403]);
+    service.respond("/api/servers/servers/-/", &[403]);
     let (code, json) = status(&config).await;
     assert_eq!((code, &json["service"], &json["name"]), (4, &json!("refused"), &Value::Null));
-    service.answer("/api/servers/servers/-/", &[502]);
+    service.respond("/api/servers/servers/-/", &[502]);
     let (code, json) = status(&config).await;
     assert_eq!(
         (code, &json["service"], &json["running"]),

@@ -49,22 +49,22 @@ pub struct Seen {
 }
 
 /// Responses in place of the default ones. Each is used once, in order.
-type Answers = Arc<Mutex<Vec<Answer>>>;
+type Responses = Arc<Mutex<Vec<Response>>>;
 
 /// A response in place of the default one.
-struct Answer {
+struct Response {
     /// The end of the path, or `/ws/` for the WebSocket.
-    part: &'static str,
+    suffix: &'static str,
     status: u16,
     body: String,
     /// Called before the response is sent.
-    first: Option<Box<dyn FnOnce() + Send>>,
+    before: Option<Box<dyn FnOnce() + Send>>,
 }
 
-impl Answer {
+impl Response {
     /// Whether this is the response for a path.
-    fn is_for(&self, path: &str) -> bool {
-        path.ends_with(self.part) || (self.part == "/ws/" && path.starts_with(self.part))
+    fn matches(&self, path: &str) -> bool {
+        path.ends_with(self.suffix) || (self.suffix == "/ws/" && path.starts_with(self.suffix))
     }
 }
 
@@ -77,7 +77,7 @@ pub struct Service {
     pub copies: bool,
     certificate: Option<String>,
     calls: watch::Sender<Vec<Seen>>,
-    answers: Answers,
+    responses: Responses,
     sockets: mpsc::UnboundedReceiver<Socket>,
 }
 
@@ -89,31 +89,31 @@ impl Service {
 
     /// Starts a service with https, for `localhost`.
     pub async fn start_tls() -> Self {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let key =
-            rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(generated.signing_key.serialize_der())
+            .unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
-            .with_single_cert(vec![made.cert.der().clone()], key)
+            .with_single_cert(vec![generated.cert.der().clone()], key)
             .unwrap();
-        Self::listen(true, Some((TlsAcceptor::from(Arc::new(config)), made.cert.pem()))).await
+        Self::listen(true, Some((TlsAcceptor::from(Arc::new(config)), generated.cert.pem()))).await
     }
 
     async fn listen(commissioned: bool, tls: Option<(TlsAcceptor, String)>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let calls = watch::Sender::new(Vec::new());
-        let answers = Answers::default();
+        let responses = Responses::default();
         let (to_sockets, sockets) = mpsc::unbounded_channel();
         let (acceptor, certificate) = tls.unzip();
         let scheme = if acceptor.is_some() { "https" } else { "http" };
         let handler = Handler {
             commissioned,
             calls: calls.clone(),
-            answers: answers.clone(),
+            responses: responses.clone(),
             sockets: to_sockets,
         };
         tokio::spawn(async move {
@@ -132,32 +132,33 @@ impl Service {
             }
         });
         let url = format!("{scheme}://localhost:{port}");
-        Self { port, url, settings: "", copies: false, certificate, calls, answers, sockets }
+        Self { port, url, settings: "", copies: false, certificate, calls, responses, sockets }
     }
 
-    /// Sets the statuses of the next calls whose paths end with `part`.
-    pub fn answer(&self, part: &'static str, statuses: &[u16]) {
-        let answer =
-            |status: &u16| Answer { part, status: *status, body: String::new(), first: None };
-        self.answers.lock().unwrap().extend(statuses.iter().map(answer));
+    /// Sets the statuses of the next calls whose paths end with `suffix`.
+    pub fn respond(&self, suffix: &'static str, statuses: &[u16]) {
+        let response =
+            |status: &u16| Response { suffix, status: *status, body: String::new(), before: None };
+        self.responses.lock().unwrap().extend(statuses.iter().map(response));
     }
 
-    /// Sets the status and the JSON of the next call whose path ends with `part`. Calls `first`
+    /// Sets the status and the JSON of the next call whose path ends with `suffix`. Calls `before`
     /// before the response.
-    pub fn answer_with(
+    pub fn respond_with(
         &self,
-        part: &'static str,
+        suffix: &'static str,
         status: u16,
         body: &Value,
-        first: impl FnOnce() + Send + 'static,
+        before: impl FnOnce() + Send + 'static,
     ) {
-        let answer = Answer { part, status, body: body.to_string(), first: Some(Box::new(first)) };
-        self.answers.lock().unwrap().push(answer);
+        let response =
+            Response { suffix, status, body: body.to_string(), before: Some(Box::new(before)) };
+        self.responses.lock().unwrap().push(response);
     }
 
     /// Restores the default responses.
-    pub fn clear_answers(&self) {
-        self.answers.lock().unwrap().clear();
+    pub fn clear_responses(&self) {
+        self.responses.lock().unwrap().clear();
     }
 
     /// All calls so far.
@@ -304,7 +305,7 @@ fn written(calls: &[Seen], id: Uuid) -> String {
 struct Handler {
     commissioned: bool,
     calls: watch::Sender<Vec<Seen>>,
-    answers: Answers,
+    responses: Responses,
     sockets: mpsc::UnboundedSender<Socket>,
 }
 
@@ -314,13 +315,14 @@ impl Handler {
         let mut stream = BufReader::new(stream);
         while let Some(seen) = read_call(&mut stream).await {
             let path = seen.call.split(' ').nth(1).unwrap().to_owned();
-            let has_answer = self.answers.lock().unwrap().iter().any(|answer| answer.is_for(&path));
-            if path.starts_with("/ws/") && seen.headers.contains_key("upgrade") && !has_answer {
+            let has_response =
+                self.responses.lock().unwrap().iter().any(|response| response.matches(&path));
+            if path.starts_with("/ws/") && seen.headers.contains_key("upgrade") && !has_response {
                 let accept = derive_accept_key(seen.headers["sec-websocket-key"].as_bytes());
-                let answer = format!(
+                let response = format!(
                     "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n"
                 );
-                stream.write_all(answer.as_bytes()).await.unwrap();
+                stream.write_all(response.as_bytes()).await.unwrap();
                 let socket =
                     WebSocketStream::from_raw_socket(stream.into_inner(), Role::Server, None).await;
                 self.calls.send_modify(|calls| calls.push(seen));
@@ -328,14 +330,14 @@ impl Handler {
                 return;
             }
             let found = {
-                let mut answers = self.answers.lock().unwrap();
-                let found = answers.iter().position(|answer| answer.is_for(&path));
-                found.map(|index| answers.remove(index))
+                let mut responses = self.responses.lock().unwrap();
+                let found = responses.iter().position(|response| response.matches(&path));
+                found.map(|index| responses.remove(index))
             };
-            let (status, body, first) = found
-                .map_or((200, None, None), |found| (found.status, Some(found.body), found.first));
-            if let Some(first) = first {
-                first();
+            let (status, body, before) = found
+                .map_or((200, None, None), |found| (found.status, Some(found.body), found.before));
+            if let Some(before) = before {
+                before();
             }
             let body = body.unwrap_or_else(|| match path.as_str() {
                 "/api/servers/servers/-/" => {
@@ -348,9 +350,9 @@ impl Handler {
                 }
                 _ => "{}".to_owned(),
             });
-            let answer =
+            let response =
                 format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-            if stream.write_all(answer.as_bytes()).await.is_err() {
+            if stream.write_all(response.as_bytes()).await.is_err() {
                 return;
             }
             self.calls.send_modify(|calls| calls.push(seen));
