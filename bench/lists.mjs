@@ -1,7 +1,7 @@
 // node bench/lists.mjs [FOLDER [made]]
 //
 // Measures lists of commands in a workspace with 1,000,000 commands, relative to one with 1,000
-// (docs/performance.md, What lists cost). Two instances of the service take turns in short windows.
+// (docs/contributing/performance.md, What lists cost). Two instances of the service take turns in short windows.
 // `shared` has three workspaces: 1,000,000 commands, 1,000 commands, and 10,000 commands with long
 // lines. `alone` has one workspace with 1,000 commands. Creating the data takes 2 GB and a minute
 // or two. If FOLDER is given, the data stays there for the next run. With `made`, the bench only

@@ -2,7 +2,7 @@
 //
 // Measures how fast the output of one command goes from the agent to the service, and from the
 // service to a reader. Farhand's agent and the service run on this machine. Writes the table
-// `output` of docs/performance.md.
+// `output` of docs/contributing/performance.md.
 import { openSync, writeFileSync } from "node:fs";
 import { userInfo } from "node:os";
 import { join } from "node:path";

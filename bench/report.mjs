@@ -1,9 +1,9 @@
-// Shared by all benches: turns figures into tables, and writes the tables into docs/performance.md.
+// Shared by all benches: turns figures into tables, and writes the tables into docs/contributing/performance.md.
 // The long tests (scripts/faults.mjs, scripts/fuzz.mjs) write into other documents.
 //
 // A bench is a file bench/NAME.mjs, which `npm run bench -- NAME` runs in its own process.
 // bench/run.mjs lists the benches. The table of a bench is between two lines of
-// docs/performance.md, which must exist:
+// docs/contributing/performance.md, which must exist:
 //
 //     <!-- bench:NAME -->
 //     <!-- /bench:NAME -->

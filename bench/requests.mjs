@@ -1,7 +1,7 @@
 // node bench/requests.mjs [--windows N] [--milliseconds N] [--against CHECKOUT] [--only TEXT]
 //
 // Measures the cost of requests relative to peers that take turns with the service, the size of the
-// Worker, and its start-up time. Writes the table `requests` of docs/performance.md. With
+// Worker, and its start-up time. Writes the table `requests` of docs/contributing/performance.md. With
 // --against, the service of another checkout is one more peer. With --against or --only, the table
 // is only printed.
 import { mkdirSync } from "node:fs";

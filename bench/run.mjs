@@ -1,6 +1,6 @@
 // npm run bench [-- NAME...] [-- --OPTION...]
 //
-// Measures the service and writes the tables of docs/performance.md. Without names, all benches
+// Measures the service and writes the tables of docs/contributing/performance.md. Without names, all benches
 // run. Options go to each named bench, or to `requests` if none is named.
 import { join } from "node:path";
 import { root, run } from "../scripts/lib.mjs";

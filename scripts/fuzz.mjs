@@ -2,7 +2,7 @@
 //
 // Runs each target of domain/fuzz under libFuzzer for SECONDS (60), 10^7 sequences of events for
 // the state machine of the server's object (`link`), and random requests from the OpenAPI document
-// for ten times SECONDS. Writes the figures into docs/fuzzing.md. With TARGET, it runs only that
+// for ten times SECONDS. Writes the figures into docs/contributing/fuzzing.md. With TARGET, it runs only that
 // target and writes nothing.
 //
 // Without a sanitizer, libFuzzer works with a stable compiler. The parsers are safe Rust, so an

@@ -25,7 +25,7 @@ const MAX_BYTES: usize = 32_768;
 /// The largest JSON of an access control list that an audit event has in full, in bytes.
 pub const MAX_IN_EVENT: usize = 4_096;
 /// The largest number of `*` in a pattern or a word. This limit and the next two bound the cost of
-/// comparing a command with a list (`docs/performance.md`, What lists cost).
+/// comparing a command with a list (`docs/contributing/performance.md`, What lists cost).
 const MAX_STARS: usize = 8;
 /// The largest number of `*` in all patterns and words together. A word that is just `*` does not
 /// count.
@@ -195,8 +195,8 @@ fn is_plain(text: &str) -> bool {
     })
 }
 
-/// Returns an error for a `*` that can match more than its pattern suggests: between quotes, after a
-/// backslash or before `#`.
+/// Returns an error for a `*` that can match more than its pattern suggests: between quotes, after
+/// a backslash or before `#`.
 fn star_problem(pattern: &str) -> Option<&'static str> {
     let mut quote = None;
     let mut characters = pattern.chars().peekable();
@@ -385,8 +385,8 @@ impl Acl {
         serde_json::to_string(self)
     }
 
-    /// The details of an audit event about an access control list: `acl`. If its JSON is longer than
-    /// [`MAX_IN_EVENT`], they are its hash and its length instead.
+    /// The details of an audit event about an access control list: `acl`. If its JSON is longer
+    /// than [`MAX_IN_EVENT`], they are its hash and its length instead.
     ///
     /// # Errors
     /// None in practice: every field can be written as JSON.
@@ -400,9 +400,9 @@ impl Acl {
         Ok(fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
     }
 
-    /// Whether `commands` allows a line. In a pattern, each character matches itself. `*` matches any
-    /// text, even an empty one, without control characters, shell operators, quotes, `#` and `~`. A
-    /// trailing ` *` also matches a line without arguments.
+    /// Whether `commands` allows a line. In a pattern, each character matches itself. `*` matches
+    /// any text, even an empty one, without control characters, shell operators, quotes, `#` and
+    /// `~`. A trailing ` *` also matches a line without arguments.
     pub fn allows_line(&self, line: &str) -> bool {
         self.commands.as_ref().is_none_or(|patterns| {
             patterns.iter().any(|pattern| {
@@ -423,8 +423,8 @@ impl Acl {
             .is_none_or(|patterns| patterns.iter().any(|pattern| fits_words(pattern, words)))
     }
 
-    /// The limit that does not allow a command; `None`: the command is allowed. `has_inputs`: it has
-    /// an environment, standard input or a working directory.
+    /// The limit that does not allow a command; `None`: the command is allowed. `has_inputs`: it
+    /// has an environment, standard input or a working directory.
     ///
     /// This is checked when a command is created, cancelled or killed, and before a waiting command
     /// is delivered.
@@ -459,8 +459,8 @@ impl Acl {
         self.refusal(command, has_inputs).is_none()
     }
 
-    /// Whether requests from an address are accepted. An IPv4-mapped IPv6 address counts as its IPv4
-    /// address. A text that is not an address is in no network.
+    /// Whether requests from an address are accepted. An IPv4-mapped IPv6 address counts as its
+    /// IPv4 address. A text that is not an address is in no network.
     pub fn allows_address(&self, remote_ip: &str) -> bool {
         let Some(networks) = &self.networks else { return true };
         let Ok(address) = remote_ip.parse::<IpAddr>() else { return false };
@@ -709,8 +709,8 @@ mod tests {
         assert!(acl(json!({})).allows_line("id; reboot"));
     }
 
-    /// A hundred of the longest patterns, on the longest line. Patterns of these kinds make matchers
-    /// with backtracking slow.
+    /// A hundred of the longest patterns, on the longest line. Patterns of these kinds make
+    /// matchers with backtracking slow.
     #[test]
     fn the_worst_patterns_take_linear_time() {
         let line = "a".repeat(MAX_LINE);

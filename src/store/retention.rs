@@ -1,5 +1,5 @@
 //! Finds commands that ended long ago, and deletes them together with the rows that exist only for
-//! commands (contract 7.13; docs/scaling.md).
+//! commands (contract 7.13; docs/contributing/scaling.md).
 //!
 //! A command's id begins with the time of its creation, and a command ends after it was created. So
 //! old commands are among the first ids of a workspace. The search also reads commands that were
