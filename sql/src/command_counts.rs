@@ -1,25 +1,27 @@
-//! The numbers of commands that the counters have (`counted_commands`, `command_counts`).
+//! The counters of commands (`counted_commands`, `command_counts`), for the counts of lists and for
+//! the quota of stored bytes.
 //!
-//! The counters have the commands of a workspace up to a key; [`behind`] are those that they do not
-//! have yet.
+//! The counters include the commands of a workspace up to a key. [`behind`] selects the commands
+//! after that key, which are not counted yet.
 
 use farhand_domain::output::MAX_KEPT;
 
 use crate::numbering::{highest, last};
 
-/// SQL for the key up to which the counters have the commands of a workspace.
-fn counted(workspace: &str) -> String {
+/// SQL for the key up to which the counters include the commands of a workspace.
+fn counted_up_to(workspace: &str) -> String {
     format!(
         "coalesce((SELECT n.up_to FROM counted_commands n WHERE n.workspace_id = {workspace}), {workspace} << 40)"
     )
 }
 
-/// SQL for the condition that the counters do not have a row of `commands c` yet.
+/// SQL for the condition that the counters do not include a row of `commands c` yet.
 pub fn behind(workspace: &str) -> String {
-    format!("c.seq > {} AND c.seq <= {}", counted(workspace), last(workspace))
+    format!("c.seq > {} AND c.seq <= {}", counted_up_to(workspace), last(workspace))
 }
 
-/// SQL for the bytes that a row of `commands c` stored on a day, for the quota.
+/// SQL for the bytes that a row of `commands c` stored on a day, for the quota. The command itself
+/// counts on the day of its creation, its output on the day of its end.
 fn bytes(day: &str) -> String {
     format!(
         "iif(c.stored_bytes IS NULL, 0, iif(substr(c.added_at, 1, 10) = {day}, c.stored_bytes, 0)
@@ -39,15 +41,17 @@ pub fn bytes_of_day(workspace: &str, day: &str) -> String {
 
 /// SQL for the key of a new command.
 pub fn next_key(workspace: &str) -> String {
-    format!("max({}, {}) + 1", highest("commands", "seq", workspace), counted(workspace))
+    format!("max({}, {}) + 1", highest("commands", "seq", workspace), counted_up_to(workspace))
 }
 
-/// SQL for how many commands the counters do not have yet, or more: keys may be missing.
+/// SQL for an upper bound of the number of uncounted commands. It is not exact, because keys may be
+/// missing.
 pub fn distance(workspace: &str) -> String {
-    format!("max({} - {}, 0)", highest("commands", "seq", workspace), counted(workspace))
+    format!("max({} - {}, 0)", highest("commands", "seq", workspace), counted_up_to(workspace))
 }
 
-/// SQL for the counters of `commands` (text that follows FROM), with the number of each.
+/// SQL that selects the counters of some commands with their numbers. `commands` is the text after
+/// FROM.
 fn counts(commands: &str) -> String {
     format!(
         "SELECT 'server' AS kind, c.server_id AS key, count(*) AS total FROM {commands} GROUP BY c.server_id
@@ -57,11 +61,11 @@ fn counts(commands: &str) -> String {
     )
 }
 
-/// SQL for the day.
+/// SQL for the present day (UTC).
 const TODAY: &str = "strftime('%Y-%m-%d', 'now')";
 
-/// The statements that add the commands that are not counted yet to the counters of the workspace
-/// `:workspace_id`. They are one transaction.
+/// The statements that add the uncounted commands of the workspace `:workspace_id` to its counters.
+/// Run them in one transaction.
 pub fn add() -> [String; 2] {
     let behind = format!("commands c NOT INDEXED WHERE {}", behind(":workspace_id"));
     [
@@ -81,12 +85,13 @@ pub fn add() -> [String; 2] {
     ]
 }
 
-/// The statements that take commands of the workspace `:workspace_id` out of its counters, and then
-/// delete them. `which` is a condition on the ids of `commands c`. They are one transaction.
-pub fn delete(which: &str) -> [String; 3] {
-    let which =
-        format!("c INDEXED BY commands_by_id WHERE c.workspace_id = :workspace_id AND {which}");
-    let counted = format!("commands {which} AND c.seq <= {}", counted(":workspace_id"));
+/// The statements that subtract commands of the workspace `:workspace_id` from its counters, and
+/// then delete the commands. `condition` is SQL on the ids of `commands c`. Run them in one
+/// transaction.
+pub fn delete(condition: &str) -> [String; 3] {
+    let rows =
+        format!("c INDEXED BY commands_by_id WHERE c.workspace_id = :workspace_id AND {condition}");
+    let counted = format!("commands {rows} AND c.seq <= {}", counted_up_to(":workspace_id"));
     [
         format!(
             "UPDATE command_counts SET total = command_counts.total - d.total FROM ({}) d
@@ -99,6 +104,6 @@ pub fn delete(which: &str) -> [String; 3] {
              WHERE workspace_id = :workspace_id AND d.total > 0",
             bytes("(SELECT n.day FROM counted_commands n WHERE n.workspace_id = :workspace_id)")
         ),
-        format!("DELETE FROM commands AS {which}"),
+        format!("DELETE FROM commands AS {rows}"),
     ]
 }

@@ -1,4 +1,4 @@
-//! SQL for D1, without Cloudflare: statements are built here, and tested natively in SQLite.
+//! Builds SQL for D1, without any code of Cloudflare. So tests can run the statements in SQLite.
 
 pub mod command_counts;
 pub mod command_list;

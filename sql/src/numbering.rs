@@ -1,9 +1,9 @@
 //! The keys of `commands`, `audit_events` and `audit_seals`.
 //!
-//! A key is 2^40 times the workspace's id, plus a number in the workspace that grows with each row.
-//! So the rows of a workspace are adjacent and in the order in which they were inserted.
+//! A key is 2^40 times the workspace's id, plus a number that grows with each row of the workspace.
+//! So the rows of a workspace are adjacent, and in the order in which they were inserted.
 
-/// The bits of a key that are the number.
+/// SQL for the bits of a key that are the number.
 const NUMBER: &str = "0xFFFFFFFFFF";
 
 /// SQL for the number in a key.
@@ -11,18 +11,18 @@ pub fn number(key: &str) -> String {
     format!("({key} & {NUMBER})")
 }
 
-/// SQL for the key with a number.
+/// SQL for the key of a workspace and a number.
 pub fn key(workspace: &str, number: &str) -> String {
     format!("({workspace} << 40 | {number})")
 }
 
-/// SQL for the highest key that the workspace can have. The lowest is [`key`] with the number 0.
+/// SQL for the highest possible key of a workspace. The lowest is [`key`] with the number 0.
 pub fn last(workspace: &str) -> String {
     key(workspace, NUMBER)
 }
 
-/// SQL for the condition that a key is one of the workspace. It must not stand beside another bound
-/// of the key: SQLite reads by one lower and one upper bound, whichever they are.
+/// SQL for the condition that a key is one of the workspace. Do not combine it with another bound of
+/// the key: SQLite uses only one lower and one upper bound for its search, perhaps the wrong ones.
 pub fn is_of(key: &str, workspace: &str) -> String {
     format!("{key} BETWEEN ({workspace} << 40) AND {}", last(workspace))
 }

@@ -1,8 +1,8 @@
 //! Statements with named parameters.
 //!
-//! A statement's text names its parameters: `:server`. D1 takes numbered ones, so
-//! [`Statement::build`] replaces each name by a number: the first name in the text becomes `?1`,
-//! and a name that occurs twice is bound once.
+//! A statement's text has parameters with names, such as `:server`. D1 accepts only numbered ones.
+//! So [`Statement::build`] replaces each name by a number: the first name in the text becomes `?1`.
+//! A name that occurs twice gets one number.
 //!
 //! ```
 //! use farhand_sql::statement::Statement;
@@ -20,19 +20,17 @@ use farhand_domain::time::Timestamp;
 use serde::Serialize;
 use uuid::Uuid;
 
-/// D1 takes no more parameters than this. A list of values is one parameter: [`Value::list`].
+/// The maximum number of parameters that D1 accepts. A list of values is one parameter:
+/// [`Value::list`].
 pub const MAX_PARAMETERS: usize = 100;
 
-/// The value of a parameter. A boolean is 0 or 1, a time and an id are texts.
+/// The value of a parameter. Booleans are 0 or 1; times and ids are texts.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Value {
-    /// NULL.
     Null,
-    /// A whole number. D1 takes it as a double, so beyond 2^53 it is not exact.
+    /// D1 takes it as a double, so it is not exact above 2^53.
     Integer(i64),
-    /// Any other number.
     Real(f64),
-    /// A text.
     Text(String),
 }
 
@@ -74,7 +72,7 @@ impl<T: Into<Value>> From<Option<T>> for Value {
     }
 }
 
-/// Parameters by name. A part of a statement that is built on its own brings its own.
+/// Parameters by name. A function that returns a part of a statement returns its parameters, too.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Parameters(Vec<(&'static str, Value)>);
 
@@ -93,35 +91,35 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// A statement without parameters yet. No text of a request may be in `text`: a request's
-    /// values are parameters.
+    /// A statement without values. `text` must not contain text of a request: values of a request
+    /// are parameters.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), parameters: Parameters::default() }
     }
 
-    /// Adds a parameter; `name` is without the colon.
+    /// Binds a parameter. `name` has no colon.
     #[must_use]
     pub fn bind(mut self, name: &'static str, value: impl Into<Value>) -> Self {
         self.parameters.add(name, value);
         self
     }
 
-    /// Adds the parameters of a part of the statement.
+    /// Binds the parameters of a part of the statement.
     #[must_use]
     pub fn bind_all(mut self, parameters: Parameters) -> Self {
         self.parameters.0.extend(parameters.0);
         self
     }
 
-    /// Numbers the parameters, and checks that names and values match.
+    /// Replaces names by numbers, and checks that names and values match.
     ///
     /// # Errors
-    /// Any [`Mistake`]: a fault of the program, which a test of the statement finds.
+    /// A [`Mistake`] is a bug in the program. Any test that runs the statement finds it.
     pub fn build(self) -> Result<Built, Mistake> {
         let mut values = BTreeMap::new();
         for (name, value) in self.parameters.0 {
-            let is_other = values.get(name).is_some_and(|bound| *bound != value);
-            if is_other {
+            let differs = values.get(name).is_some_and(|bound| *bound != value);
+            if differs {
                 return Err(Mistake::BoundTwice(name.to_owned()));
             }
             values.insert(name, value);
@@ -138,11 +136,11 @@ impl Statement {
                     if !values.contains_key(name) {
                         return Err(Mistake::Missing(name.to_owned()));
                     }
-                    if is_behind_limit(&sql) && !after.trim_start().starts_with('+') {
+                    if ends_with_limit(&sql) && !after.trim_start().starts_with('+') {
                         return Err(Mistake::BareLimit(name.to_owned()));
                     }
-                    let known = names.iter().position(|known| *known == name);
-                    let index = known.unwrap_or_else(|| {
+                    let position = names.iter().position(|earlier| *earlier == name);
+                    let index = position.unwrap_or_else(|| {
                         names.push(name);
                         names.len() - 1
                     });
@@ -161,10 +159,10 @@ impl Statement {
     }
 }
 
-/// A statement as D1 takes it.
+/// A statement in the form that D1 accepts.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Built {
-    /// Its text, with `?1`, `?2` ...
+    /// The text, with `?1`, `?2` ...
     pub sql: String,
     /// The names of `?1`, `?2` ... in order.
     pub names: Vec<String>,
@@ -172,7 +170,7 @@ pub struct Built {
     pub parameters: Vec<Value>,
 }
 
-/// What is wrong with a statement. The text is the parameter's name.
+/// An error in a statement. The text is the parameter's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mistake {
     /// A name in the text has no value.
@@ -183,10 +181,10 @@ pub enum Mistake {
     BoundTwice(String),
     /// The text has a `?`.
     Numbered,
-    /// A parameter stands alone behind LIMIT. SQLite would prepare the statement again at each use,
-    /// because its plan depends on the value. It does not for `LIMIT :limit + 0`.
+    /// LIMIT is followed by a parameter alone. SQLite's plan would depend on the value, so SQLite
+    /// would prepare the statement again for each value. It does not for `LIMIT :limit + 0`.
     BareLimit(String),
-    /// More than [`MAX_PARAMETERS`].
+    /// The statement has more than [`MAX_PARAMETERS`] parameters.
     TooMany,
 }
 
@@ -205,17 +203,17 @@ impl fmt::Display for Mistake {
 
 impl std::error::Error for Mistake {}
 
-/// A piece of a statement's text.
+/// A part of a statement's text.
 enum Token<'a> {
     /// A parameter's name, without the colon.
     Name(&'a str),
     /// A `?`.
     Numbered,
-    /// Anything else. Quoted texts and comments are whole: they hold no parameters.
+    /// Anything else. A quoted text or a comment is one token, and cannot contain a parameter.
     Other(&'a str),
 }
 
-/// The first token of a text that is not empty, and what follows it.
+/// Splits the first token off a text. The text must not be empty.
 fn first_token(text: &str) -> (Token<'_>, &str) {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let ends_with = |opening: usize, closing: &str| {
@@ -242,8 +240,7 @@ fn first_token(text: &str) -> (Token<'_>, &str) {
     (Token::Other(text), after)
 }
 
-/// Whether the last word of a text is LIMIT.
-fn is_behind_limit(sql: &str) -> bool {
+fn ends_with_limit(sql: &str) -> bool {
     sql.split_ascii_whitespace().next_back().is_some_and(|word| word.eq_ignore_ascii_case("limit"))
 }
 
@@ -278,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn quoted_texts_and_comments_hold_no_parameters() {
+    fn quoted_texts_and_comments_contain_no_parameters() {
         let text =
             "SELECT ':a?', 'it''s :a', \"x:a\", 3 - 2 / 1, $: -- :a ?'\n, /* ?:a */ :b /* ' :a";
         let built = Statement::new(text).bind("b", "").build().unwrap();
@@ -304,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_as_many_as_d1_takes() {
+    fn a_statement_has_at_most_the_parameters_that_d1_accepts() {
         let names: Vec<&'static str> = (0..=MAX_PARAMETERS)
             .map(|number| &*Box::leak(format!("p{number}").into_boxed_str()))
             .collect();
@@ -315,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_bring_their_parameters() {
+    fn a_part_of_a_statement_has_its_own_parameters() {
         let mut of_part = Parameters::default();
         of_part.add("now", "noon");
         of_part.add("ids", Value::list(["a", "b"]));
@@ -328,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn sqlite_takes_what_was_built() {
+    fn sqlite_accepts_a_built_statement() {
         let built =
             Statement::new("SELECT value || :suffix FROM json_each(:ids) WHERE value <> ':suffix' LIMIT :limit + 0")
                 .bind("limit", 2_u32)

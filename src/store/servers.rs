@@ -6,7 +6,7 @@ use farhand_domain::error::Error;
 use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::server::{Key, ServerChanges, ServerList};
 use farhand_domain::time::Timestamp;
-use farhand_sql::command_list::{HAS_FULL_ACCESS, REACHED};
+use farhand_sql::command_list::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS};
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -317,8 +317,8 @@ pub fn list(list: &ServerList) -> List {
     let full_access =
         format!("servers s WHERE {HAS_FULL_ACCESS} AND s.workspace_id = me.workspace_id{filters}");
     let partial_access = format!(
-        "reached r CROSS JOIN servers s ON s.id = r.id AND s.workspace_id = me.workspace_id
-         WHERE NOT {HAS_FULL_ACCESS} AND r.is_whole{filters}"
+        "accessible_servers a CROSS JOIN servers s ON s.id = a.id AND s.workspace_id = me.workspace_id
+         WHERE NOT {HAS_FULL_ACCESS} AND a.all_commands{filters}"
     );
     let direction = |descending: bool| if descending { "DESC" } else { "ASC" };
     // The ids of servers sort by the time at which the servers were added.
@@ -330,7 +330,13 @@ pub fn list(list: &ServerList) -> List {
     let first = list.order.first().is_none_or(|(_, descending)| *descending);
     let order = keys.chain([format!("s.id {}", direction(first))]).collect::<Vec<_>>().join(", ");
     let branches = [full_access, partial_access];
-    List::new(&format!(", {REACHED}"), ("servers s", OBJECT), &branches, &order, parameters)
+    List::new(
+        &format!(", {ACCESSIBLE_SERVERS}"),
+        ("servers s", OBJECT),
+        &branches,
+        &order,
+        parameters,
+    )
 }
 
 /// The next ids of a workspace's servers, in order after `after`.

@@ -1,38 +1,41 @@
 //! The servers that a caller can access.
 
-/// SQL for whether the caller can access all of the workspace's servers.
+/// SQL for whether the caller can access all servers of the workspace.
 pub const HAS_FULL_ACCESS: &str = "((me.is_superuser OR me.is_staff) AND me.acl_servers IS NULL)";
 
-/// Common tables that follow `me`. `reached` has the servers whose commands a caller without full
-/// access can read. If a server was deleted, `is_whole` is 0: the caller can read only their own
-/// commands on it. Staff with a list of servers can read all commands on the servers of that list.
+/// Common table expressions that follow `me`, for callers without full access.
 ///
-/// For a caller with full access it is empty, and reads nothing.
-pub const REACHED: &str = "some AS MATERIALIZED (
+/// - `restricted`: the row of `me` if the caller does not have full access, otherwise empty.
+/// - `accessible_servers`: the servers whose commands the caller can read. Empty, without reading a
+///   row, if the caller has full access. `all_commands` is 1 if the caller can read all commands of
+///   the server. It is 0 for a deleted server: there, the caller can read the commands that they
+///   requested. Staff with an access control list of servers can read all commands of the servers
+///   on that list.
+pub const ACCESSIBLE_SERVERS: &str = "restricted AS MATERIALIZED (
     SELECT * FROM me WHERE NOT (me.is_superuser OR me.is_staff) OR me.acl_servers IS NOT NULL
-), reached AS MATERIALIZED (
-    SELECT id, max(is_whole) AS is_whole FROM (
-        SELECT o.id, 1 AS is_whole FROM some
-        CROSS JOIN servers o ON o.workspace_id = some.workspace_id AND o.owner_id = some.user_id
-        WHERE NOT (some.is_superuser OR some.is_staff)
+), accessible_servers AS MATERIALIZED (
+    SELECT id, max(all_commands) AS all_commands FROM (
+        SELECT o.id, 1 AS all_commands FROM restricted r
+        CROSS JOIN servers o ON o.workspace_id = r.workspace_id AND o.owner_id = r.user_id
+        WHERE NOT (r.is_superuser OR r.is_staff)
         UNION ALL
-        SELECT g.server_id, 1 FROM some
-        CROSS JOIN memberships m ON m.workspace_id = some.workspace_id AND m.user_id = some.user_id
+        SELECT g.server_id, 1 FROM restricted r
+        CROSS JOIN memberships m ON m.workspace_id = r.workspace_id AND m.user_id = r.user_id
         CROSS JOIN server_groups g ON g.workspace_id = m.workspace_id AND g.group_id = m.group_id
-        WHERE NOT (some.is_superuser OR some.is_staff)
+        WHERE NOT (r.is_superuser OR r.is_staff)
         UNION ALL
-        SELECT q.server_id, 0 FROM some
-        CROSS JOIN command_requesters q ON q.workspace_id = some.workspace_id AND q.user_id = some.user_id
+        SELECT q.server_id, 0 FROM restricted r
+        CROSS JOIN command_requesters q ON q.workspace_id = r.workspace_id AND q.user_id = r.user_id
         CROSS JOIN gone_servers d ON d.workspace_id = q.workspace_id AND d.id = q.server_id
-        WHERE NOT (some.is_superuser OR some.is_staff)
+        WHERE NOT (r.is_superuser OR r.is_staff)
         UNION ALL
-        SELECT a.value, 1 FROM some CROSS JOIN json_each(some.acl_servers) a WHERE some.is_superuser OR some.is_staff
-    ) WHERE (SELECT acl_servers IS NULL FROM some)
-        OR id IN (SELECT a.value FROM some CROSS JOIN json_each(some.acl_servers) a)
+        SELECT a.value, 1 FROM restricted r CROSS JOIN json_each(r.acl_servers) a WHERE r.is_superuser OR r.is_staff
+    ) WHERE (SELECT acl_servers IS NULL FROM restricted)
+        OR id IN (SELECT a.value FROM restricted r CROSS JOIN json_each(r.acl_servers) a)
     GROUP BY id
 )";
 
-/// The condition that a caller without full access can read a row of `commands c`.
+/// SQL for the condition that a caller without full access can read a row of `commands c`.
 pub const IS_READABLE: &str =
-    "c.server_id IN (SELECT id FROM reached) AND (c.requested_by = (SELECT user_id FROM me)
-    OR c.server_id NOT IN (SELECT id FROM reached WHERE NOT is_whole))";
+    "c.server_id IN (SELECT id FROM accessible_servers) AND (c.requested_by = (SELECT user_id FROM me)
+    OR c.server_id NOT IN (SELECT id FROM accessible_servers WHERE NOT all_commands))";

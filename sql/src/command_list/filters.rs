@@ -5,60 +5,60 @@ use farhand_domain::command_object::state_sql;
 
 use crate::statement::{Parameters, Value};
 
-/// SQL for the deleted users of the workspace whose ids are still on commands. These commands have
-/// no requester any more.
-pub const DEPARTED: &str =
+/// SQL that selects the deleted users whose ids commands still have. For a list, such a command has
+/// no requester.
+const DELETED_USERS: &str =
     "SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id";
 
-/// The states of a command that has not ended.
+/// The states of commands that have not ended.
 const OPEN_STATES: [&str; 4] = ["scheduled", "queued", "sent", "acked"];
 
-/// Whether the list shows only commands that have not ended.
+/// Whether the filter by state matches only commands that have not ended.
 pub fn is_open(list: &CommandList) -> bool {
     list.states
         .as_ref()
         .is_some_and(|states| states.iter().all(|state| OPEN_STATES.contains(state)))
 }
 
-/// The conditions of the filters that the client sent, one for each, without words.
+/// The conditions of the filters that the client sent, one per filter, without the words.
 pub fn conditions(list: &CommandList, parameters: &mut Parameters) -> Vec<String> {
-    let mut all: Vec<String> = Vec::new();
+    let mut conditions: Vec<String> = Vec::new();
     if let Some(server) = list.server {
         parameters.add("server", server);
-        all.push("c.server_id = :server".to_owned());
+        conditions.push("c.server_id = :server".to_owned());
     }
     if let Some(requester) = list.requested_by {
         parameters.add("requested_by", requester);
-        all.push(
+        conditions.push(
             "c.requested_by = :requested_by AND EXISTS (SELECT 1 FROM me CROSS JOIN users u
             ON u.workspace_id = me.workspace_id AND u.id = :requested_by)"
                 .to_owned(),
         );
     }
-    all.extend(list.requested_by_isnull.map(|is_null| match is_null {
-        true => format!("(c.requested_by IS NULL OR c.requested_by IN ({DEPARTED}))"),
-        false => format!("c.requested_by IS NOT NULL AND c.requested_by NOT IN ({DEPARTED})"),
+    conditions.extend(list.requested_by_isnull.map(|is_null| match is_null {
+        true => format!("(c.requested_by IS NULL OR c.requested_by IN ({DELETED_USERS}))"),
+        false => format!("c.requested_by IS NOT NULL AND c.requested_by NOT IN ({DELETED_USERS})"),
     }));
-    all.extend(list.shell.map(|shell| format!("c.shell = '{}'", shell.as_str())));
-    all.extend(
+    conditions.extend(list.shell.map(|shell| format!("c.shell = '{}'", shell.as_str())));
+    conditions.extend(
         list.is_scheduled.map(|is| format!("c.scheduled_at {} :now", if is { ">" } else { "<=" })),
     );
     if let Some(states) = &list.states {
         let is_open = if is_open(list) { "c.handled_at IS NULL AND " } else { "" };
-        all.push(format!("{is_open}{} IN ('{}')", state_sql(":now"), states.join("', '")));
+        conditions.push(format!("{is_open}{} IN ('{}')", state_sql(":now"), states.join("', '")));
     }
-    all.extend(list.success.map(|success| format!("c.success = {}", i32::from(success))));
+    conditions.extend(list.success.map(|success| format!("c.success = {}", i32::from(success))));
     let compared: [(&str, &'static str, Option<Value>); 4] = [
         ("c.exit_code =", "exit_code", list.exit_code.map(Value::from)),
         ("c.username =", "username", list.username.as_ref().map(Value::from)),
         ("c.added_at >=", "added_from", list.added_from.map(Value::from)),
         ("c.added_at <", "added_before", list.added_before.map(Value::from)),
     ];
-    for (compares, name, value) in compared {
+    for (comparison, name, value) in compared {
         if let Some(value) = value {
             parameters.add(name, value);
-            all.push(format!("{compares} :{name}"));
+            conditions.push(format!("{comparison} :{name}"));
         }
     }
-    all
+    conditions
 }

@@ -1,21 +1,21 @@
-//! The list of commands: SQL for its pages and its count (contract 7.10).
+//! The list of commands: SQL for its pages and for the number of all items (contract 7.10).
 //!
-//! The statements begin with the table `me`, which has one row for a live credential and none
-//! otherwise. So the caller is resolved inside the statement. It has one way for callers with full
-//! access and one for the others; the way that does not apply reads no rows. Every value of a
-//! request is a parameter.
+//! A statement begins with the table `me`, which has one row if the credential is valid and none
+//! otherwise. So the caller is resolved inside the statement. Therefore the statement has a branch
+//! for callers with full access and a branch for other callers. The branch that does not apply to
+//! the caller reads no rows. All values of a request are parameters.
 //!
-//! What a list may cost is in `docs/contributing/cost.md`.
+//! `docs/contributing/cost.md` says what a list may cost.
 //!
 //! | file | job |
 //! |---|---|
 //! | `access` | the servers that a caller can access |
-//! | `filters` | conditions on a command |
-//! | `order` | the list's order, and the index that a list reads |
-//! | `search` | words |
+//! | `filters` | the filters, as conditions on a command |
+//! | `order` | the order, and the index that a list reads |
+//! | `search` | the search for words |
 //! | `page` | the items of a page |
 //! | `count` | the number of all items |
-//! | `narrow` | the list of an API token that reads only commands its access control list allows |
+//! | `narrow` | the list for an API token that can read only what its access control list allows |
 
 mod access;
 mod count;
@@ -27,51 +27,52 @@ mod search;
 
 use farhand_domain::command_list::CommandList;
 
-pub use access::{HAS_FULL_ACCESS, REACHED};
+pub use access::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS};
 pub use narrow::{NARROW_WINDOW, Within, narrow_sql};
 
 use crate::statement::Parameters;
 
-/// The SQL of a page. Its parameters are its own and `:now`, `:page_size` and `:page_offset`.
+/// The SQL of a page. Besides `parameters`, it uses `:now`, `:page_size` and `:page_offset`.
 #[derive(Debug)]
 pub struct ListSql {
-    /// Common tables that follow `me`. One is `total`, with the number of all items.
+    /// Common table expressions that follow `me`. One is `total`, with the number of all items.
     pub tables: String,
-    /// The statement for a page's items: each as JSON in the column `body`.
+    /// The query for the page's items: one row per item, as JSON in the column `body`.
     pub items: String,
-    /// Cheaper tables and items, for callers with full access only. For others `total` is null.
+    /// Cheaper `tables` and `items` for callers with full access. For other callers `total` is null.
     pub full_access: Option<(String, String)>,
-    /// Its own parameters.
     pub parameters: Parameters,
 }
 
-/// The callers that a statement is for.
+/// The callers for whom a statement returns items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Callers {
     All,
+    /// Only callers with full access.
     FullAccess,
 }
 
-/// What the statements of a list have in common.
+/// The parts that the statements of a list share.
 struct Parts<'a> {
     list: &'a CommandList,
     offset: u64,
-    /// A row of `commands c` as JSON.
+    /// SQL for a row of `commands c` as JSON.
     object: &'a str,
-    /// The condition of all filters on a row of `commands c`, words included.
+    /// SQL for all filters on a row of `commands c`, including the words.
     filters: String,
-    /// The same without the words that the search index compares, for a row of `found`.
+    /// SQL for the filters on a command that the search index has found: without the words that
+    /// the index has compared.
     filters_of_found: String,
-    /// Whether there is a table `found`, with the commands that the search index finds.
+    /// Whether the statement has a table `found`, with the commands that the search index finds.
     has_found: bool,
-    /// How many filters the client sent; all words together count as one.
+    /// The number of filters that the client sent. All words together count as one.
     filter_count: usize,
     parameters: Parameters,
 }
 
 impl<'a> Parts<'a> {
-    /// `by_index`: words are looked up in the search index, as far as it helps; otherwise each
-    /// command is compared with them.
+    /// If `by_index`, words are looked up in the search index, as far as it can find them.
+    /// Otherwise each command is compared with all words.
     fn new(list: &'a CommandList, offset: u64, object: &'a str, by_index: bool) -> Self {
         let mut parameters = Parameters::default();
         let mut conditions = filters::conditions(list, &mut parameters);
@@ -95,11 +96,11 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The common tables for some callers.
+    /// The common table expressions for `callers`.
     fn tables(&self, callers: Callers) -> String {
         let (mut tables, total) = (String::new(), self.total(callers));
         if callers == Callers::All {
-            tables += &format!(", {REACHED}");
+            tables += &format!(", {ACCESSIBLE_SERVERS}");
         }
         if self.has_found {
             tables += &format!(", {}", search::found(&self.list.words));
@@ -108,10 +109,11 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// SQL for a page of a list with an offset. `object` is SQL for a row of `commands c` as JSON.
+/// SQL for a page of a list. `object` is SQL for a row of `commands c` as JSON.
 pub fn sql(list: &CommandList, offset: u64, object: &str) -> ListSql {
     let parts = Parts::new(list, offset, object, true);
-    let of = |callers| (parts.tables(callers), parts.items(callers));
-    let ((tables, items), full_access) = (of(Callers::All), Some(of(Callers::FullAccess)));
+    let statement = |callers| (parts.tables(callers), parts.items(callers));
+    let (tables, items) = statement(Callers::All);
+    let full_access = Some(statement(Callers::FullAccess));
     ListSql { tables, items, full_access, parameters: parts.parameters }
 }

@@ -1,43 +1,43 @@
-//! The list of an API token that reads only commands its access control list allows
+//! The list for an API token that can read only commands that its access control list allows
 //! (contract 4.13).
 
 use farhand_domain::command_list::CommandList;
 
-use super::access::{HAS_FULL_ACCESS, IS_READABLE, REACHED};
-use super::order::{BY_REQUESTER, BY_SERVER};
+use super::access::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS, IS_READABLE};
+use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER};
 use super::{ListSql, Parts};
 
-/// How many commands such a list compares with the access control list at most, on each side of the
-/// present: the latest due ones by `scheduled_at`, and the next scheduled ones. No index helps to
-/// compare them.
+/// Such a list compares at most this many due commands with the access control list (the latest by
+/// `scheduled_at`), and at most this many scheduled ones (the next). No index helps with the
+/// comparison.
 pub const NARROW_WINDOW: u32 = 1_000;
 
-/// SQL for what an access control list allows.
+/// SQL for the comparison of commands with an access control list.
 pub struct Within<'a> {
-    /// The list's patterns of lines, as the table `patterns`.
+    /// The query for the common table `patterns`: the list's patterns of lines.
     pub patterns: &'a str,
-    /// The list's lists of words, as the table `lists`.
+    /// The query for the common table `lists`: the list's lists of words.
     pub lists: &'a str,
-    /// The cost of a comparison, as the table `cost` of one row, from the tables `patterns` and
-    /// `lists`.
+    /// The query for the common table `cost`, which has one row: the cost of a comparison. It may
+    /// use `patterns` and `lists`.
     pub cost: &'a str,
-    /// The cost of a row of `commands c`, from the table `cost`.
+    /// The cost of comparing a row of `commands c`. It may use `cost`.
     pub cost_of_row: &'a str,
-    /// After this cost no further command is compared.
+    /// When the comparisons have cost this much, no further command is compared.
     pub most_cost: u32,
-    /// The condition that the list allows a row of `commands c`; it may use `me` and the tables
-    /// `patterns` and `lists`.
+    /// The condition that the list allows a row of `commands c`. It may use `me`, `patterns` and
+    /// `lists`.
     pub is_within: &'a str,
 }
 
-/// SQL for a page of such a list.
+/// SQL for a page of the list.
 pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &Within<'_>) -> ListSql {
     let Within { patterns, lists, cost, cost_of_row, most_cost, is_within } = within;
     let parts = Parts::new(list, offset, object, false);
     let (filters, newest) = (&parts.filters, newest(list));
-    // Due commands are compared first, so that scheduled ones cannot use up the limit before them.
+    // Due commands are compared first, so that scheduled ones do not use up the cost.
     let tables = format!(
-        ", {REACHED}, patterns AS MATERIALIZED ({patterns}), lists AS MATERIALIZED ({lists}), cost AS MATERIALIZED ({cost}),
+        ", {ACCESSIBLE_SERVERS}, patterns AS MATERIALIZED ({patterns}), lists AS MATERIALIZED ({lists}), cost AS MATERIALIZED ({cost}),
          newest AS MATERIALIZED ({newest}),
          looked_at AS MATERIALIZED (SELECT c.seq, sum({cost_of_row}) OVER (
                 ORDER BY iif(c.scheduled_at > :now, c.scheduled_at, ''), c.scheduled_at DESC, c.id DESC
@@ -48,49 +48,49 @@ pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &Within
          total AS (SELECT count(*) AS total FROM allowed)"
     );
     let items =
-        parts.sorted("me CROSS JOIN allowed a CROSS JOIN commands c ON c.seq = a.seq WHERE true");
+        parts.sort("me CROSS JOIN allowed a CROSS JOIN commands c ON c.seq = a.seq WHERE true");
     ListSql { tables, items, full_access: None, parameters: parts.parameters }
 }
 
-/// The commands that are compared: the nearest on each side of the present, limited to the list's
-/// server and requester.
+/// SQL for the commands that are compared: the latest due ones and the next scheduled ones, of the
+/// server and the requester in the filters.
 fn newest(list: &CommandList) -> String {
-    let past = nearest(list, "c.scheduled_at <= :now", "DESC");
-    let future = nearest(list, "c.scheduled_at > :now", "ASC");
-    format!("{past} UNION ALL {future}")
+    let due = first_commands(list, "c.scheduled_at <= :now", "DESC");
+    let scheduled = first_commands(list, "c.scheduled_at > :now", "ASC");
+    format!("{due} UNION ALL {scheduled}")
 }
 
-/// The first [`NARROW_WINDOW`] commands on one `side` of the present, by `scheduled_at` in that
-/// direction.
-fn nearest(list: &CommandList, side: &str, direction: &str) -> String {
+/// SQL for the first [`NARROW_WINDOW`] commands that fulfil a condition on `scheduled_at`, in a
+/// direction of `scheduled_at`.
+fn first_commands(list: &CommandList, condition: &str, direction: &str) -> String {
     let order =
         format!("ORDER BY c.scheduled_at {direction}, c.id {direction} LIMIT {NARROW_WINDOW}");
     let of_requester =
         if list.requested_by.is_some() { "AND c.requested_by = :requested_by" } else { "" };
     let of_server = if list.server.is_some() { "AND c.server_id = :server" } else { "" };
-    let by = |index: &str, who: &str, more: &str| {
+    let scan = |index: &str, applies: &str, more: &str| {
         format!(
             "SELECT c.seq FROM commands c INDEXED BY {index}
-             WHERE c.workspace_id = (SELECT me.workspace_id FROM me WHERE {who}) AND {side}
+             WHERE c.workspace_id = (SELECT me.workspace_id FROM me WHERE {applies}) AND {condition}
              {of_server} {of_requester} {more} {order}"
         )
     };
     let index = match (list.server, list.requested_by) {
         (Some(_), _) => BY_SERVER,
         (None, Some(_)) => BY_REQUESTER,
-        (None, None) => "commands_by_schedule",
+        (None, None) => BY_SCHEDULE,
     };
-    let with_full_access = by(index, HAS_FULL_ACCESS, "");
-    let without = if index == BY_REQUESTER {
-        by(index, &format!("NOT {HAS_FULL_ACCESS}"), &format!("AND {IS_READABLE}"))
+    let full_access = scan(index, HAS_FULL_ACCESS, "");
+    let partial_access = if index == BY_REQUESTER {
+        scan(index, &format!("NOT {HAS_FULL_ACCESS}"), &format!("AND {IS_READABLE}"))
     } else {
         format!(
-            "SELECT c.seq FROM me CROSS JOIN reached r CROSS JOIN json_each((SELECT json_group_array(seq) FROM (
+            "SELECT c.seq FROM me CROSS JOIN accessible_servers s CROSS JOIN json_each((SELECT json_group_array(seq) FROM (
                 SELECT c.seq FROM commands c INDEXED BY {BY_SERVER}
-                WHERE c.workspace_id = me.workspace_id AND c.server_id = r.id AND {side} {of_server} {of_requester}
-                    AND (r.is_whole OR c.requested_by = me.user_id) {order}))) first
+                WHERE c.workspace_id = me.workspace_id AND c.server_id = s.id AND {condition} {of_server} {of_requester}
+                    AND (s.all_commands OR c.requested_by = me.user_id) {order}))) first
              CROSS JOIN commands c ON c.seq = first.value WHERE NOT {HAS_FULL_ACCESS} {order}"
         )
     };
-    format!("SELECT seq FROM ({with_full_access}) UNION ALL SELECT seq FROM ({without})")
+    format!("SELECT seq FROM ({full_access}) UNION ALL SELECT seq FROM ({partial_access})")
 }

@@ -1,11 +1,12 @@
-//! The list's order, and the index that a list reads.
+//! The order of a list, and the index that a list reads.
 
 use farhand_domain::command::Shell;
 use farhand_domain::command_list::{CommandList, Moment};
 
 use super::filters::is_open;
 
-/// SQL for the order. Ties are broken by id, in the direction of the first key. NULL sorts lowest.
+/// The text after ORDER BY. Ties are broken by id, in the direction of the first key. NULL sorts
+/// lowest.
 pub fn order_by(list: &CommandList) -> String {
     let direction = |descending| if descending { "DESC" } else { "ASC" };
     let keys = list
@@ -16,26 +17,24 @@ pub fn order_by(list: &CommandList) -> String {
     keys.chain([format!("c.id {}", direction(first))]).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether the list is ordered by `scheduled_at` alone, as every index is. For any other order all
-/// matching commands are sorted.
+/// Whether the list is ordered by `scheduled_at` alone, as all indexes are. In any other order, all
+/// matching commands must be sorted.
 pub fn is_index_order(list: &CommandList) -> bool {
     list.order.len() == 1 && list.order.iter().all(|key| key.moment == Moment::Scheduled)
 }
 
-/// The index by server.
 pub const BY_SERVER: &str = "commands_by_server";
-/// The index by requester.
 pub const BY_REQUESTER: &str = "commands_by_requester";
-/// The index of all commands.
+/// Has all commands.
 pub const BY_SCHEDULE: &str = "commands_by_schedule";
-/// The index of commands that have not ended.
+/// Has only the commands that have not ended.
 pub const OPEN: &str = "commands_open";
-/// The index of commands that ended without success.
+/// Has only the commands that ended without success.
 pub const UNSUCCESSFUL: &str = "commands_unsuccessful";
-/// The index of internal commands.
+/// Has only the internal commands.
 pub const INTERNAL: &str = "commands_internal";
 
-/// The index of the first filter that has one.
+/// The index of the first filter that has an index, or else that of all commands.
 pub fn index(list: &CommandList) -> &'static str {
     match list {
         CommandList { server: Some(_), .. } => BY_SERVER,

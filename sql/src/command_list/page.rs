@@ -5,79 +5,82 @@ use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER, index, is_index_order, 
 use super::search::IS_RARE;
 use super::{Callers, Parts};
 
-/// From this offset on, all matching commands are sorted. Before it, the first commands of each
-/// server are gathered in JSON texts, whose size D1 limits.
-const DEEP: u64 = 10_000;
+/// From this offset on, all matching commands are sorted. Before it, the first commands of each key
+/// are collected in JSON texts, whose size D1 limits.
+const DEEP_OFFSET: u64 = 10_000;
 
-/// The table `key`, with the requesters of commands without a requester: NULL, and deleted users
-/// whose ids are still there.
-pub const NOBODY: &str = "(SELECT NULL AS user_id UNION ALL
+/// SQL for a table `key` that is joined before others: the values of `requested_by` that mean "no
+/// requester". These are NULL, and the ids of deleted users that commands still have.
+pub const MISSING_REQUESTERS: &str = "(SELECT NULL AS user_id UNION ALL
     SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id) key CROSS JOIN";
-/// The condition that a command has the requester of a `key`.
-pub const OF_NOBODY: &str = "c.requested_by IS key.user_id";
+/// SQL for the condition that a command has the requester of a row of `key`.
+pub const IS_OF_KEY: &str = "c.requested_by IS key.user_id";
 
 impl Parts<'_> {
-    /// SQL for the items of a page. It has several ways, of which one gives items: the others apply
-    /// to other callers, or to another number of commands that a search finds.
+    /// SQL for the items of a page. It has several branches, of which only one returns items. Which
+    /// one depends on the caller's access, and on whether a search finds few commands.
     pub fn items(&self, callers: Callers) -> String {
-        let mut ways = vec![self.items_with_full_access()];
+        let mut branches = vec![self.items_with_full_access()];
         if callers == Callers::All {
-            ways.push(self.items_without_full_access());
+            branches.push(self.items_with_partial_access());
         }
         if self.has_found {
-            ways.push(self.items_of_rare_words(callers));
+            branches.push(self.items_of_rare_words(callers));
         }
-        ways.iter()
-            .map(|way| format!("SELECT body FROM ({way})"))
+        branches
+            .iter()
+            .map(|branch| format!("SELECT body FROM ({branch})"))
             .collect::<Vec<_>>()
             .join(" UNION ALL ")
     }
 
     fn items_with_full_access(&self) -> String {
-        if self.is_of_nobody() {
-            return self.merged(NOBODY, BY_REQUESTER, OF_NOBODY, HAS_FULL_ACCESS);
+        if self.is_by_missing_requester() {
+            return self.merge_keys(MISSING_REQUESTERS, BY_REQUESTER, IS_OF_KEY, HAS_FULL_ACCESS);
         }
-        self.walk(index(self.list), HAS_FULL_ACCESS, "true")
+        self.scan_index(index(self.list), HAS_FULL_ACCESS, "true")
     }
 
-    fn items_without_full_access(&self) -> String {
-        let who = format!("NOT {HAS_FULL_ACCESS}");
-        match self.index_without_full_access() {
-            Some(index) => self.walk(index, &who, IS_READABLE),
-            None => self.merged("reached key CROSS JOIN", BY_SERVER, &self.of_server(), &who),
+    fn items_with_partial_access(&self) -> String {
+        let access = format!("NOT {HAS_FULL_ACCESS}");
+        if let Some(index) = self.index_with_partial_access() {
+            return self.scan_index(index, &access, IS_READABLE);
         }
+        let is_readable = self.is_readable_on_key_server();
+        self.merge_keys("accessible_servers key CROSS JOIN", BY_SERVER, &is_readable, &access)
     }
 
-    /// Whether the list goes by the index of requesters, to the commands without one (for callers
-    /// with full access).
-    pub fn is_of_nobody(&self) -> bool {
+    /// Whether a list for full access reads the commands without a requester by the index of
+    /// requesters.
+    pub fn is_by_missing_requester(&self) -> bool {
         self.list.requested_by_isnull == Some(true) && index(self.list) == BY_SCHEDULE
     }
 
-    /// The index of a filter that matches few commands: fewer than the servers that a caller can
-    /// access have.
-    pub fn index_without_full_access(&self) -> Option<&'static str> {
+    /// The index of the list's filter, if the filter matches fewer commands than the caller's
+    /// servers have. With `None`, a list for partial access reads one server after the other.
+    pub fn index_with_partial_access(&self) -> Option<&'static str> {
         Some(index(self.list)).filter(|index| ![BY_SERVER, BY_SCHEDULE].contains(index))
     }
 
-    /// The condition that a command is on the server `key`; if the server was deleted, that it is
-    /// the caller's own.
-    pub fn of_server(&self) -> String {
+    /// SQL for the condition that a command is on the server `key`, and that the caller can read it.
+    pub fn is_readable_on_key_server(&self) -> String {
         let is_listed = if self.list.server.is_some() { "key.id = :server AND " } else { "" };
-        format!("{is_listed}c.server_id = key.id AND (key.is_whole OR c.requested_by = me.user_id)")
+        format!(
+            "{is_listed}c.server_id = key.id AND (key.all_commands OR c.requested_by = me.user_id)"
+        )
     }
 
     /// Sorts the few commands that a search finds.
     fn items_of_rare_words(&self, callers: Callers) -> String {
-        self.sorted(&format!("{} AND {IS_RARE}", self.rare_rows(callers)))
+        self.sort(&format!("{} AND {IS_RARE}", self.rare_rows(callers)))
     }
 
-    /// Reads an index in its order until the page is full. In another order, sorts all that it has
-    /// for the list.
-    fn walk(&self, index: &str, who: &str, more: &str) -> String {
+    /// Reads an index in its order until the page is full. If the list has another order, sorts all
+    /// matching commands. `access` is a condition on the caller, `more` one on the commands.
+    fn scan_index(&self, index: &str, access: &str, more: &str) -> String {
         let (object, filters, order) = (self.object, &self.filters, order_by(self.list));
-        // For callers to whom this does not apply the workspace is NULL, which no index entry has.
-        let workspace = format!("(SELECT me.workspace_id FROM me WHERE {})", self.applies(who));
+        // If the branch does not apply, the workspace is NULL, and no entry of the index matches.
+        let workspace = format!("(SELECT me.workspace_id FROM me WHERE {})", self.applies(access));
         let rows = format!(
             "commands c INDEXED BY {index} WHERE c.workspace_id = {workspace} AND {filters} AND {more}"
         );
@@ -86,36 +89,38 @@ impl Parts<'_> {
                 "SELECT {object} AS body FROM {rows} ORDER BY {order} LIMIT :page_size + 0 OFFSET :page_offset"
             );
         }
-        self.sorted(&rows)
+        self.sort(&rows)
     }
 
-    /// Merges the first commands of each of the `keys`, which an index has in the list's order.
-    fn merged(&self, keys: &str, index: &str, of_key: &str, who: &str) -> String {
-        let (filters, order, applies) = (&self.filters, order_by(self.list), self.applies(who));
+    /// Merges the first commands of each key: an index has the commands of one key in the list's
+    /// order. `keys` is SQL for the table `key`, `is_of_key` the condition on a command and its key,
+    /// and `access` a condition on the caller.
+    fn merge_keys(&self, keys: &str, index: &str, is_of_key: &str, access: &str) -> String {
+        let (filters, order, applies) = (&self.filters, order_by(self.list), self.applies(access));
         let rows = format!(
-            "commands c INDEXED BY {index} WHERE c.workspace_id = me.workspace_id AND {of_key} AND {filters}"
+            "commands c INDEXED BY {index} WHERE c.workspace_id = me.workspace_id AND {is_of_key} AND {filters}"
         );
-        if self.offset >= DEEP {
-            return self.sorted(&format!("me CROSS JOIN {keys} {rows} AND {applies}"));
+        if self.offset >= DEEP_OFFSET {
+            return self.sort(&format!("me CROSS JOIN {keys} {rows} AND {applies}"));
         }
         let first =
             format!("SELECT c.seq FROM {rows} ORDER BY {order} LIMIT :page_size + :page_offset");
-        self.sorted(&format!(
+        self.sort(&format!(
             "me CROSS JOIN {keys} json_each((SELECT json_group_array(seq) FROM ({first}))) first
              CROSS JOIN commands c ON c.seq = first.value WHERE {applies}"
         ))
     }
 
-    /// The condition that a way applies: to the caller `who`, and to as many commands as a search
-    /// finds.
-    fn applies(&self, who: &str) -> String {
+    /// SQL for the condition that a branch applies: to the caller's `access`, and, if the list has a
+    /// search, only if the search finds many commands.
+    fn applies(&self, access: &str) -> String {
         let is_frequent =
             if self.has_found { format!(" AND NOT {IS_RARE}") } else { String::new() };
-        format!("{who}{is_frequent}")
+        format!("{access}{is_frequent}")
     }
 
-    /// Sorts `rows`, and makes objects only of those on the page.
-    pub fn sorted(&self, rows: &str) -> String {
+    /// Sorts `rows`, and builds the objects only for those on the page.
+    pub fn sort(&self, rows: &str) -> String {
         let (object, order) = (self.object, order_by(self.list));
         format!(
             "SELECT {object} AS body
@@ -124,8 +129,8 @@ impl Parts<'_> {
         )
     }
 
-    /// The rows of `commands c` that a search for rare words finds, if the caller can read them; it
-    /// ends with a condition.
+    /// SQL for the rows of `commands c` that a search for rare words finds and the caller can read.
+    /// The text ends with a condition, so that further ones can follow.
     pub fn rare_rows(&self, callers: Callers) -> String {
         let is_readable = match callers {
             Callers::All => format!("({HAS_FULL_ACCESS} OR {IS_READABLE})"),

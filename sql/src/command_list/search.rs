@@ -1,4 +1,5 @@
-//! Words: the search index `command_texts`, and what it does not find by itself.
+//! The search for words: the search index `command_texts`, and comparisons for what the index
+//! cannot decide.
 
 use farhand_domain::command_list::{INDEXED_CHARACTERS, INDEXED_WORDS, Word, read_characters};
 use serde_json::json;
@@ -6,11 +7,12 @@ use serde_json::json;
 use crate::numbering::is_of;
 use crate::statement::{Parameters, Value};
 
-/// If a search finds fewer commands, these are sorted. Otherwise the list is read like any other,
-/// and each command is looked up among those found: that is cheaper, as the page is soon full.
-const RARE: u32 = 10_000;
+/// If a search finds fewer commands than this, they are sorted. Otherwise the list is read in its
+/// order, and each command is looked up among those found. That is cheaper then, because the page
+/// is soon full.
+const RARE_LIMIT: u32 = 10_000;
 
-/// The condition that a search finds few commands.
+/// SQL for the condition that a search finds few commands.
 pub const IS_RARE: &str = "(SELECT is_rare FROM rarity)";
 
 /// Whether the search index can find at least one of the words.
@@ -18,8 +20,8 @@ pub fn has_query(words: &[Word]) -> bool {
     words.iter().take(INDEXED_WORDS).any(|word| word.query().is_some())
 }
 
-/// The condition that a row of `commands c` has all words. None is needed if `found` has exactly
-/// these commands.
+/// SQL for the condition that a row of `commands c` has all words. `None` if the list has no words,
+/// or if `found` has exactly the commands with all words.
 pub fn condition(
     words: &[Word],
     has_found: bool,
@@ -28,7 +30,7 @@ pub fn condition(
     if words.is_empty() {
         return None;
     }
-    let described = words.iter().enumerate().map(|(at, word)| {
+    let encoded = words.iter().enumerate().map(|(at, word)| {
         json!({
             "query": word.query().filter(|_| at < INDEXED_WORDS),
             "name": word.name(),
@@ -36,7 +38,7 @@ pub fn condition(
             "glob": word.glob().filter(|_| !word.is_ascii()),
         })
     });
-    parameters.add("words", Value::list(described));
+    parameters.add("words", Value::list(encoded));
     (!has_found || !is_exact(words)).then_some(HAS_WORDS)
 }
 
@@ -45,8 +47,8 @@ pub fn is_exact(words: &[Word]) -> bool {
     words.len() <= INDEXED_WORDS && words.iter().all(Word::is_exact)
 }
 
-/// The condition that a row of `commands c` has each word in its line, or in the name of its server
-/// or its requester.
+/// SQL for the condition that a row of `commands c` has each word in its line, or in the name of its
+/// server or its requester. A deleted server has the name that the command stores.
 const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
     WHERE NOT iif(w.value ->> 'glob' IS NULL, instr(lower(c.line), w.value ->> 'line') > 0, c.line GLOB (w.value ->> 'glob'))
     AND NOT EXISTS (SELECT 1 FROM command_servers n
@@ -56,9 +58,10 @@ const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
     AND NOT EXISTS (SELECT 1 FROM users u WHERE u.id = c.requested_by AND u.workspace_id = c.workspace_id
         AND instr(lower(u.username), w.value ->> 'name') > 0))";
 
-/// SQL for a query that matches any of the numbers. The search index has each number as three
-/// characters (see the migration). Without a number the query matches nothing.
-fn any_of(base: u32, number: &str) -> String {
+/// SQL for a full-text query that matches any of some numbers. The search index stores each number
+/// as three characters (see the migration). `number` is SQL for a number of a group of rows. Without
+/// rows the query matches nothing.
+fn match_any(base: u32, number: &str) -> String {
     let phrase = |number: &str| {
         format!(
             "format('\"%s\"', char({base} + ({number} >> 28 & 16383), {base} + ({number} >> 14 & 16383),
@@ -68,16 +71,22 @@ fn any_of(base: u32, number: &str) -> String {
     format!("coalesce(group_concat({}, ' OR '), {})", phrase(number), phrase("0"))
 }
 
-/// Common tables: `found` has the commands that the search index finds, and those with long lines
-/// that it has only the beginning of; `rarity` says whether `found` is small.
+/// Common table expressions of a search.
 ///
-/// Of these long lines only the newest are read, so that the time is bounded.
+/// - `search_query`: the full-text query. A word may be in the line, or in the name of the server or
+///   the requester; the latter are resolved to numbers first.
+/// - `indexed`: the commands that the search index finds.
+/// - `newest_long`: the newest commands with lines of which the index has only the beginning. Their
+///   number is limited, so that the time of a search is bounded.
+/// - `matching_long`: those of `newest_long` that have all words.
+/// - `found`: `indexed` and `matching_long`.
+/// - `rarity`: whether `found` is small.
 pub fn found(words: &[Word]) -> String {
-    let (servers, requesters) = (any_of(0xF4000, "named.number"), any_of(0xF8000, "u.id"));
+    let (servers, requesters) = (match_any(0xF4000, "named.number"), match_any(0xF8000, "u.id"));
     let (characters, is_of) =
         (read_characters(words), is_of("t.rowid", "(SELECT workspace_id FROM me)"));
     format!(
-        "asked AS MATERIALIZED (SELECT group_concat(format('(%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
+        "search_query AS MATERIALIZED (SELECT group_concat(format('(%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
                 (SELECT {servers} FROM (
                     SELECT n.number FROM servers s INDEXED BY servers_by_name
                     CROSS JOIN command_servers n ON n.workspace_id = s.workspace_id AND n.server_id = s.id
@@ -92,17 +101,18 @@ pub fn found(words: &[Word]) -> String {
                 ' AND ') AS query
             FROM me CROSS JOIN json_each(:words) w WHERE w.value ->> 'query' IS NOT NULL),
          indexed AS MATERIALIZED (SELECT t.rowid AS seq FROM command_texts t
-            WHERE t.command_texts MATCH coalesce((SELECT query FROM asked), 'wide:\"none\"')
+            WHERE t.command_texts MATCH coalesce((SELECT query FROM search_query), 'wide:\"none\"')
             AND {is_of}),
-         newest AS MATERIALIZED (SELECT seq FROM (
+         newest_long AS MATERIALIZED (SELECT seq FROM (
             SELECT c.seq, sum(length(c.line)) OVER (ORDER BY c.seq DESC ROWS UNBOUNDED PRECEDING) AS characters
             FROM commands c INDEXED BY commands_long
             WHERE c.workspace_id = (SELECT workspace_id FROM me) AND length(c.line) > {INDEXED_CHARACTERS}
             ORDER BY c.seq DESC LIMIT {}) WHERE characters <= {characters}),
-         long AS MATERIALIZED (SELECT c.seq FROM newest n CROSS JOIN commands c ON c.seq = n.seq
+         matching_long AS MATERIALIZED (SELECT c.seq FROM newest_long n CROSS JOIN commands c ON c.seq = n.seq
             WHERE {HAS_WORDS} AND c.seq NOT IN (SELECT seq FROM indexed)),
-         found AS (SELECT seq FROM indexed UNION ALL SELECT seq FROM long),
-         rarity AS MATERIALIZED (SELECT count(*) < {RARE} AS is_rare FROM (SELECT 1 FROM found LIMIT {RARE}))",
+         found AS (SELECT seq FROM indexed UNION ALL SELECT seq FROM matching_long),
+         rarity AS MATERIALIZED (
+            SELECT count(*) < {RARE_LIMIT} AS is_rare FROM (SELECT 1 FROM found LIMIT {RARE_LIMIT}))",
         characters / INDEXED_CHARACTERS,
     )
 }
