@@ -1,9 +1,9 @@
 //! The table of audit events (`docs/audit.md`).
 //!
-//! An event goes into the batch of the change that it tells of, right behind the statement that
-//! makes or does not make it: `changes()` there is how many rows that one changed itself, without
-//! those of its triggers. So there is no event without its change, no change without its event, and
-//! no round trip for it.
+//! An event is inserted in the transaction of its change, directly after the statement that makes
+//! the change. There, `changes()` is the number of rows that the change itself affected, without
+//! those of triggers. So there is no event without its change, no change without its event, and no
+//! extra round trip.
 
 use farhand_domain::audit::{ActorType, Event, EventFilter, Outcome};
 use farhand_domain::audit_chain::COLUMNS;
@@ -23,7 +23,7 @@ use crate::platform;
 
 /// SQL for the event object (`docs/audit.md`) of a row of `audit_events e`, as JSON.
 fn object() -> String {
-    let (link, hash) = (number("e.seq"), audit_chain::hash_of_event());
+    let (entry, hash) = (number("e.seq"), audit_chain::hash_of_event());
     format!(
         "json_object('id', e.id, 'occurred_at', e.occurred_at,
     'actor', json_object('type', e.actor_type, 'id', e.actor_id, 'name', e.actor_name),
@@ -33,35 +33,35 @@ fn object() -> String {
     'object', json(iif(e.object_type IS NULL, NULL,
         json_object('type', e.object_type, 'id', e.object_id, 'name', e.object_name))),
     'outcome', e.outcome, 'remote_ip', e.remote_ip, 'request_id', e.request_id, 'details', json(e.details),
-        'link', iif({hash} IS NULL, NULL, {link}), 'hash', {hash})"
+        'link', iif({hash} IS NULL, NULL, {entry}), 'hash', {hash})"
     )
 }
 
-/// The caller of a statement on the common table `me`, as actor and credential.
+/// SQL for the caller as actor and credential, in a statement on the common table `me`.
 const BY_ME: [&str; 5] =
     ["'user'", "CAST(me.user_id AS TEXT)", "me.username", "me.kind", "me.credential_id"];
 
-/// How an event gets into the table. One statement inserts one event.
+/// The statement that inserts one event. Fields that are `None` are taken from the event itself.
 pub struct Insert<'a> {
     /// SQL for the workspace's id.
     pub workspace: &'a str,
     /// SQL for the event as JSON.
     pub event: &'a str,
-    /// SQL for the actor's type, id and name and the credential's type and id, where these are not
-    /// the event's own.
+    /// SQL for the type, id and name of the actor, and the type and id of the credential.
     pub by: Option<[&'a str; 5]>,
-    /// SQL for the object's id, where it is not the event's own.
+    /// SQL for the object's id.
     pub object_id: Option<&'a str>,
-    /// SQL for the object's name, likewise.
+    /// SQL for the object's name.
     pub object_name: Option<&'a str>,
-    /// SQL for the details, where these are not the event's own.
+    /// SQL for the details.
     pub details: Option<&'a str>,
-    /// What comes after the columns: FROM and WHERE.
+    /// The FROM and WHERE clauses.
     pub rest: &'a str,
 }
 
 impl Insert<'static> {
-    /// The event of the caller of a statement on the common table `me`, as its parameter `:event`.
+    /// An event of the caller, in a statement on the common table `me` with the parameter `:event`.
+    /// It is inserted if the statement before it changed something.
     pub fn by_me() -> Self {
         let rest = "FROM me WHERE changes() > 0";
         let workspace = "me.workspace_id";
@@ -76,14 +76,14 @@ impl Insert<'static> {
         }
     }
 
-    /// The event as it is, as the parameter of a name, in a workspace.
+    /// An event whose fields are all taken from the event itself.
     pub fn whole(workspace: &'static str, event: &'static str, rest: &'static str) -> Self {
         Self { workspace, event, by: None, object_id: None, object_name: None, details: None, rest }
     }
 }
 
 impl Insert<'_> {
-    /// The statement for an event of the caller.
+    /// The statement with the event, on the common table `me`.
     pub fn statement(&self, scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
         Ok(scope.statement(&self.sql()).bind("event", text(event)?))
     }
@@ -104,7 +104,8 @@ impl Insert<'_> {
             (own("id"), own("occurred_at"), own("action"), own("object.type"));
         let (outcome, remote_ip, request_id) =
             (own("outcome"), own("source.remote_ip"), own("source.request_id"));
-        // A number is used once, also after its event was deleted because of its age.
+        // A number is never used again, even if its event was deleted because of its age. So the
+        // seals count, too.
         let last = [("audit_events", "seq"), ("audit_seals", "last")]
             .map(|(table, key)| highest(table, key, workspace));
         format!(
@@ -119,33 +120,32 @@ impl Insert<'_> {
     }
 }
 
-/// An event as the parameter that [`Insert::event`] names.
+/// An event as JSON, for the parameter that [`Insert::event`] names.
 pub fn text(event: &Event) -> Result<String, Error> {
     Ok(serde_json::to_string(event)?)
 }
 
-/// The statement for an event, if the statement before it changed something.
+/// The statement that inserts an event if the statement before it changed something.
 pub fn after_change(workspace_id: i64, event: &Event) -> Result<Statement, Error> {
     let insert = Insert::whole(":workspace_id", ":event", "WHERE changes() > 0");
     Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: text(event)? }))
 }
 
-/// The same for an event of the caller's, who is still there after the change.
+/// The statement that inserts an event of the caller if the statement before it changed something.
+/// The caller's credential must still be valid after the change.
 pub fn after_change_by(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
     Insert::by_me().statement(scope, event)
 }
 
-/// What has an id that counts within its workspace.
+/// The kinds of objects whose ids D1 assigns.
 #[derive(Clone, Copy, Debug)]
 pub enum Numbered {
-    /// A user.
     User,
-    /// A group.
     Group,
 }
 
-/// The same for a change that inserted a user or a group: the event's object has the id that the
-/// row got.
+/// The statement that inserts an event of the caller if the statement before it inserted a user or a
+/// group. The event's object gets the id that D1 assigned.
 pub fn after_insert_by(
     scope: &Scope<'_>,
     what: Numbered,
@@ -162,8 +162,9 @@ pub fn after_insert_by(
     Insert { object_id: Some(id), ..Insert::by_me() }.statement(scope, event)
 }
 
-/// The statements for events of a row that has a revision, before D1 gets that revision. An event
-/// of a revision that D1 has is in D1 already, so they can be repeated.
+/// The statements that insert the pending events of a row with a `revision` column. Run them before
+/// the row is updated to its new revision. They insert only events of revisions that the row does
+/// not have yet, so they can be repeated.
 pub fn pending(
     (table, revision): (&str, &str),
     workspace_id: i64,
@@ -181,7 +182,7 @@ pub fn pending(
     events.iter().map(statement).collect()
 }
 
-/// An event of Farhand's own, that no request is the cause of.
+/// An event whose actor is the service itself: no request caused it.
 pub fn of_service(action: &str) -> Result<Event, Error> {
     let now = platform::now();
     Ok(Event::new(platform::new_id(now)?, now, Default::default(), action).by(
@@ -191,8 +192,8 @@ pub fn of_service(action: &str) -> Result<Event, Error> {
     ))
 }
 
-/// Stores an event of which there is nothing else in D1, of a workspace that exists, or of the
-/// region cell.
+/// Inserts an event that belongs to no change of D1. Does nothing if the workspace was deleted. The
+/// workspace 0 is the region cell.
 pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), Error> {
     let rest = "WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL)";
     let insert = Insert::whole(":workspace_id", ":event", rest);
@@ -206,8 +207,9 @@ pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), E
     Ok(())
 }
 
-/// SQL for how many events a workspace has. They are numbered without a gap, and so are the expired
-/// events among them, so none is counted.
+/// SQL for the number of events in a workspace, without reading them all. Events are numbered
+/// without gaps. Expired events are missing between the first and the last event; they have
+/// consecutive numbers of their own (`audit_expired.number`).
 fn total(workspace: &str) -> String {
     let is_of = is_of("seq", workspace);
     let end =
@@ -225,40 +227,43 @@ fn total(workspace: &str) -> String {
     format!("coalesce({last} - {first} + 1 - coalesce({end} - {beginning} + 1, 0), 0)")
 }
 
-/// Common tables that follow `me`: `span` has the keys between which the events of a time are, by
-/// the times of the seals. Events that are not sealed yet are looked at one by one.
+/// The common table `span`, which follows `me`: the range of keys (after `after`, up to `last`) that
+/// contains all events in the filter's range of time, according to the times of the seals. Unsealed
+/// events have no such times: they are all within the range if one of them may match.
 fn span(filter: &EventFilter) -> String {
     let workspace = "me.workspace_id";
     let (first, last) = (key(workspace, "0"), highest("audit_events", "seq", workspace));
     let (sealed, is_seal) = (highest("audit_seals", "last", workspace), is_of("s.last", workspace));
-    let seal = |is_such: &str| {
+    let last_seal = |condition: &str| {
         let sql = format!(
-            "SELECT s.last FROM audit_seals s WHERE {is_seal} AND {is_such} ORDER BY s.last DESC LIMIT 1"
+            "SELECT s.last FROM audit_seals s WHERE {is_seal} AND {condition} ORDER BY s.last DESC LIMIT 1"
         );
         format!("coalesce(({sql}), {first})")
     };
-    let after = if filter.from.is_some() { seal("s.latest < :from") } else { first.clone() };
+    let after = if filter.from.is_some() { last_seal("s.latest < :from") } else { first.clone() };
     let last = match filter.before {
         Some(_) => format!(
             "iif(EXISTS (SELECT 1 FROM audit_events u WHERE u.seq > {sealed} AND u.seq <= {last} AND u.occurred_at < :before),
                 {last}, {})",
-            seal("s.earliest < :before")
+            last_seal("s.earliest < :before")
         ),
         None => last,
     };
     format!(", span AS MATERIALIZED (SELECT {after} AS after, {last} AS last FROM me)")
 }
 
-/// Common tables that follow `me`: the actions that events have, which are few.
+/// The common table `actions`, which follows `me`: the distinct actions of the workspace's events.
+/// There are few. It makes one search in the index for each.
 const ACTIONS: &str = ", actions AS (
     SELECT (SELECT min(a.action) FROM audit_events a WHERE a.workspace_id = me.workspace_id) AS action FROM me
     UNION ALL
     SELECT (SELECT min(a.action) FROM audit_events a WHERE a.workspace_id = me.workspace_id AND a.action > actions.action)
     FROM me CROSS JOIN actions WHERE actions.action IS NOT NULL)";
 
-/// The events of a workspace, the last written first, for those who `may` see it.
-fn events(filter: EventFilter, may: &str) -> List {
-    let is_whole = filter.is_empty();
+/// The events of a workspace, the last written first. `may_read` is SQL for the condition that the
+/// caller may read them.
+fn events(filter: EventFilter, may_read: &str) -> List {
+    let is_unfiltered = filter.is_empty();
     let (index, tables, condition) = match &filter {
         EventFilter { object: Some(_), .. } => {
             ("INDEXED BY audit_events_by_object", String::new(), "")
@@ -287,12 +292,12 @@ fn events(filter: EventFilter, may: &str) -> List {
         .with("e.occurred_at >= :from", "from", filter.from)
         .with("e.occurred_at < :before", "before", filter.before)
         .with("e.outcome = :outcome", "outcome", filter.outcome.map(Outcome::as_str));
-    let way = format!(
-        "audit_events e {index} WHERE {may} AND e.workspace_id = me.workspace_id{condition}{sql}"
+    let rows = format!(
+        "audit_events e {index} WHERE {may_read} AND e.workspace_id = me.workspace_id{condition}{sql}"
     );
     let mut list =
-        List::new(&tables, ("audit_events e", &object()), &[way], "e.seq DESC", parameters);
-    if is_whole {
+        List::new(&tables, ("audit_events e", &object()), &[rows], "e.seq DESC", parameters);
+    if is_unfiltered {
         list.select.tables =
             format!("{tables}, total AS (SELECT {} AS total FROM me)", total("me.workspace_id"));
     }
@@ -304,8 +309,8 @@ pub fn list(filter: EventFilter) -> List {
     events(filter, "(me.is_staff OR me.is_superuser)")
 }
 
-/// A page of the events of a chain that is no workspace's, the last written first, as a JSON array,
-/// and how many there are.
+/// A page of the events of the region cell, the last written first, and their number. `workspace` is
+/// the id that stands for the cell.
 pub async fn list_of_cell(
     env: &Env,
     workspace: i64,

@@ -11,20 +11,22 @@ use worker::Env;
 
 use super::db::{self, Outcome, params};
 
-/// The workspace of a statement.
+/// The parameter for the workspace of a statement.
 const WORKSPACE: &str = ":workspace_id";
 
-/// SQL for the hash of the link with a key, from its seal; null if there is none that fits.
-fn hash(workspace: &str, key: &str, fits: &str) -> String {
+/// SQL for the hash of the chain entry with a key, from its seal. Null if no seal includes the key,
+/// or if `condition` on the seal `s` is false.
+fn hash(workspace: &str, key: &str, condition: &str) -> String {
     format!(
-        "(SELECT iif(s.workspace_id = {workspace} AND s.first <= {key} AND {fits},
+        "(SELECT iif(s.workspace_id = {workspace} AND s.first <= {key} AND {condition},
             nullif(substr(s.hashes, {HASH} * ({key} - s.first) + 1, {HASH}), ''), NULL)
           FROM audit_seals s WHERE s.last >= {key} ORDER BY s.last LIMIT 1)"
     )
 }
 
-/// SQL for the hash of a row of `audit_events e`; null until it is sealed. A seal with other times
-/// does not fit, as the filter by time would not find the event.
+/// SQL for the hash of a row of `audit_events e`; null until the event is sealed. A seal whose range
+/// of times does not include the event is ignored: someone changed one of them, and the filter by
+/// time would not find the event.
 pub(super) fn hash_of_event() -> String {
     hash("e.workspace_id", "e.seq", "e.occurred_at BETWEEN s.earliest AND s.latest")
 }
@@ -35,7 +37,7 @@ fn row() -> String {
     format!("json_array({}, {}, json_array({columns}))", number("e.seq"), hash_of_event())
 }
 
-/// SQL for the key of the last event of a workspace that D1 has a seal of.
+/// SQL for the key of the last sealed event of a workspace, by the seals in D1.
 fn sealed(workspace: &str) -> String {
     highest("audit_seals", "last", workspace)
 }
@@ -45,19 +47,19 @@ fn read_rows(result: &Outcome) -> Result<Vec<Row>, Error> {
     Ok(rows.iter().map(|row| serde_json::from_str(row)).collect::<Result<_, _>>()?)
 }
 
-/// What a workspace's sealer finds.
+/// The pending work of a workspace's sealer.
 pub struct Unsealed {
-    /// The next events behind the end of the chain, in the order in which they were written; none
-    /// of a deleted workspace.
+    /// The next events after the end of the chain, in the order in which they were written. Empty if
+    /// the workspace is deleted.
     pub rows: Vec<Row>,
-    /// How many commands the counters of lists do not have, or more.
+    /// An upper bound of the number of commands that the counters of lists do not include.
     pub uncounted: u64,
 }
 
-/// Looks for the next events of a workspace behind the end of its chain.
+/// Reads the next events of a workspace after the end of its chain.
 ///
-/// After Time Travel, D1 may have given new events the numbers of links that are lost. These events
-/// move behind the others first.
+/// If D1 was restored to an earlier time (Time Travel), it has lost chain entries, and new events
+/// may have got their numbers. These events first get new numbers, after the end of the chain.
 pub async fn unsealed(
     env: &Env,
     workspace_id: i64,
@@ -66,7 +68,7 @@ pub async fn unsealed(
 ) -> Result<Unsealed, Error> {
     let (end_key, sealed) = (key(WORKSPACE, ":end"), sealed(WORKSPACE));
     let highest = highest("audit_events", "seq", WORKSPACE);
-    let move_lost = format!(
+    let renumber = format!(
         "UPDATE audit_events SET seq = seq + max({highest}, {end_key}) - {sealed} WHERE seq > {sealed} AND seq <= {end_key}"
     );
     let select = format!(
@@ -77,11 +79,11 @@ pub async fn unsealed(
         numbering::last(WORKSPACE)
     );
     let uncounted = format!("SELECT {} AS number", command_counts::distance(WORKSPACE));
-    let of = |sql| Statement::new(sql).bind_all(params! { workspace_id });
+    let statement = |sql| Statement::new(sql).bind_all(params! { workspace_id });
     let statements = vec![
-        of(move_lost).bind("end", end),
-        of(select).bind_all(params! { end, limit }),
-        of(uncounted),
+        statement(renumber).bind("end", end),
+        statement(select).bind_all(params! { end, limit }),
+        statement(uncounted),
     ];
     let results = db::batch(env, statements).await?;
     let [_, rows, uncounted] = results.as_slice() else {
@@ -90,17 +92,17 @@ pub async fn unsealed(
     Ok(Unsealed { rows: read_rows(rows)?, uncounted: db::first_value(uncounted)?.unwrap_or(0) })
 }
 
-/// Adds the commands that the counters of lists do not have to them.
+/// Adds the uncounted commands to the counters of lists.
 pub async fn count_commands(env: &Env, workspace_id: i64) -> Result<(), Error> {
     let statements =
         command_counts::add().map(|sql| Statement::new(sql).bind("workspace_id", workspace_id));
     db::execute_all(env, statements.to_vec()).await
 }
 
-/// Writes seals. Those that are there already stay as they are.
+/// Writes seals. Seals that D1 already has are not changed.
 pub async fn write_seals(env: &Env, workspace_id: i64, seals: &Seals) -> Result<(), Error> {
     let [zero, first, last] = ["0", ":first", ":last"].map(|number| key(WORKSPACE, number));
-    // `latest` is of all events up to these.
+    // `latest` is the latest time of all events up to the end of these seals.
     let sql = format!(
         "INSERT INTO audit_seals (last, workspace_id, first, earliest, latest, hashes)
          SELECT {last}, :workspace_id, {first}, :earliest, max(:latest, coalesce((SELECT s.latest FROM audit_seals s
@@ -113,44 +115,45 @@ pub async fn write_seals(env: &Env, workspace_id: i64, seals: &Seals) -> Result<
     db::execute(env, Statement::new(sql).bind_all(parameters)).await
 }
 
-/// Some links of a chain, and what there is beside them.
+/// A range of chain entries, and what a verification compares them with.
 pub struct Links {
-    /// The two links before the first one that was asked for, the last one first.
+    /// Up to two entries before the range, the last one first.
     pub before: Vec<Row>,
-    /// The links in their order, and one more where there are several of a number.
+    /// The entries of the range, in order. There may be one row more than numbers, so that a number
+    /// with two rows is noticed.
     pub rows: Vec<Row>,
-    /// A link behind the end.
+    /// A sealed entry after the end of the chain.
     pub beyond: Option<Row>,
-    /// How many events are not sealed yet.
+    /// The number of events that are not sealed yet.
     pub unsealed: u64,
 }
 
-/// Reads the links of a workspace's chain from the `first` to the `last`, and what is behind its
-/// `end`.
+/// Reads the entries of a workspace's chain from `first` to `last`. `end` is the last entry of the
+/// chain.
 pub async fn links(
     env: &Env,
     workspace_id: i64,
     (first, last): (i64, i64),
     end: i64,
 ) -> Result<Links, Error> {
-    // Each table is sorted and limited on its own, by its index. Otherwise SQLite reads every
-    // matching row and sorts them.
+    // Each of the two tables is sorted and limited by its own index. Otherwise SQLite would read all
+    // matching rows and sort them.
     let expired_hash = hash("x.workspace_id", &key("x.workspace_id", "x.link"), "true");
-    let select = |keys: &str, which: &str, order: &str| {
+    let select = |has_key: &str, has_number: &str, order: &str| {
         let sql = format!(
             "SELECT body FROM (
                 SELECT * FROM (SELECT {} AS link, {} AS body FROM audit_events e
-                    WHERE {keys} ORDER BY e.seq {order})
+                    WHERE {has_key} ORDER BY e.seq {order})
                 UNION ALL
                 SELECT * FROM (SELECT x.link, json_array(x.link, {expired_hash}, x.digest) FROM audit_expired x
-                    WHERE x.workspace_id = :workspace_id AND x.link {which} ORDER BY x.link {order})
+                    WHERE x.workspace_id = :workspace_id AND x.link {has_number} ORDER BY x.link {order})
              ) ORDER BY link {order}",
             number("e.seq"),
             row(),
         );
         Statement::new(sql).bind("workspace_id", workspace_id)
     };
-    let most = last + 2 - first;
+    let limit = last + 2 - first;
     let [zero, first_key, last_key, end_key] =
         ["0", ":first", ":last", ":end"].map(|number| key(WORKSPACE, number));
     let sealed = sealed(WORKSPACE);
@@ -164,9 +167,9 @@ pub async fn links(
         select(
             &format!("e.seq BETWEEN {first_key} AND {last_key}"),
             "BETWEEN :first AND :last",
-            "LIMIT :most + 0",
+            "LIMIT :limit + 0",
         )
-        .bind_all(params! { first, last, most }),
+        .bind_all(params! { first, last, limit }),
         select(&format!("e.seq > {end_key} AND e.seq <= {sealed}"), "> :end", "LIMIT 1")
             .bind("end", end),
         Statement::new(count).bind("workspace_id", workspace_id),
@@ -183,8 +186,8 @@ pub async fn links(
     })
 }
 
-/// Deletes the links of a workspace up to one of them. The last seals stay: their number is not
-/// used again.
+/// Deletes the entries of a workspace's chain up to `last`. The last seals are kept, so that their
+/// numbers are not used again.
 pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(), Error> {
     let (sealed, zero, last_key) =
         (sealed(WORKSPACE), key(WORKSPACE, "0"), key(WORKSPACE, ":last"));
@@ -199,7 +202,7 @@ pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(),
     db::execute_all(env, statements).await
 }
 
-/// SQL for when the first anonymous event of a workspace happened that is sealed and not expired.
+/// SQL for the time of the first anonymous event of a workspace that is sealed and not expired.
 fn first_anonymous(workspace: &str) -> String {
     format!(
         "(SELECT f.occurred_at FROM audit_events f INDEXED BY audit_events_anonymous
@@ -208,8 +211,8 @@ fn first_anonymous(workspace: &str) -> String {
     )
 }
 
-/// The first sealed anonymous events of a workspace, in the order of the chain; none if the first
-/// happened after `until`.
+/// Reads the first sealed anonymous events of a workspace, in the order of the chain. Returns none
+/// if the first one is not older than `until`.
 pub async fn first_anonymous_links(
     env: &Env,
     workspace_id: i64,
@@ -229,7 +232,7 @@ pub async fn first_anonymous_links(
     )
 }
 
-/// Deletes anonymous events. Of each, its hash and its digest stay.
+/// Deletes anonymous events. The hash and the digest of each event are kept.
 pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Error> {
     let rows =
         Value::list(rows.iter().map(|row| json!({"link": row.link, "digest": row.digest()})));
@@ -253,16 +256,17 @@ pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Er
     db::execute_all(env, vec![statement(insert), statement(delete)]).await
 }
 
-/// Before when events happened that are to be deleted; `None`: events are kept forever.
+/// Events before these times are to be deleted; `None`: events are kept forever.
 #[derive(Clone, Copy)]
 pub struct KeptUntil {
-    /// All events of workspaces.
+    /// For all events of workspaces.
     pub all: Option<Timestamp>,
-    /// Anonymous events.
+    /// For anonymous events.
     pub anonymous: Option<Timestamp>,
 }
 
-/// The next workspaces after one that have events to be sealed or deleted; 0 is the region cell.
+/// Finds workspaces with events to be sealed or deleted, in the order of their ids after `after`.
+/// The workspace 0 is the region cell.
 pub async fn workspaces_to_seal(
     env: &Env,
     after: i64,
@@ -270,7 +274,7 @@ pub async fn workspaces_to_seal(
     limit: u64,
 ) -> Result<Vec<i64>, Error> {
     let (sealed, last, first) = (sealed("w.id"), numbering::last("w.id"), first_anonymous("w.id"));
-    // Events are deleted from the first one on.
+    // Events are deleted from the first one on, so the time of the first one decides.
     let sql = format!(
         "SELECT w.id FROM (SELECT 0 AS id UNION ALL SELECT id FROM workspaces WHERE deleted_at IS NULL) w
          WHERE w.id > :after AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.seq > {sealed} AND e.seq <= {last})

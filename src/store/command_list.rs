@@ -1,4 +1,4 @@
-//! Lists of commands. Their SQL is built and tested in the crate `farhand-sql`.
+//! Lists of commands. The crate `farhand-sql` builds and tests their SQL.
 
 use farhand_domain::command_list::CommandList;
 use farhand_sql::command_list::{ListSql, Within, narrow_sql, sql};
@@ -7,11 +7,12 @@ use super::commands::list_object;
 use super::list::{List, Select};
 use super::within_acl::{COST, COST_OF_ROW, MOST_COST, line_patterns, within, word_lists};
 
-/// The largest page that is read as one text. Lines of 16,384 and results of 4,096 characters that
-/// JSON writes as six each (`\u0001`) are 1.9 MB then.
+/// Pages up to this size are read as one text, which D1 limits to 2 MB. In the worst case, lines of
+/// 16,384 and results of 4,096 characters take six bytes per character in JSON (`\u0001`). Then this
+/// page has 1.9 MB.
 const MAX_IN_ONE_TEXT: u64 = 15;
 
-/// A page of a list of commands with that offset: those of servers that the caller can access.
+/// A list of the commands that the caller can read, for a page with this offset.
 pub fn list(list: &CommandList, offset: u64) -> List {
     let object = list_object();
     let within = Within {
@@ -24,12 +25,12 @@ pub fn list(list: &CommandList, offset: u64) -> List {
     };
     let ListSql { tables, items, full_access, parameters } = sql(list, offset, &object);
     let max_in_one_text = MAX_IN_ONE_TEXT;
-    let of =
+    let select =
         |(tables, items)| Select { tables, items, max_in_one_text, parameters: parameters.clone() };
     let narrow = narrow_sql(list, offset, &object, &within);
     List {
-        select: of((tables, items)),
-        full_access: full_access.map(of),
+        select: select((tables, items)),
+        full_access: full_access.map(select),
         narrow: Some(Select {
             tables: narrow.tables,
             items: narrow.items,

@@ -1,4 +1,5 @@
-//! The table of commands, as the Worker reads it. Only the servers' objects write it.
+//! Reads the table of commands. The objects of servers write commands; retention and the janitor
+//! delete or change old ones.
 
 use farhand_domain::command::ServerRef;
 use farhand_domain::command_object;
@@ -10,8 +11,8 @@ use super::scope::Query;
 use super::servers;
 use super::within_acl::{line_patterns, within, word_lists};
 
-/// SQL for the command object (contract 7.1) of a row of `commands c`, as JSON, with the given SQL
-/// for its result and for whether that is cut. `:now` is the time.
+/// SQL for the command object (contract 7.1) of a row of `commands c`, as JSON. `result` is SQL for
+/// the result, and `truncated` for whether the result is cut. `:now` is the present time.
 fn object(result: &str, truncated: &str) -> String {
     let (state, status) = (command_object::state_sql(":now"), command_object::status_sql(":now"));
     let boolean = |column: &str| {
@@ -33,19 +34,19 @@ fn object(result: &str, truncated: &str) -> String {
     )
 }
 
-/// SQL for the whole command object.
-fn whole_object() -> String {
+/// SQL for the command object with the complete result.
+fn detail_object() -> String {
     object("coalesce(c.full_result, c.result)", "c.result_truncated")
 }
 
-/// SQL for the command object of a list, whose result is cut shorter.
+/// SQL for the command object in a list, where results are cut shorter.
 pub(super) fn list_object() -> String {
     object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)")
 }
 
-/// SQL for whether the list of the caller's API token allows a row of `commands c`. Without a list
-/// it does.
-fn within_list() -> String {
+/// SQL for whether the access control list of the caller's API token allows a row of `commands c`.
+/// True if there is no list.
+fn is_within_acl() -> String {
     within(
         "me.acl",
         &format!("({})", line_patterns("me.acl")),
@@ -53,18 +54,22 @@ fn within_list() -> String {
     )
 }
 
-/// SQL for a row of `commands c`, for a caller who wants to end it, as `{is_within, command}`:
-/// whether the API token's list allows it, and the whole command object.
+/// SQL for what a cancellation or kill of a row of `commands c` is checked against, as
+/// `{is_within, command}`: whether the API token's access control list allows the command, and the
+/// command object.
 fn endable_object() -> String {
-    let (is_within, object) = (within_list(), whole_object());
+    let (is_within, object) = (is_within_acl(), detail_object());
     format!(
         "json_object('is_within', json(iif({is_within}, 'true', 'false')), 'command', {object})"
     )
 }
 
-/// SQL for the condition that a caller can read a row of `commands c`: it is of a server that the
-/// caller can access, or their own on a deleted server; and the API token reads more than its list
-/// allows, or the list allows it.
+/// SQL for the condition that the caller can read a row of `commands c`. Two conditions must hold:
+///
+/// - The caller can access the server, or the server was deleted and the caller requested the
+///   command.
+/// - The API token can read commands that its access control list does not allow, or the list
+///   allows this one.
 fn readable() -> String {
     format!(
         "c.workspace_id = me.workspace_id AND (NOT me.reads_narrowly OR {})
@@ -73,12 +78,12 @@ fn readable() -> String {
             OR EXISTS (SELECT 1 FROM servers s WHERE s.id = c.server_id AND {})
             OR (c.requested_by = me.user_id AND NOT EXISTS (
                 SELECT 1 FROM servers s WHERE s.id = c.server_id AND s.workspace_id = c.workspace_id)))",
-        within_list(),
+        is_within_acl(),
         servers::IS_ACCESSIBLE
     )
 }
 
-/// A part of a command that the caller can read.
+/// Reads a part of a command that the caller can read. `part` is SQL on a row of `commands c`.
 fn readable_part(part: &str, id: Uuid) -> Query {
     Query::new(
         format!("(SELECT {part} FROM commands c WHERE c.id = :id AND {})", readable()),
@@ -86,24 +91,24 @@ fn readable_part(part: &str, id: Uuid) -> Query {
     )
 }
 
-/// The command object of a command that the caller can read.
+/// Reads the command object of a command that the caller can read.
 pub fn one(id: Uuid) -> Query {
-    readable_part(&whole_object(), id)
+    readable_part(&detail_object(), id)
 }
 
-/// A command that the caller wants to end and can read: see [`endable_object`].
+/// Reads what a cancellation or kill is checked against: see [`endable_object`].
 pub fn endable(id: Uuid) -> Query {
     readable_part(&endable_object(), id)
 }
 
-/// Something that is not null if the caller can read the command.
+/// Reads a value that is not null if the caller can read the command.
 pub fn is_readable(id: Uuid) -> Query {
     readable_part("c.id", id)
 }
 
-/// What a new command looks up, as `{target, used}`: a server as [`servers::for_command`] gives it,
-/// and the caller's earlier command with the same Idempotency-Key, created after `since`, as `{id,
-/// server, body}`.
+/// Reads what the creation of a command needs, as `{target, used}`: the server as
+/// [`servers::for_command`] returns it, and the caller's earlier command with the same
+/// Idempotency-Key that was created after `since`, as `{id, server, body}`.
 pub fn for_creation(server: &ServerRef, key_hash: Option<&String>, since: Timestamp) -> Query {
     let (target, server) = servers::for_command(server);
     let sql = format!(

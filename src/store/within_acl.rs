@@ -1,21 +1,22 @@
-//! The access control list of an API token as an SQL condition on a row of `commands c`: the same
-//! rule as [`farhand_domain::acl::Acl::refusal`], for reading (contract 4.13). A property test
+//! The access control list of an API token as an SQL condition on a row of `commands c`, for reads
+//! (contract 4.13). It has the same rules as [`farhand_domain::acl::Acl::refusal`]; a property test
 //! compares the two.
 //!
-//! The condition ignores `servers` and `read_only`, which other conditions and the method decide.
+//! The condition ignores the list's `servers`, which other conditions check, and `read_only`, which
+//! the HTTP method decides.
 
-/// A `GLOB` pattern for a text with a character that `*` in a line never stands for: `*[`, three
-/// ranges, the others, `]*`. D1 allows patterns of 50 bytes; it has 34. (One call of `char` takes
-/// less of the depth that D1 grants an expression than `||`.)
+/// SQL for a `GLOB` pattern that matches a text with a character which `*` in a line must not match.
+/// The pattern is `*[`, three ranges, the other characters, `]*`. It has 34 bytes; D1 allows 50. One
+/// call of `char` counts less towards D1's maximum depth of an expression than `||` does.
 const NOT_PLAIN: &str = "char(42, 91, 1, 45, 31, 127, 45, 159, 8232, 45, 8233,
     59, 38, 124, 60, 62, 96, 36, 40, 41, 123, 125, 92, 35, 39, 34, 126, 93, 42)";
 
-/// SQL for how many of some patterns fit their texts, as `n`. `seed` is SQL for what is left of
-/// each pattern and of its text behind the first `*`, if what is before that is alike. `is_plain`:
-/// `*` stands for plain text only.
+/// SQL for the number of patterns that match their texts, as `n`. `seed` is a query for pairs: the
+/// rest of a pattern after its first `*`, and the rest of the text from there on, if the parts
+/// before the `*` are equal. If `is_plain`, `*` matches only plain text.
 ///
-/// As in Rust, each literal part is taken at its first place.
-fn fitting(seed: &str, is_plain: bool) -> String {
+/// As in Rust, each literal part of a pattern is matched at its first occurrence.
+fn count_matches(seed: &str, is_plain: bool) -> String {
     let only_plain = |gap: &str| {
         if is_plain { format!("AND {gap} NOT GLOB {NOT_PLAIN}") } else { String::new() }
     };
@@ -37,13 +38,18 @@ fn fitting(seed: &str, is_plain: bool) -> String {
     )
 }
 
-/// What a list of commands may cost to compare with an access control list, as [`COST`] estimates
-/// it; some 0.1 µs each. When the commands looked at have cost as much, no older one is looked at.
+/// The limit of the cost of comparing commands with an access control list, in the unit of [`COST`].
+/// One unit takes about 0.1 µs. When the comparisons have cost this much, no older command is
+/// compared.
 pub const MOST_COST: u32 = 1_500_000;
 
-/// SQL for the patterns of lines in a list, as rows `pattern`; `star`, where its first `*` is; and
-/// `stars`, how many there are. A trailing ` *` also matches no argument at all: such a pattern
-/// fits a line if it fits the line with a blank at its end, so `end` is a blank there.
+/// SQL that selects the patterns of lines in an access control list. `acl` is SQL for the list as
+/// JSON. The columns are:
+///
+/// - `pattern`.
+/// - `star`: the position of its first `*`. `stars`: the number of `*`.
+/// - `end`: a blank if the pattern ends with ` *`, otherwise empty. Such a pattern also matches a
+///   line without any argument, so the line is compared with this text appended.
 pub fn line_patterns(acl: &str) -> String {
     format!(
         "SELECT value AS pattern, instr(value, '*') AS star, length(value) - length(replace(value, '*', '')) AS stars,
@@ -52,13 +58,17 @@ pub fn line_patterns(acl: &str) -> String {
     )
 }
 
-/// The words of a row of [`word_lists`] that have a `*` and are not all `*`, which fits any.
+/// SQL that selects the words of a row of [`word_lists`] that contain a `*`. A word that is just `*`
+/// matches every word, and is not selected.
 const STARRED: &str =
     "FROM json_each(l.words) w WHERE w.key < l.length AND w.value <> '*' AND instr(w.value, '*')";
 
-/// SQL for the lists of words in a list, as rows `words`; `length`, how many of them are compared:
-/// without a last `...`; `is_open`, whether there is one; `starred`, how many have a `*` among
-/// others; and `stars`, how many these have.
+/// SQL that selects the lists of words (`argv`) in an access control list. `acl` is SQL for the list
+/// as JSON. The columns are:
+///
+/// - `words`: the list of words as JSON.
+/// - `length`: the number of words, without a last `...`. `is_open`: whether there is a last `...`.
+/// - `starred`: the number of words selected by [`STARRED`]. `stars`: the number of `*` in them.
 pub fn word_lists(acl: &str) -> String {
     format!(
         "SELECT l.*, (SELECT count(*) {STARRED}) AS starred,
@@ -68,29 +78,29 @@ pub fn word_lists(acl: &str) -> String {
     )
 }
 
-/// SQL for what the comparison of one command costs at most, from the tables `patterns` and
-/// `lists`: for each, and for each 1,000 characters that it has, as it was measured
-/// (`docs/contributing/performance.md`).
+/// SQL for the maximum cost of comparing one command, from the tables `patterns` and `lists`: a
+/// constant, and a cost per 1,000 characters of the command. The numbers were measured
+/// (`docs/performance.md`).
 pub const COST: &str = "SELECT
     (SELECT coalesce(sum(5 + 16 * stars), 0) FROM patterns) AS line,
     (SELECT coalesce(sum(iif(star, 1000, 10)), 0) FROM patterns) AS line_characters,
     (SELECT coalesce(sum(10 + 10 * length + 30 * stars), 0) FROM lists) AS words,
     (SELECT coalesce(sum(length + 150 * starred), 0) FROM lists) AS words_characters";
 
-/// SQL for the cost of a row of `commands c`; `cost` is the row of [`COST`].
+/// SQL for the cost of comparing a row of `commands c`. `cost` is the row of [`COST`].
 pub const COST_OF_ROW: &str =
     "iif(c.argv IS NULL, cost.line + length(c.line) * cost.line_characters / 1000,
     cost.words + length(c.argv) * cost.words_characters / 1000)";
 
-/// SQL for whether a list allows a row of `commands c`. `acl` is SQL for the list as JSON, or null
-/// for none; `patterns` and `lists` are SQL for tables with the rows of [`line_patterns`] and of
-/// [`word_lists`].
+/// SQL for whether an access control list allows a row of `commands c`. `acl` is SQL for the list as
+/// JSON, or null if there is none. `patterns` and `lists` are SQL for tables with the rows of
+/// [`line_patterns`] and [`word_lists`].
 ///
-/// D1 bounds the depth of an expression. A subquery in a FROM does not add to it, so conditions of
-/// subqueries stand there. `LIMIT -1` keeps SQLite from putting the expression for a text in each
-/// place where the text stands.
+/// D1 limits the depth of an expression. A subquery in FROM does not count towards it, so many
+/// conditions are in such subqueries. `LIMIT -1` prevents SQLite from copying the expression for a
+/// text to each use of the text.
 pub fn within(acl: &str, patterns: &str, lists: &str) -> String {
-    let lines = fitting(
+    let lines = count_matches(
         &format!(
             "SELECT iif(star, substr(pattern, star + 1), ''), iif(star, substr(text, star), '')
             FROM (SELECT pattern, star, c.line || end AS text FROM {patterns} LIMIT -1)
@@ -98,11 +108,11 @@ pub fn within(acl: &str, patterns: &str, lists: &str) -> String {
         ),
         true,
     );
-    // A word that is all `*` fits any.
+    // A word that is just `*` matches every word, so it is not compared.
     let compared =
         "SELECT w.value AS pattern, instr(w.value, '*') AS star, c.argv ->> w.key AS text
         FROM json_each(l.words) w WHERE w.key < l.length AND w.value <> '*' LIMIT -1";
-    let words = fitting(
+    let words = count_matches(
         &format!(
             "SELECT substr(w.value, instr(w.value, '*') + 1), substr(c.argv ->> w.key, instr(w.value, '*')) {STARRED}"
         ),
@@ -129,13 +139,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pattern_names_what_a_star_never_stands_for() {
+    fn the_pattern_has_the_characters_that_a_star_must_not_match() {
         let (_, codes) = NOT_PLAIN.split_once('(').unwrap();
         let codes =
             codes.trim_end_matches(')').split(',').map(|code| code.trim().parse::<u32>().unwrap());
         let pattern: String = codes.filter_map(char::from_u32).collect();
         assert_eq!(pattern, "*[\u{1}-\u{1f}\u{7f}-\u{9f}\u{2028}-\u{2029};&|<>`$(){}\\#'\"~]*");
         assert!(pattern.len() <= 50, "{}", pattern.len());
-        assert!(fitting("", true).contains("GLOB") && !fitting("", false).contains("GLOB"));
+        assert!(
+            count_matches("", true).contains("GLOB") && !count_matches("", false).contains("GLOB")
+        );
     }
 }

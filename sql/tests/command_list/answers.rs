@@ -1,9 +1,9 @@
-//! Every list is the one of the naive model.
+//! Compares lists with those of the naive model.
 
 use farhand_sql::command_counts::{behind, distance};
 
 use crate::data::{Dice, Variant, count, database, delete, list_of, run, statement};
-use crate::model::{MOMENTS, Model, WORDS};
+use crate::model::{Model, TIMES, WORDS};
 
 /// A query of a few random parameters.
 fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
@@ -30,7 +30,7 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
         "expired",
         "stuck",
     ];
-    // Often only states of commands that have not ended.
+    // In half of the queries, only states of commands that have not ended.
     let states = if dice.once_in(2) { &states[..4] } else { &states };
     let some: Vec<&str> = (0..1 + dice.roll(4)).map(|_| *dice.pick(states)).collect();
     add(dice.once_in(4), "state", some.join(","));
@@ -42,7 +42,7 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
     }
     let words: Vec<&str> = (0..1 + dice.roll(3)).map(|_| *dice.pick(&WORDS)).collect();
     add(dice.once_in(2), "search", words.join(" "));
-    let mut names = MOMENTS.to_vec();
+    let mut names = TIMES.to_vec();
     let keys = (0..1 + dice.roll(3)).map(|_| {
         let name = names.remove(dice.roll(names.len()));
         format!("{}{name}", dice.pick(&["", "-"]))
@@ -57,9 +57,9 @@ fn every_list_is_that_of_a_naive_model() {
     let database = database();
     let mut dice = Dice(20_261_121);
     let model = Model::fill(&database, 1, &mut dice);
-    // The same in a second workspace, of which nothing may ever show.
+    // A second workspace, whose commands must never be listed.
     Model::fill(&database, 2, &mut dice);
-    let (mut filled, mut of_full_access) = (0, 0);
+    let (mut non_empty, mut with_full_access) = (0, 0);
     for round in 0..1_500 {
         let caller = dice.pick(&model.callers);
         let query = match round {
@@ -70,16 +70,16 @@ fn every_list_is_that_of_a_naive_model() {
         let all = model.answer(&query, caller);
         let size = 1 + dice.roll(30);
         let page = dice.roll(3).min(all.len() / size);
-        // Far pages are read in another way.
+        // Pages from 10,000 on are read by another branch.
         let offset = if dice.once_in(20) { 10_000 + page * size } else { page * size };
-        let what = format!("round {round}, {}: {query:?}, {size} from {offset}", caller.name);
+        let context = format!("round {round}, {}: {query:?}, {size} from {offset}", caller.name);
         let list = list_of(&query);
         let expected: Vec<String> = all.iter().skip(offset).take(size).cloned().collect();
         let found = run(
             &database,
             statement(&list, Some(&caller.me), Variant::ForAll, size as u64, offset as u64),
         );
-        assert_eq!((found.total, &found.ids), (Some(all.len() as i64), &expected), "{what}");
+        assert_eq!((found.total, &found.ids), (Some(all.len() as i64), &expected), "{context}");
         let found = run(
             &database,
             statement(&list, Some(&caller.me), Variant::FullAccess, size as u64, offset as u64),
@@ -88,30 +88,30 @@ fn every_list_is_that_of_a_naive_model() {
             assert_eq!(
                 (found.total, &found.ids),
                 (Some(all.len() as i64), &expected),
-                "full access, {what}"
+                "full access, {context}"
             );
-            of_full_access += 1;
+            with_full_access += 1;
         } else {
-            assert_eq!((found.total, found.ids), (None, vec![]), "full access, {what}");
+            assert_eq!((found.total, found.ids), (None, vec![]), "full access, {context}");
         }
         if round == 800 {
             count(&database, 1);
             count(&database, 2);
         }
-        filled += usize::from(!expected.is_empty());
+        non_empty += usize::from(!expected.is_empty());
         if round % 50 == 0 {
             for variant in [Variant::ForAll, Variant::FullAccess] {
-                let nobody =
+                let without_caller =
                     run(&database, statement(&list, None, variant, size as u64, offset as u64));
-                assert_eq!((nobody.total, nobody.ids), (None, vec![]), "{what}");
+                assert_eq!((without_caller.total, without_caller.ids), (None, vec![]), "{context}");
             }
         }
     }
-    assert!(filled > 400 && of_full_access > 250, "{filled}, {of_full_access}");
+    assert!(non_empty > 400 && with_full_access > 250, "{non_empty}, {with_full_access}");
 }
 
-/// Commands come, are counted and go in any order; a key may be used again if its command was not
-/// counted.
+/// Commands are created, counted and deleted in any order. The key of a deleted command may be used
+/// again if the command was not counted.
 #[test]
 fn the_number_of_commands_is_exact_at_any_time() {
     let database = database();
@@ -122,7 +122,7 @@ fn the_number_of_commands_is_exact_at_any_time() {
         match dice.roll(8) {
             0 => count(&database, 1),
             1..4 => {
-                // Often the last one.
+                // In half of the deletions, the last command.
                 let at = if dice.once_in(2) {
                     model.commands.len() - 1
                 } else {
@@ -135,10 +135,9 @@ fn the_number_of_commands_is_exact_at_any_time() {
                 model.add(&database, 1, again, &format!("{step:08x}"));
             }
         }
-        let uncounted =
-            |sql: &str| database.query_row(sql, [1], |row| row.get::<_, i64>(0)).unwrap();
-        let behind = uncounted(&format!("SELECT count(*) FROM commands c WHERE {}", behind("?1")));
-        assert!(uncounted(&format!("SELECT {}", distance("?1"))) >= behind, "{step}");
+        let number = |sql: &str| database.query_row(sql, [1], |row| row.get::<_, i64>(0)).unwrap();
+        let uncounted = number(&format!("SELECT count(*) FROM commands c WHERE {}", behind("?1")));
+        assert!(number(&format!("SELECT {}", distance("?1"))) >= uncounted, "{step}");
         let command = dice.pick(&model.commands).clone();
         let requester = command.requested_by.unwrap_or(1).to_string();
         for query in [vec![], vec![("server", command.server)], vec![("requested_by", requester)]] {

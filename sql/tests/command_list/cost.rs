@@ -1,5 +1,5 @@
-//! What lists read: steps of SQLite's virtual machine, with few and with many commands side by side
-//! in one database.
+//! How much lists read, in steps of SQLite's virtual machine. One database has a workspace with few
+//! commands and one with many.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ const SERVERS: i64 = 20;
 /// The user who owns three servers.
 const OWNER: i64 = 2;
 
-/// Fills a workspace: twenty servers, of which [`OWNER`] has three. Of the commands, one in fifty
-/// is internal, one in ten failed, and five wait for a later time.
+/// Fills a workspace. It has 20 servers, of which [`OWNER`] owns three. One command in fifty is
+/// internal, one in ten has failed, and five are scheduled.
 fn fill(database: &Connection, workspace: i64, commands: i64) {
     let numbers = |most: i64| {
         format!(
@@ -52,7 +52,8 @@ fn query(text: &str) -> Vec<(&str, String)> {
         .collect()
 }
 
-/// The lists that are bounded for callers with full access, with their number of all items.
+/// Lists that read a bounded number of rows for callers with full access, including the number of
+/// all items.
 const BOUNDED: [&str; 9] = [
     "",
     "ordering=scheduled_at",
@@ -65,7 +66,8 @@ const BOUNDED: [&str; 9] = [
     "search=seldom&ordering=-handled_at,added_at",
 ];
 
-/// The steps for the first page in a small and in a large workspace, by both statements.
+/// The steps for the first page, by both statements of the list: in the small workspace, and in the
+/// large one.
 fn steps(database: &Connection, text: &str, me: impl Fn(i64) -> Me) -> [[i32; 2]; 2] {
     SIZES.map(|(workspace, _)| {
         let list =
@@ -76,6 +78,7 @@ fn steps(database: &Connection, text: &str, me: impl Fn(i64) -> Me) -> [[i32; 2]
     })
 }
 
+/// The workspaces and their numbers of commands.
 const SIZES: [(i64, i64); 2] = [(1, 1_000), (2, 30_000)];
 
 fn filled() -> Connection {
@@ -87,7 +90,7 @@ fn filled() -> Connection {
 }
 
 #[test]
-fn lists_that_are_promised_to_be_bounded_read_the_same_at_any_size() {
+fn bounded_lists_read_the_same_in_small_and_large_workspaces() {
     let database = filled();
     for text in BOUNDED {
         let [small, large] = steps(&database, text, Me::superuser);
@@ -95,7 +98,7 @@ fn lists_that_are_promised_to_be_bounded_read_the_same_at_any_size() {
             assert!(many < few + few / 5 + 50, "{text}: {few} steps, then {many}");
         }
     }
-    // The default order of a caller who can access three servers.
+    // A caller who can access three servers, in the default order.
     for text in ["", "ordering=scheduled_at"] {
         let [[few, _], [many, _]] =
             steps(&database, text, |workspace| Me::ordinary(workspace, OWNER));
@@ -103,22 +106,23 @@ fn lists_that_are_promised_to_be_bounded_read_the_same_at_any_size() {
     }
 }
 
-/// The items of these are bounded; the number of all items is counted from the entries of an index
-/// for the few.
+/// For these filters the items are bounded. The number of all items is not: it is counted in the
+/// index of the few commands that match, or do not match.
 #[test]
-fn lists_with_a_majority_count_the_entries_of_one_index() {
+fn filters_that_match_most_commands_count_the_others_in_an_index() {
     let database = filled();
     for text in ["success=false", "success=true", "shell=system", "shell=internal"] {
         let [small, large] = steps(&database, text, Me::superuser);
         for (few, many) in small.into_iter().zip(large) {
-            // Every tenth of 29,000 more failed; an entry is counted in three steps.
+            // The large workspace has 29,000 more commands, of which every tenth failed. Counting an
+            // entry of the index takes three steps.
             assert!(many < few + few / 5 + 3 * 2_900 + 50, "{text}: {few} steps, then {many}");
         }
     }
 }
 
-/// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture million`: the time of
-/// lists of 1,000,000 commands.
+/// Prints how long lists of 1,000,000 commands take. Run it with
+/// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture million`.
 #[test]
 #[ignore = "takes minutes"]
 fn times_at_a_million() {
@@ -157,7 +161,7 @@ fn times_at_a_million() {
         for (name, me) in &callers {
             let variant = if me.has_full_access() { Variant::FullAccess } else { Variant::ForAll };
             let built = statement(&list, Some(me), variant, 15, 0);
-            #[allow(clippy::disallowed_methods, reason = "not for wasm")]
+            #[allow(clippy::disallowed_methods, reason = "this test does not run in wasm")]
             let start = Instant::now();
             let page = run(&database, built);
             println!(
@@ -170,17 +174,18 @@ fn times_at_a_million() {
     }
 }
 
-/// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture sizes`: the bytes of
-/// 100,000 commands and their audit events, for each table and index.
+/// Prints how many bytes 100,000 commands and their audit events take in each table and index. Run
+/// it with `cargo test -p farhand-sql --test command_list -- --ignored --nocapture sizes`.
 #[test]
 #[ignore = "takes a minute"]
 fn sizes() {
     let database = database();
     let commands = 100_000;
-    // Another workspace comes first, so that all rows go into the middle of their tables and
+    // Workspace 2 is filled first, so that the rows of workspace 1 go into the middle of tables and
     // indexes.
     fill(&database, 2, 1_000);
-    // Each has a line of 56 characters, 200 of output, and two events, sealed 200 at a time.
+    // Each command has a line of 56 characters, 200 bytes of output, and two audit events. Events
+    // are sealed 200 at a time.
     let (numbers, id) = (
         format!("SELECT value AS i FROM generated WHERE value <= {commands}"),
         "format('019f0000-%04x-7000-8000-%012x', i % 65536, i)",

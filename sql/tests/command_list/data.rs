@@ -1,4 +1,4 @@
-//! A database with the real schema, and lists that are read from it.
+//! A database with the real schema, and functions that read lists from it.
 
 use farhand_domain::command_list::CommandList;
 use farhand_sql::command_counts;
@@ -7,10 +7,10 @@ use farhand_sql::statement::{Built, Statement, Value};
 use rusqlite::types::Value as Stored;
 use rusqlite::{Connection, StatementStatus, params_from_iter};
 
-/// The time of every list.
+/// The present time of all lists.
 pub const NOW: &str = "2026-06-01T00:00:00.000000+00:00";
 
-/// A database without rows.
+/// An empty database with the schema.
 pub fn database() -> Connection {
     let database = Connection::open_in_memory().unwrap();
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
@@ -18,7 +18,7 @@ pub fn database() -> Connection {
     database
 }
 
-/// Adds commands to the counters of a workspace, as its sealer does.
+/// Adds the uncounted commands of a workspace to its counters, as the sealer does.
 pub fn count(database: &Connection, workspace: i64) {
     execute(database, command_counts::add(), |statement| statement.bind("workspace_id", workspace));
 }
@@ -40,7 +40,7 @@ fn execute<const N: usize>(
     }
 }
 
-/// A random number, the same in each run (xorshift).
+/// Random numbers by a seed, the same in each run (xorshift).
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -60,57 +60,58 @@ impl Dice {
     }
 }
 
-/// Who reads a list.
+/// The caller who reads a list.
 #[derive(Clone, Debug)]
 pub struct Me {
     pub workspace: i64,
     pub user: i64,
     pub is_staff: bool,
     pub is_superuser: bool,
-    /// The servers of the API token's access control list.
-    pub named: Option<Vec<String>>,
+    /// The servers on the API token's access control list.
+    pub acl_servers: Option<Vec<String>>,
 }
 
 impl Me {
     pub fn superuser(workspace: i64) -> Self {
-        Self { workspace, user: 1, is_staff: false, is_superuser: true, named: None }
+        Self { workspace, user: 1, is_staff: false, is_superuser: true, acl_servers: None }
     }
 
     pub fn ordinary(workspace: i64, user: i64) -> Self {
-        Self { workspace, user, is_staff: false, is_superuser: false, named: None }
+        Self { workspace, user, is_staff: false, is_superuser: false, acl_servers: None }
     }
 
     pub fn has_full_access(&self) -> bool {
-        (self.is_staff || self.is_superuser) && self.named.is_none()
+        (self.is_staff || self.is_superuser) && self.acl_servers.is_none()
     }
 
+    /// The common table `me`.
     fn table(&self) -> String {
-        let Self { workspace, user, is_staff, is_superuser, named } = self;
-        let named = named
+        let Self { workspace, user, is_staff, is_superuser, acl_servers } = self;
+        let acl_servers = acl_servers
             .as_ref()
             .map_or("NULL".to_owned(), |servers| format!("'{}'", serde_json::json!(servers)));
         format!(
             "me AS MATERIALIZED (SELECT {workspace} AS workspace_id, {user} AS user_id, {is_staff} AS is_staff,
-                {is_superuser} AS is_superuser, {named} AS acl_servers, NULL AS acl, 0 AS reads_narrowly)"
+                {is_superuser} AS is_superuser, {acl_servers} AS acl_servers, NULL AS acl, 0 AS reads_narrowly)"
         )
     }
 }
 
-/// Reads a query as the Worker does.
+/// Parses a query as the Worker does.
 pub fn list_of(query: &[(&str, String)]) -> CommandList {
     let query: Vec<_> =
         query.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     CommandList::of(&query).unwrap()
 }
 
-/// Which of the two statements of a list is meant.
+/// The two statements of a list.
 #[derive(Clone, Copy, Debug)]
 pub enum Variant {
     ForAll,
     FullAccess,
 }
 
-/// The statement of a page. `me` is empty if there is no caller.
+/// The statement of a page. Without a caller, the table `me` is empty.
 pub fn statement(
     list: &CommandList,
     me: Option<&Me>,
@@ -133,7 +134,7 @@ pub fn statement(
     statement.bind("now", NOW).bind("page_size", limit).bind("page_offset", offset).build().unwrap()
 }
 
-/// What a statement gave.
+/// The result of a list's statement.
 #[derive(PartialEq, Debug)]
 pub struct Page {
     pub total: Option<i64>,

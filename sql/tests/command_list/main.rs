@@ -1,4 +1,5 @@
-//! The list of commands in SQLite, on the real schema: against a naive model, and what it reads.
+//! Tests of the list of commands in SQLite, with the real schema: a comparison with a naive model,
+//! and how much the list reads.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod answers;

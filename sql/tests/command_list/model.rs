@@ -1,4 +1,5 @@
-//! Commands of all kinds, callers of all kinds, and a naive list of them.
+//! A naive model of the list of commands: a workspace with all kinds of commands and callers, and
+//! what each caller must see.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -8,8 +9,7 @@ use rusqlite::{Connection, params};
 
 use crate::data::{Dice, Me, NOW, count, delete};
 
-pub const MOMENTS: [&str; 5] =
-    ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
+pub const TIMES: [&str; 5] = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
 const STATES: [&str; 8] =
     ["waiting", "sent", "acked", "stuck", "success", "failed", "cancelled", "expired"];
 const USERNAMES: [&str; 3] = ["root", "deploy", "Deploy"];
@@ -86,11 +86,11 @@ pub const WORDS: [&str; 46] = [
     "zz",
 ];
 
-/// Lines of more than the 1,024 characters that the search index has.
+/// Lines that are longer than the 1,024 characters which the search index stores.
 fn long_lines() -> [String; 5] {
     let filler = |characters: usize| "run it ".repeat(400)[..characters].to_owned();
     [
-        // A word in the beginning, one across the end of it, and some after it.
+        // One word within the first 1,024 characters, one across their end, and some after it.
         format!("needle {}boundary {} web-1 anna Größe zz", filler(1_013), filler(500)),
         format!("{} needle", filler(1_100)),
         format!("é{} NEEDLE ÄRGER ta", filler(1_200)),
@@ -99,7 +99,7 @@ fn long_lines() -> [String; 5] {
     ]
 }
 
-/// A command as the database has it.
+/// A command as it is stored in the database.
 #[derive(Clone, Debug)]
 pub struct Command {
     pub id: String,
@@ -112,13 +112,13 @@ pub struct Command {
     state: &'static str,
     success: Option<bool>,
     exit_code: Option<i64>,
-    moments: HashMap<&'static str, Option<String>>,
+    times: HashMap<&'static str, Option<String>>,
 }
 
 impl Command {
     /// The state as the API shows it.
     fn shown_state(&self) -> &'static str {
-        let is_due = self.moments["scheduled_at"].as_deref() <= Some(NOW);
+        let is_due = self.times["scheduled_at"].as_deref() <= Some(NOW);
         match self.state {
             "waiting" if is_due => "queued",
             "waiting" => "scheduled",
@@ -145,11 +145,11 @@ impl Command {
                 self.shell,
                 self.line,
                 self.username,
-                self.moments["added_at"],
-                self.moments["scheduled_at"],
-                self.moments["delivered_at"],
-                self.moments["acked_at"],
-                self.moments["handled_at"],
+                self.times["added_at"],
+                self.times["scheduled_at"],
+                self.times["delivered_at"],
+                self.times["acked_at"],
+                self.times["handled_at"],
                 self.state,
                 self.success,
                 self.exit_code
@@ -158,19 +158,19 @@ impl Command {
     }
 }
 
-/// A caller, and what they can access.
+/// A caller, and the servers that the caller can access.
 pub struct Caller {
     pub name: &'static str,
     pub me: Me,
-    /// The servers that they can access, unless they can access all.
+    /// The servers without the limit of an API token; `None`: all.
     servers: Option<Vec<String>>,
 }
 
 pub struct Model {
     pub commands: Vec<Command>,
-    /// Names by id, of servers that exist.
+    /// The names of existing servers, by id.
     servers: HashMap<String, &'static str>,
-    /// Names by id, of users that exist.
+    /// The names of existing users, by id.
     users: HashMap<i64, &'static str>,
     pub callers: Vec<Caller>,
 }
@@ -179,8 +179,8 @@ fn folded(text: &str) -> String {
     text.chars().flat_map(char::to_lowercase).collect()
 }
 
-/// Some second of a day, of few, so that ties are common.
-fn moment(day: &str, dice: &mut Dice) -> String {
+/// One of the first twelve seconds of a day, so that ties are common.
+fn random_time(day: &str, dice: &mut Dice) -> String {
     format!("{day}T00:00:{:02}.000000+00:00", dice.roll(12))
 }
 
@@ -213,7 +213,8 @@ impl Model {
                 &[&workspace, id, name],
             );
         }
-        // The names when the commands are created, and later. An empty one: the server was deleted.
+        // The names when the commands are created, and the later names. A server whose later name
+        // is empty was deleted.
         let names = [
             ("web-1", "web-1"),
             ("web-10", "web-10"),
@@ -243,21 +244,22 @@ impl Model {
         for number in 0..400 {
             let server = dice.roll(names.len());
             let state = *dice.pick(&STATES);
-            let is_over = !matches!(state, "waiting" | "sent" | "acked");
-            let added = moment("2026-01-01", dice);
+            let has_ended = !matches!(state, "waiting" | "sent" | "acked");
+            let added = random_time("2026-01-01", dice);
             let scheduled = match dice.roll(6) {
-                0 => moment("2026-12-31", dice),
-                1 => moment("2026-01-02", dice),
+                0 => random_time("2026-12-31", dice),
+                1 => random_time("2026-01-02", dice),
                 _ => added.clone(),
             };
             let delivered =
-                (state != "waiting" && !dice.once_in(4)).then(|| moment("2026-01-03", dice));
-            let acked =
-                delivered.clone().filter(|_| state != "sent").map(|_| moment("2026-01-03", dice));
-            let handled = is_over.then(|| moment("2026-01-03", dice));
-            let success = is_over.then_some(state == "success");
-            // A server that was renamed had another name for some commands; some were created under
-            // the later one.
+                (state != "waiting" && !dice.once_in(4)).then(|| random_time("2026-01-03", dice));
+            let acked = delivered
+                .clone()
+                .filter(|_| state != "sent")
+                .map(|_| random_time("2026-01-03", dice));
+            let handled = has_ended.then(|| random_time("2026-01-03", dice));
+            let success = has_ended.then_some(state == "success");
+            // Some commands of a renamed server were created before the renaming, some after it.
             let later = !names[server].1.is_empty() && dice.once_in(4);
             let command = Command {
                 id: format!("{:08x}-0000-7000-8000-{number:012x}", dice.roll(1 << 32)),
@@ -274,7 +276,7 @@ impl Model {
                 state,
                 success,
                 exit_code: success.filter(|_| !dice.once_in(3)).map(|_| dice.roll(4) as i64 - 1),
-                moments: MOMENTS
+                times: TIMES
                     .into_iter()
                     .zip([Some(added), Some(scheduled), delivered, acked, handled])
                     .collect(),
@@ -285,8 +287,8 @@ impl Model {
                 count(database, workspace);
             }
         }
-        // Retention deletes some, counted and not, the janitor takes a deleted user off others, and
-        // servers change.
+        // Retention deletes commands, counted and uncounted ones. The janitor removes a deleted user
+        // from commands. Servers are renamed and deleted.
         for command in commands.split_off(380).into_iter().chain(commands.drain(100..120)) {
             delete(database, workspace, &command.id);
         }
@@ -310,7 +312,7 @@ impl Model {
                 sql("UPDATE servers SET name = ? WHERE id = ?", &[&later, &server]);
             }
         }
-        // What both groups have counts once, and a deleted server not at all.
+        // Server 1 is in both groups, and must count once.
         for (group, members, of) in [(1, vec![CAROL, ANNA], [0, 1]), (2, vec![CAROL], [1, 4])] {
             for server in of {
                 sql(
@@ -326,21 +328,21 @@ impl Model {
                 );
             }
         }
-        let these = |numbers: &[usize]| {
+        let ids = |numbers: &[usize]| {
             Some(numbers.iter().map(|n| servers[*n].clone()).collect::<Vec<_>>())
         };
         let superuser = Me::superuser(workspace);
         let staff = Me { user: STAFF, is_staff: true, is_superuser: false, ..superuser.clone() };
         let (anna, carol) = (Me::ordinary(workspace, ANNA), Me::ordinary(workspace, CAROL));
-        let limited = Me { named: these(&[1, 3]), ..superuser.clone() };
-        let annas_limited = Me { named: these(&[0, 3, 5]), ..anna.clone() };
-        let annas = these(&[0, 1, 2, 4]);
+        let limited = Me { acl_servers: ids(&[1, 3]), ..superuser.clone() };
+        let annas_limited = Me { acl_servers: ids(&[0, 3, 5]), ..anna.clone() };
+        let annas = ids(&[0, 1, 2, 4]);
         let callers = [
             ("superuser", superuser, None),
             ("staff", staff, None),
             ("owner", anna, annas.clone()),
-            ("member", carol, these(&[0, 1, 4])),
-            ("outsider", Me::ordinary(workspace, EVE), these(&[])),
+            ("member", carol, ids(&[0, 1, 4])),
+            ("outsider", Me::ordinary(workspace, EVE), ids(&[])),
             ("superuser's limited token", limited, None),
             ("owner's limited token", annas_limited, annas),
         ];
@@ -360,7 +362,7 @@ impl Model {
         }
     }
 
-    /// Adds a copy of a command, whose id begins otherwise.
+    /// Adds a copy of a command. Its id begins with `id`.
     pub fn add(&mut self, database: &Connection, workspace: i64, mut command: Command, id: &str) {
         let sql = format!("SELECT ({}) - (?1 << 40)", next_key("?1"));
         let number = database.query_row(&sql, [workspace], |row| row.get(0)).unwrap();
@@ -369,20 +371,24 @@ impl Model {
         self.commands.push(command);
     }
 
-    /// All who access a server can read its commands. If it was deleted, staff and the requester
-    /// can.
+    /// Every caller who can access a server can read its commands. The commands of a deleted server
+    /// can be read by staff and by their requester.
     fn can_read(&self, caller: &Caller, command: &Command) -> bool {
-        let is_there = self.servers.contains_key(&command.server);
-        let can_access = |servers: &Vec<String>| match is_there {
+        let exists = self.servers.contains_key(&command.server);
+        let can_access = |servers: &Vec<String>| match exists {
             true => servers.contains(&command.server),
             false => command.requested_by == Some(caller.me.user),
         };
         caller.servers.as_ref().is_none_or(can_access)
-            && caller.me.named.as_ref().is_none_or(|servers| servers.contains(&command.server))
+            && caller
+                .me
+                .acl_servers
+                .as_ref()
+                .is_none_or(|servers| servers.contains(&command.server))
     }
 
-    /// Whether each word is in the server's name, the line or the requester's name, as they are
-    /// shown.
+    /// Whether each word is in the server's name, the line or the requester's name, as the API shows
+    /// them.
     fn matches(&self, command: &Command, search: &str) -> bool {
         let server =
             self.servers.get(&command.server).map_or(command.server_name.as_str(), |name| name);
@@ -392,7 +398,7 @@ impl Model {
         search.split_whitespace().all(|word| texts.iter().any(|text| text.contains(&folded(word))))
     }
 
-    /// The ids of all commands that a query asks for, in order.
+    /// The ids of all commands that match a query, in order.
     pub fn answer(&self, query: &[(&str, String)], caller: &Caller) -> Vec<String> {
         let of = |name: &str| {
             query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str())
@@ -403,7 +409,7 @@ impl Model {
             .commands
             .iter()
             .filter(|command| {
-                let moment = |name: &str| command.moments[name].as_deref();
+                let time = |name: &str| command.times[name].as_deref();
                 self.can_read(caller, command)
                     && of("server").is_none_or(|id| command.server == id)
                     && of("shell").is_none_or(|shell| command.shell == shell)
@@ -413,7 +419,7 @@ impl Model {
                     && of("requested_by_isnull")
                         .is_none_or(|is| requester(command).is_none() == (is == "true"))
                     && of("is_scheduled")
-                        .is_none_or(|is| (moment("scheduled_at") > Some(NOW)) == (is == "true"))
+                        .is_none_or(|is| (time("scheduled_at") > Some(NOW)) == (is == "true"))
                     && of("state").is_none_or(|states| {
                         states.split(',').any(|state| state == command.shown_state())
                     })
@@ -424,8 +430,8 @@ impl Model {
                         command.exit_code.is_some_and(|is| is.to_string() == code)
                     })
                     && of("username").is_none_or(|name| command.username == name)
-                    && of("added_at__gte").is_none_or(|at| moment("added_at") >= Some(at))
-                    && of("added_at__lt").is_none_or(|at| moment("added_at") < Some(at))
+                    && of("added_at__gte").is_none_or(|at| time("added_at") >= Some(at))
+                    && of("added_at__lt").is_none_or(|at| time("added_at") < Some(at))
                     && of("search").is_none_or(|search| self.matches(command, search))
             })
             .collect();
@@ -434,15 +440,14 @@ impl Model {
             .split(',')
             .map(|key| (key.trim_start_matches('-'), key.starts_with('-')))
             .collect();
-        let turned = |order: Ordering, descending| if descending { order.reverse() } else { order };
+        let directed =
+            |order: Ordering, descending| if descending { order.reverse() } else { order };
         found.sort_by(|a, b| {
             let by_keys = keys
                 .iter()
-                .map(|(name, descending)| {
-                    turned(a.moments[name].cmp(&b.moments[name]), *descending)
-                })
+                .map(|(name, descending)| directed(a.times[name].cmp(&b.times[name]), *descending))
                 .find(|order| order.is_ne());
-            by_keys.unwrap_or_else(|| turned(a.id.cmp(&b.id), keys[0].1))
+            by_keys.unwrap_or_else(|| directed(a.id.cmp(&b.id), keys[0].1))
         });
         found.into_iter().map(|command| command.id.clone()).collect()
     }
