@@ -1,5 +1,5 @@
-//! What a piece of work costs in D1 and KV, counted where these are called: whatever of it calls
-//! them, nothing is left out but what goes on after it.
+//! Measures what a piece of work costs in D1 and KV. The functions that call D1 and KV add to the
+//! current count, so every call is included. Background work after the piece of work is not.
 
 use std::cell::Cell;
 use std::ops::Add;
@@ -8,16 +8,17 @@ use std::pin::pin;
 use futures_util::future;
 use serde::{Deserialize, Serialize};
 
-/// What D1 and KV bill, and what takes the time.
+/// The cost of a piece of work: what D1 and KV bill, and the round trips. Sent as JSON between
+/// objects and the Worker.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Cost {
     /// Round trips to D1.
     pub d1_calls: u32,
     /// Rows that D1 read.
     pub rows_read: u64,
-    /// Rows that D1 wrote, those of indexes among them.
+    /// Rows that D1 wrote, including index entries.
     pub rows_written: u64,
-    /// Entries of KV that were asked for.
+    /// Reads of KV entries.
     pub kv_reads: u32,
 }
 
@@ -35,12 +36,12 @@ impl Add for Cost {
 }
 
 thread_local! {
-    /// What the work that is being polled has cost so far. Outside of any it is nobody's.
+    /// The cost so far of the work that is being polled. Outside of [`of`] it is not used.
     static CURRENT: Cell<Cost> = Cell::default();
 }
 
-/// Does some work, and counts what it costs. Pieces of work take turns in an isolate, so the count
-/// changes hands with them.
+/// Runs some work and measures its cost. An isolate polls several pieces of work in turn. So each
+/// poll sets the count of its own work, and restores the other count afterwards.
 pub async fn of<T>(work: impl Future<Output = T>) -> (T, Cost) {
     let mut work = pin!(work);
     let mut cost = Cost::default();
@@ -53,17 +54,17 @@ pub async fn of<T>(work: impl Future<Output = T>) -> (T, Cost) {
     (done.await, cost)
 }
 
-/// Adds what somebody else did for the work at hand.
+/// Adds a cost to the current work.
 pub fn add(more: Cost) {
     CURRENT.set(CURRENT.get() + more);
 }
 
-/// Counts a round trip to D1, which begins.
+/// Counts a round trip to D1. Call this before the round trip.
 pub fn add_d1_call() {
     add(Cost { d1_calls: 1, ..Cost::default() });
 }
 
-/// Counts an entry of KV that is asked for.
+/// Counts a read of a KV entry. Call this before the read.
 pub fn add_kv_read() {
     add(Cost { kv_reads: 1, ..Cost::default() });
 }
@@ -75,10 +76,10 @@ mod tests {
     use super::*;
 
     fn pending_once() -> impl Future<Output = ()> {
-        let mut is_over = false;
+        let mut was_polled = false;
         future::poll_fn(move |context: &mut Context<'_>| {
             context.waker().wake_by_ref();
-            if std::mem::replace(&mut is_over, true) { Poll::Ready(()) } else { Poll::Pending }
+            if std::mem::replace(&mut was_polled, true) { Poll::Ready(()) } else { Poll::Pending }
         })
     }
 
@@ -93,7 +94,7 @@ mod tests {
         let both = future::join(of(work(3)), of(async { of(work(2)).await.1 }));
         let Some(((_, three), (two, none))) = futures_util::FutureExt::now_or_never(async {
             let mut both = pin!(both);
-            // Nothing here wakes anybody, so it is polled until it is done.
+            // There is no executor that a waker could notify, so poll until both are done.
             loop {
                 if let Poll::Ready(done) =
                     future::poll_fn(|context| Poll::Ready(both.as_mut().poll(context))).await
@@ -102,7 +103,7 @@ mod tests {
                 }
             }
         }) else {
-            panic!("it waits for nothing")
+            panic!("the future must be ready: it awaits nothing")
         };
         assert_eq!((three.d1_calls, two.d1_calls, none.d1_calls), (3, 2, 0));
     }

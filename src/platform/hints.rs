@@ -1,5 +1,5 @@
-//! What an isolate remembers for a limited time. These are hints: other isolates do not have them,
-//! and nothing may depend on them.
+//! Cached hints: what an isolate remembers for a limited time. Other isolates do not have it, and it
+//! may be outdated, so no decision may depend on it.
 
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -9,37 +9,38 @@ use std::time::Duration;
 
 use farhand_domain::time::Timestamp;
 
-/// How many entries a map has at most.
+/// The maximum number of entries in a map.
 const MAX_ENTRIES: usize = 10_000;
 
 /// A bounded map whose entries expire.
 pub struct Hints<K, V = ()> {
     time_to_live: Duration,
-    /// The values, and when they were put there.
+    /// The values, with the time at which they were added.
     entries: RefCell<HashMap<K, (V, Timestamp)>>,
 }
 
 impl<K: Eq + Hash, V: Clone> Hints<K, V> {
-    /// An empty map.
     pub fn new(time_to_live: Duration) -> Self {
         Self { time_to_live, entries: RefCell::default() }
     }
 
-    /// The value of a key. A value from the future has expired: a wrong clock set its time.
+    /// The value of a key, unless it has expired. A value from the future counts as expired, because
+    /// the clock was wrong when it was added.
     pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q, now: Timestamp) -> Option<V>
     where
         K: Borrow<Q>,
     {
         let millis = self.time_to_live.as_millis() as i64;
-        let is_alive = |at: Timestamp| at <= now && at.plus_millis(millis) > now;
+        let is_valid = |at: Timestamp| at <= now && at.plus_millis(millis) > now;
         self.entries
             .borrow()
             .get(key)
-            .filter(|(_, at)| is_alive(*at))
+            .filter(|(_, at)| is_valid(*at))
             .map(|(value, _)| value.clone())
     }
 
-    /// Remembers a value from now on. A full map is emptied first.
+    /// Adds or replaces a value. If the map is full and the key is new, all entries are removed
+    /// first.
     pub fn put(&self, key: K, value: V, now: Timestamp) {
         let mut entries = self.entries.borrow_mut();
         if entries.len() >= MAX_ENTRIES && !entries.contains_key(&key) {
@@ -48,7 +49,7 @@ impl<K: Eq + Hash, V: Clone> Hints<K, V> {
         entries.insert(key, (value, now));
     }
 
-    /// Forgets a key.
+    /// Removes a key.
     pub fn forget<Q: Eq + Hash + ?Sized>(&self, key: &Q)
     where
         K: Borrow<Q>,
@@ -58,7 +59,7 @@ impl<K: Eq + Hash, V: Clone> Hints<K, V> {
 }
 
 impl<K: Eq + Hash> Hints<K> {
-    /// Whether the key is not remembered. It is from now on.
+    /// Adds a key. Returns whether the key was absent or expired.
     pub fn is_new(&self, key: K, now: Timestamp) -> bool {
         let is_new = self.get(&key, now).is_none();
         if is_new {
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_new_until_it_is_put_and_once_it_expired() {
+    fn a_key_is_new_once_until_it_expires_or_is_removed() {
         let hints = Hints::new(Duration::from_secs(1));
         let is_new = |key: i64, millis: i64| hints.is_new(key, after(millis));
         assert!(is_new(1, 0));
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_value_counts_until_it_expires() {
+    fn the_last_value_is_returned_until_it_expires() {
         let hints: Hints<String, i64> = Hints::new(Duration::from_secs(60));
         assert_eq!(hints.get("a", after(0)), None);
         hints.put("a".to_owned(), 1, after(0));
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_so_many() {
+    fn a_map_never_exceeds_its_maximum() {
         let hints = Hints::new(Duration::from_secs(60));
         for key in 0..2 * MAX_ENTRIES {
             hints.put(key, (), after(0));
@@ -119,7 +120,7 @@ mod tests {
         hints.put(2 * MAX_ENTRIES - 1, (), after(1));
         assert!(
             is_kept && hints.entries.borrow().len() == MAX_ENTRIES,
-            "an entry that is there takes no room"
+            "replacing an entry must not empty the map"
         );
     }
 }

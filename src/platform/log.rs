@@ -1,17 +1,17 @@
-//! The Worker's log: every line is a JSON object whose `event` names what it tells of.
-//! `docs/operations.md` lists them.
+//! The Worker's log. Each line is a JSON object; its `event` is the name of the event.
+//! `docs/operations.md` lists the events.
 
 use std::fmt::Display;
 
 use serde_json::{Value, json};
 use worker::{console_error, console_log};
 
-/// A line about what happened, with more of it in `fields`.
+/// Logs an event with further fields.
 pub fn event(name: &'static str, fields: Value) {
     console_log!("{}", line(name, fields));
 }
 
-/// A line about what went wrong, and why; the platform marks it as an error.
+/// Logs an error with its cause and further fields. The platform marks the line as an error.
 pub fn trouble(name: &'static str, fields: Value, cause: &impl Display) {
     let mut line = line(name, fields);
     line["cause"] = json!(cause.to_string());
@@ -33,7 +33,7 @@ mod tests {
     use crate::rooms::sources;
 
     #[test]
-    fn every_event_has_its_line_in_the_document() {
+    fn the_documentation_lists_every_event() {
         let document = include_str!("../../docs/operations.md");
         let mut names = BTreeSet::new();
         for file in sources("src").into_iter().chain(sources("domain/src/link")) {
@@ -45,7 +45,7 @@ mod tests {
                 concat!("self.", "trouble("),
             ] {
                 for (at, _) in text.match_indices(call) {
-                    // One that is passed on has its name elsewhere.
+                    // If the name is a variable, another call has the literal.
                     if let Some(name) = text[at + call.len()..].trim_start().strip_prefix('"') {
                         names.insert(name.split('"').next().unwrap().to_owned());
                     }

@@ -1,5 +1,5 @@
-//! What the rules take as arguments and only the platform has: the time, random bytes,
-//! configuration; and the names of the bindings in `wrangler.toml`.
+//! Access to the platform: the time, random bytes, configuration, and the names of the bindings in
+//! `wrangler.toml`. The `domain` crate gets these values as arguments.
 
 pub mod cost;
 pub mod hints;
@@ -27,9 +27,9 @@ use worker::Env;
 pub const LOGIN_TOKENS: &str = "LOGIN_TOKENS";
 /// The Durable Objects of servers.
 pub const SERVER_LINK: &str = "SERVER_LINK";
-/// The Durable Object that purges deleted workspaces.
+/// The Durable Object that does background work.
 pub const JANITOR: &str = "JANITOR";
-/// The Durable Objects that count guesses.
+/// The Durable Objects that limit attempts to guess a credential.
 pub const THROTTLE: &str = "THROTTLE";
 /// The Durable Object that sends mails.
 pub const MAILER: &str = "MAILER";
@@ -38,34 +38,34 @@ pub const SEALER: &str = "SEALER";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";
 
-/// Our own fault, with the cause for the log.
+/// An internal error. The cause goes into the log only.
 pub fn internal(cause: impl Display) -> Error {
     Error::internal(cause.to_string())
 }
 
-/// The time.
+/// The present time.
 pub fn now() -> Timestamp {
     Timestamp::from_millis(js_sys::Date::now() as u64)
 }
 
-/// Fills `bytes` from the platform's cryptographic source.
+/// Fills `bytes` with cryptographically secure random bytes.
 pub fn fill_random(bytes: &mut [u8]) -> Result<(), Error> {
     Ok(getrandom::fill(bytes)?)
 }
 
-/// `N` random bytes.
+/// `N` cryptographically secure random bytes.
 pub fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     fill_random(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A new id that sorts after those made before.
+/// A new id. It sorts after ids of earlier milliseconds.
 pub fn new_id(now: Timestamp) -> Result<Uuid, Error> {
     Ok(id::new(now, random()?))
 }
 
-/// A new token or key.
+/// A new random token or key.
 pub fn new_secret() -> Result<Secret, Error> {
     Secret::generate(fill_random)
 }
@@ -81,53 +81,52 @@ pub struct Config {
     region: String,
     service_domain: String,
     default_workspace: String,
-    /// Users log in with passwords (`DEPLOYMENT=on-prem`).
+    /// Whether users log in with passwords (`DEPLOYMENT` is not `cloud`).
     pub on_prem: bool,
-    /// Rounds for new password hashes.
+    /// The number of rounds for new password hashes.
     pub pbkdf2_rounds: u32,
-    /// The web client's address; empty if it is the workspace's own.
+    /// The web client's address. If empty, it is that of the workspace.
     web_client_url: String,
-    /// The workspaces' addresses, with `{workspace}` for the slug; empty where it is made of the
-    /// names.
+    /// The addresses of workspaces, with `{workspace}` for the slug. If empty, they are built from
+    /// `region` and `service_domain`.
     base_url: String,
-    /// How many days ahead a command may be scheduled.
+    /// The maximum number of days from now for which a command can be scheduled.
     pub schedule_max_days: i64,
-    /// What the throttles allow.
+    /// The limits of the throttles.
     pub throttles: Settings,
-    /// What users and workspaces may have.
     pub quotas: Quotas,
-    /// Where the address of a request's peer comes from.
+    /// The source of a request's peer address.
     pub peer: PeerSource,
-    /// The proxies whose forwarding headers count.
+    /// The proxies whose forwarding headers are trusted.
     pub trusted_proxies: TrustedProxies,
-    /// Plain http is answered for every host (`ALLOW_HTTP=1`).
+    /// Whether plain HTTP requests are served for every host (`ALLOW_HTTP=1`).
     pub allow_http: bool,
 }
 
-/// How much of what a user or a workspace may have (contract 11.4).
+/// The maximum resources of a user or a workspace (contract 11.4).
 #[derive(Clone, Copy, Debug)]
 pub struct Quotas {
-    /// Commands of a user that wait.
+    /// Waiting commands of a user.
     pub waiting_of_user: i64,
-    /// Commands of a workspace that wait.
+    /// Waiting commands of a workspace.
     pub waiting_of_workspace: i64,
     /// API tokens of a user.
     pub tokens_of_user: i64,
-    /// Login sessions of a user: a new one ends the oldest.
+    /// Login sessions of a user. A further login ends the oldest session.
     pub sessions_of_user: i64,
-    /// Bytes that a workspace stores in a day: lines, environments and output.
+    /// Bytes that a workspace stores per day: lines, inputs and output.
     pub bytes_of_day: i64,
 }
 
-/// What the Worker believes about the address at the other end of a request's connection.
+/// The source of the address at the other end of a request's connection.
 #[derive(Debug)]
 pub enum PeerSource {
-    /// The header `Farhand-Peer`, if it begins with this key, which `scripts/serve.mjs` draws at
-    /// each start.
+    /// The header `Farhand-Peer`, if it begins with this key. `scripts/serve.mjs` generates the key
+    /// at each start.
     Local(Secret),
     /// Cloudflare's header `CF-Connecting-IP` (`EDGE=cloudflare`).
     Cloudflare,
-    /// Nothing: the address is unknown.
+    /// None: the address is unknown.
     Unknown,
 }
 
@@ -145,13 +144,12 @@ fn var(env: &Env, name: &str) -> String {
     env.var(name).map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// A var that is a whole number from 1 on, or what stands for it where it is none.
-fn positive(env: &Env, name: &str, otherwise: i64) -> i64 {
-    var(env, name).parse().ok().filter(|number| *number > 0).unwrap_or(otherwise)
+/// A variable that is a positive integer. If it is absent or invalid, the default.
+fn positive(env: &Env, name: &str, default: i64) -> i64 {
+    var(env, name).parse().ok().filter(|number| *number > 0).unwrap_or(default)
 }
 
-/// The trusted proxies. An invalid setting trusts none of them: a misspelled network must not trust
-/// another one.
+/// The trusted proxies. If the setting has an invalid entry, no proxy is trusted.
 fn trusted_proxies(env: &Env) -> TrustedProxies {
     TrustedProxies::parse(&var(env, "TRUSTED_PROXIES")).unwrap_or_else(|entry| {
         log::trouble(
@@ -164,7 +162,7 @@ fn trusted_proxies(env: &Env) -> TrustedProxies {
 }
 
 impl Config {
-    /// The configuration, which is read once in an isolate: another one needs another deployment.
+    /// The configuration. It is read once per isolate, because only a deployment changes it.
     pub fn of(env: &Env) -> Rc<Self> {
         CONFIG.with(|config| config.get_or_init(|| Rc::new(Self::read(env))).clone())
     }
@@ -194,21 +192,22 @@ impl Config {
     }
 
     fn read_throttles(env: &Env) -> Settings {
-        let usual = Settings::default();
-        let ceiling =
-            |name, usual: u32| u32::try_from(positive(env, name, usual.into())).unwrap_or(usual);
+        let default = Settings::default();
+        let limit = |name, default: u32| {
+            u32::try_from(positive(env, name, default.into())).unwrap_or(default)
+        };
         Settings {
-            login_seconds: positive(env, "LOGIN_WINDOW_SECONDS", usual.login_seconds),
-            hour_seconds: positive(env, "HOUR_WINDOW_SECONDS", usual.hour_seconds),
-            logins_of_site: ceiling("LOGIN_FAILURES_PER_SITE", usual.logins_of_site),
-            logins_of_workspace: ceiling("LOGIN_FAILURES_PER_WORKSPACE", usual.logins_of_workspace),
-            resets_of_site: ceiling("RESETS_PER_SITE", usual.resets_of_site),
-            resets_of_workspace: ceiling("RESETS_PER_WORKSPACE", usual.resets_of_workspace),
+            login_seconds: positive(env, "LOGIN_WINDOW_SECONDS", default.login_seconds),
+            hour_seconds: positive(env, "HOUR_WINDOW_SECONDS", default.hour_seconds),
+            logins_of_site: limit("LOGIN_FAILURES_PER_SITE", default.logins_of_site),
+            logins_of_workspace: limit("LOGIN_FAILURES_PER_WORKSPACE", default.logins_of_workspace),
+            resets_of_site: limit("RESETS_PER_SITE", default.resets_of_site),
+            resets_of_workspace: limit("RESETS_PER_WORKSPACE", default.resets_of_workspace),
         }
     }
 
-    /// The address of a workspace, from configuration alone: what goes into a mail must not hang on
-    /// a request's Host.
+    /// The address of a workspace. It depends on the configuration alone: a request's Host header
+    /// must not influence the links in mails.
     pub fn base_url_of(&self, slug: &str) -> String {
         if self.base_url.is_empty() {
             return format!("https://{slug}.{}.{}", self.region, self.service_domain);
@@ -230,7 +229,7 @@ impl Config {
         Some(self.web_client_url.as_str()).filter(|url| !url.is_empty())
     }
 
-    /// The names under which this region cell is reached.
+    /// The parts of the host names that this region cell serves.
     pub fn names(&self) -> Names<'_> {
         Names {
             region: &self.region,
@@ -240,47 +239,47 @@ impl Config {
     }
 }
 
-/// How often an agent sends a heartbeat, in seconds.
+/// The seconds between two heartbeats of an agent.
 pub fn heartbeat_seconds(env: &Env) -> i64 {
     positive(env, "AGENT_HEARTBEAT_SECONDS", 300)
 }
 
-/// The commit that the Worker was built from, if the deployment names it.
+/// The commit from which the Worker was built, if the deployment sets it.
 pub fn commit(env: &Env) -> Option<String> {
     Some(var(env, "COMMIT")).filter(|commit| !commit.is_empty())
 }
 
-/// How often an agent is pinged, in seconds.
+/// The seconds between two pings of an agent.
 pub fn ping_seconds(env: &Env) -> i64 {
     positive(env, "AGENT_PING_SECONDS", 600)
 }
 
 const DEFAULT_GRACE_DAYS: u16 = 7;
-const LONGEST_GRACE_DAYS: u16 = 365;
+const MAX_GRACE_DAYS: u16 = 365;
 
-/// How many days commands are kept after their end, for [`kept_until`].
+/// The setting for [`kept_until`]: the days for which commands are kept after their end.
 pub const COMMAND_RETENTION: &str = "COMMAND_RETENTION_DAYS";
-/// How many days audit events are kept, likewise.
+/// The setting for [`kept_until`]: the days for which audit events are kept.
 pub const AUDIT_RETENTION: &str = "AUDIT_RETENTION_DAYS";
-/// How many days anonymous audit events are kept, likewise.
+/// The setting for [`kept_until`]: the days for which anonymous audit events are kept.
 pub const ANONYMOUS_AUDIT_RETENTION: &str = "ANONYMOUS_AUDIT_RETENTION_DAYS";
 
-/// Before when something must have been over that is deleted now, by the setting of so many days;
-/// `None`: nothing is.
+/// By a retention setting: what ended or happened before this time is to be deleted. `None` means
+/// that nothing is to be deleted.
 ///
 /// # Errors
-/// The setting makes no sense.
+/// The setting is invalid.
 pub fn kept_until(env: &Env, setting: &str) -> Result<Option<Timestamp>, Error> {
     let until = retention::until(&var(env, setting), now());
     until.map_err(|error| Error::internal(format!("{setting} is {error}")))
 }
 
-/// When a workspace that is deleted now is purged: after `WORKSPACE_GRACE_DAYS`.
+/// The time at which a workspace that is deleted now will be purged: after `WORKSPACE_GRACE_DAYS`.
 pub fn purge_at(env: &Env, now: Timestamp) -> Timestamp {
     let setting = var(env, "WORKSPACE_GRACE_DAYS");
-    let days = setting.parse().ok().filter(|days| *days <= LONGEST_GRACE_DAYS);
+    let days = setting.parse().ok().filter(|days| *days <= MAX_GRACE_DAYS);
     let days = days.unwrap_or_else(|| {
-        // Not zero: a misspelled setting must not purge.
+        // Not zero: an invalid setting must not purge immediately.
         log::trouble(
             "invalid_setting",
             json!({"setting": "WORKSPACE_GRACE_DAYS"}),
@@ -291,13 +290,13 @@ pub fn purge_at(env: &Env, now: Timestamp) -> Timestamp {
     now.plus_seconds(i64::from(days) * 86_400)
 }
 
-/// The cell's key, with the previous one during a rotation.
+/// The cell's secret key, with the previous one during a rotation. Cached per isolate.
 ///
 /// # Errors
 /// The secret `SECRET_KEY` is missing, or it or `SECRET_KEY_PREVIOUS` is too short.
 pub fn secret_key(env: &Env) -> Result<SecretKey, Error> {
-    if let Some(known) = SECRET_KEY.with(|key| key.get().cloned()) {
-        return Ok(known);
+    if let Some(cached) = SECRET_KEY.with(|key| key.get().cloned()) {
+        return Ok(cached);
     }
     match SecretKey::new(&var(env, "SECRET_KEY"), &var(env, "SECRET_KEY_PREVIOUS")) {
         Ok(read) => Ok(SECRET_KEY.with(|key| key.get_or_init(|| read).clone())),
@@ -308,8 +307,8 @@ pub fn secret_key(env: &Env) -> Result<SecretKey, Error> {
     }
 }
 
-/// The operator's tokens, if there is an operator API: the current one, and during a rotation the
-/// previous one. A token that is too short is treated as absent.
+/// The operator's tokens: the current one, and during a rotation the previous one. A token that is
+/// too short is treated as absent. Without a current token there is no operator API.
 pub fn operator_tokens(env: &Env) -> Option<Vec<Secret>> {
     let token = |name| {
         Some(var(env, name))
@@ -320,27 +319,27 @@ pub fn operator_tokens(env: &Env) -> Option<Vec<Secret>> {
     Some([Some(current), token("OPERATOR_TOKEN_PREVIOUS")].into_iter().flatten().collect())
 }
 
-/// The sender's address of every mail.
+/// The sender's address of all mails.
 pub fn mail_from(env: &Env) -> String {
     var(env, "MAIL_FROM")
 }
 
-/// The SMTP server that mails are handed to, if there is one.
+/// The SMTP server for mails; `None`: mails are sent through the binding [`EMAIL`].
 ///
 /// # Errors
-/// Its settings make no sense.
+/// A setting is invalid.
 pub fn smtp_server(env: &Env) -> Result<Option<Server>, Error> {
     let host = var(env, "SMTP_HOST");
     if host.is_empty() {
         return Ok(None);
     }
-    let (security, usual_port) = match var(env, "SMTP_SECURITY").as_str() {
+    let (security, default_port) = match var(env, "SMTP_SECURITY").as_str() {
         "" | "starttls" => (Security::StartTls, 587),
         "tls" => (Security::Tls, 465),
         _ => return Err(Error::internal("SMTP_SECURITY is neither starttls nor tls")),
     };
     let port = match var(env, "SMTP_PORT").as_str() {
-        "" => usual_port,
+        "" => default_port,
         port => port.parse().map_err(|_| Error::internal("SMTP_PORT is not a port number"))?,
     };
     let username = Some(var(env, "SMTP_USERNAME")).filter(|name| !name.is_empty());

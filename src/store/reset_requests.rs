@@ -135,7 +135,7 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
 }
 
 /// Sets the password of a request's user, and writes the audit event. The user's sessions end, and
-/// triggers delete all of the user's requests. So if two clients use a request concurrently, only
+/// triggers void all of the user's requests. So if two clients use a request concurrently, only
 /// one succeeds. Returns the workspace's id and the hashes of the login tokens that ended, or `None`
 /// if the request is not open.
 pub async fn consume(
@@ -157,7 +157,7 @@ pub async fn consume(
         hashes.bind_all(params! { id, now, slug: workspace }),
         update.bind_all(params! { id, now, slug: workspace }),
     );
-    // The update has deleted the request, so the event finds the user by its own object.
+    // The update has voided the request, so the event finds the user by its own object.
     let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = :event ->> '$.object.id'
         WHERE w.slug = :slug AND w.deleted_at IS NULL AND changes() > 0";
     let insert_event = Insert::whole("u.workspace_id", ":event", rest);

@@ -1,5 +1,5 @@
-//! The table of users. If a change of a user invalidates sessions, API tokens or reset requests,
-//! the triggers of the table delete them.
+//! The table of users. If a change of a user ends sessions, API tokens or reset requests, triggers
+//! of the table end them.
 
 use farhand_domain::audit::{Event, MAX_IDS};
 use farhand_domain::caller::Caller;
