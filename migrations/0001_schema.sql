@@ -1,26 +1,29 @@
 -- Farhand's tables in D1.
 --
--- Times are texts of one width, 2026-11-21T01:23:45.678901+00:00. They sort in time order and go into responses as they are.
--- Booleans are 0 and 1. Every tenant table has workspace_id, and every index on one begins with it.
--- Columns with a user's id are not foreign keys: checking one when a user is deleted would need an index that does not
--- begin with workspace_id, or a scan of all tenants' rows. Triggers delete the dependent rows in the same transaction.
+-- Times are texts of one width: 2026-11-21T01:23:45.678901+00:00. They sort by time, and responses
+-- contain them unchanged. Booleans are 0 and 1.
+-- Every tenant table has a column workspace_id, and its indexes begin with that column. Columns
+-- with a user's id are not foreign keys: enforcing them when a user is deleted would need an index
+-- that does not begin with workspace_id, or a scan over all tenants. Triggers delete the dependent
+-- rows in the same transaction.
 
 -- ==================== Tenants and people ====================
 
--- A tenant. A deleted one keeps its row until all its data is purged.
--- AUTOINCREMENT: an id is never reused, so data of a purged workspace cannot appear in a new one.
--- `last_user_id` and `last_group_id` are the highest ids that users and groups of the workspace ever had. Triggers raise them
--- with each new row, so an id is never reused in its workspace and reveals nothing about other workspaces.
+-- A tenant. The row of a deleted workspace is kept until all its data is purged.
+-- AUTOINCREMENT: ids are never reused, so data of a purged workspace cannot appear in a new one.
+-- `last_user_id` and `last_group_id` are the highest ids that users and groups of the workspace
+-- ever had. Triggers increase them with each new row. So ids are never reused within a workspace,
+-- and reveal nothing about other workspaces.
 CREATE TABLE workspaces (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   slug TEXT NOT NULL,
   name TEXT NOT NULL,
   added_at TEXT NOT NULL,
-  -- Since when everything in the workspace is refused.
+  -- From this time on, all requests to the workspace are refused.
   deleted_at TEXT,
-  -- When the purge of a deleted workspace begins. Until then it can be undeleted.
+  -- The purge of a deleted workspace begins at this time. Until then it can be undeleted.
   purge_at TEXT,
-  -- 1 from the beginning of the purge on. From then on the slug is free.
+  -- 1 once the purge has begun. Then another workspace can use the slug.
   is_purging INTEGER NOT NULL DEFAULT 0,
   last_user_id INTEGER NOT NULL DEFAULT 0,
   last_group_id INTEGER NOT NULL DEFAULT 0
@@ -29,17 +32,18 @@ CREATE TABLE workspaces (
 -- Serves: the janitor's search for workspaces to purge.
 CREATE INDEX workspaces_purging ON workspaces (id) WHERE is_purging = 1;
 
--- Serves: the janitor's search for workspaces whose grace period is over.
+-- Serves: the janitor's search for workspaces whose grace period has ended.
 CREATE INDEX workspaces_by_purge ON workspaces (purge_at) WHERE purge_at IS NOT NULL;
 
 -- Serves: the Host header of every request. At most one live workspace has a slug.
 CREATE UNIQUE INDEX workspaces_by_slug ON workspaces (slug) WHERE deleted_at IS NULL;
 
--- Serves: the operator's changes. A slug stays taken until the purge begins.
+-- Serves: the operator's changes. The slug of a deleted workspace is reserved until its purge
+-- begins.
 CREATE UNIQUE INDEX workspaces_by_taken_slug ON workspaces (slug) WHERE is_purging = 0;
 
--- A user. `password` is a PHC string of PBKDF2-HMAC-SHA-256. `id` counts within the workspace: see last_user_id.
--- The primary key also serves the list of users, oldest first.
+-- A user. `password` is a PHC string of PBKDF2-HMAC-SHA-256. `id` is unique within the workspace:
+-- see last_user_id. The primary key also serves the list of users, oldest first.
 CREATE TABLE users (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   id INTEGER NOT NULL,
@@ -53,11 +57,11 @@ CREATE TABLE users (
   is_superuser INTEGER NOT NULL DEFAULT 0 CHECK (is_superuser IN (0, 1)),
   date_joined TEXT NOT NULL,
   last_login TEXT,
-  -- Both names in Unicode lower case, for the search: SQLite's lower() knows ASCII only.
-  -- One column each, so that concurrent changes of both names need not read the other one.
+  -- The names in Unicode lower case, for the search: SQLite's lower() works for ASCII only.
+  -- Two columns, so that a change of one name does not need to read the other.
   folded_first_name TEXT NOT NULL DEFAULT '',
   folded_last_name TEXT NOT NULL DEFAULT '',
-  -- When the password last changed. Re-hashing the same password with more rounds does not move it.
+  -- The time of the last new password. Hashing the same password again with more rounds keeps it.
   password_changed_at TEXT,
   PRIMARY KEY (workspace_id, id)
 ) STRICT;
@@ -73,7 +77,8 @@ CREATE TRIGGER users_in AFTER INSERT ON users BEGIN
   UPDATE workspaces SET last_user_id = max(last_user_id, new.id) WHERE id = new.workspace_id;
 END;
 
--- A deleted user whose commands still name them. The janitor clears the commands, then this row.
+-- A deleted user whose id is still in `requested_by` of commands. The janitor clears that column,
+-- and then deletes this row.
 CREATE TABLE departed_users (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   user_id INTEGER NOT NULL,
@@ -82,8 +87,9 @@ CREATE TABLE departed_users (
 
 -- ==================== Credentials ====================
 
--- A login. The row decides whether its token is alive; KV only caches. Revoking deletes the row.
--- `refreshed_at` is when `expires_at` was last moved.
+-- A login. Its token is valid while this row exists and has not expired; KV is only a cache.
+-- Revoking the session deletes the row. `refreshed_at` is the time at which `expires_at` was last
+-- extended.
 CREATE TABLE sessions (
   id TEXT PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -99,12 +105,13 @@ CREATE TABLE sessions (
 -- Serves: the credential check of every request with a login token.
 CREATE UNIQUE INDEX sessions_by_token ON sessions (workspace_id, token_hash);
 
--- Serves: a user's list of sessions, and revoking all of them.
+-- Serves: a user's list of sessions, and revoking all sessions of a user.
 CREATE INDEX sessions_by_user ON sessions (workspace_id, user_id, id);
 
--- A revoked session: the commands that it created and that still wait are not delivered. A logout or an expiry adds no row.
--- `is_settled` is 1 once the servers' objects have cancelled those commands. Until then, and for a command that was being
--- created during the revocation, the recheck before delivery reads this table.
+-- A revoked session: the waiting commands that it created must not be delivered. A logout or an
+-- expiry adds no row. `is_settled` is 1 once the servers' objects have cancelled these commands.
+-- The recheck before delivery reads this table. So it also stops commands that are not cancelled
+-- yet, and commands that were being created during the revocation.
 CREATE TABLE revoked_sessions (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   id TEXT NOT NULL,
@@ -114,7 +121,7 @@ CREATE TABLE revoked_sessions (
   PRIMARY KEY (workspace_id, id)
 ) STRICT, WITHOUT ROWID;
 
--- Serves: deleting a user's rows.
+-- Serves: the deletion of a user's rows.
 CREATE INDEX revoked_sessions_by_user ON revoked_sessions (workspace_id, user_id);
 
 -- Serves: the janitor's search for users whose commands are to be cancelled.
@@ -141,9 +148,10 @@ CREATE UNIQUE INDEX api_tokens_by_key ON api_tokens (workspace_id, key_hash);
 -- Serves: a user's list of tokens, newest first (ids sort by creation).
 CREATE INDEX api_tokens_by_user ON api_tokens (workspace_id, user_id, id);
 
--- A request for a password reset. It counts for 24 hours whether or not the address is registered, and whatever its outcome.
--- `address_hash` is the keyed hash of the requested address. `user_id` is the user whose password it may set: null for an
--- unregistered address, and once the request is used or void. The key in the mail is derived from `id`.
+-- A request for a password reset. It counts towards the limit for 24 hours, even if the address is
+-- not registered or the request was used. `address_hash` is the keyed hash of the requested
+-- address. `user_id` is the user whose password the request can set. It is null if the address is
+-- not registered, and once the request is used or void. The key in the mail is derived from `id`.
 CREATE TABLE reset_requests (
   id TEXT PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -156,17 +164,17 @@ CREATE TABLE reset_requests (
 -- Serves: the count of an address's pending requests.
 CREATE INDEX reset_requests_by_address ON reset_requests (workspace_id, address_hash, expires_at);
 
--- Serves: voiding all of a user's requests. It has no condition on user_id, so that a request costs the same for
--- registered and unregistered addresses.
+-- Serves: voiding all requests of a user. The index has no condition on user_id, so that a request
+-- costs the same for registered and unregistered addresses.
 CREATE INDEX reset_requests_by_user ON reset_requests (workspace_id, user_id);
 
--- Serves: deleting expired requests.
+-- Serves: the deletion of expired requests.
 CREATE INDEX reset_requests_by_expiry ON reset_requests (workspace_id, expires_at);
 
 -- ==================== Servers and groups ====================
 
--- A server. The Durable Object with the same id holds its connection. The columns about host and connection are what
--- that object last reported.
+-- A server. The Durable Object with the same id holds the connection to the agent. It writes the
+-- columns about the host and the connection.
 CREATE TABLE servers (
   id TEXT PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -185,25 +193,26 @@ CREATE TABLE servers (
   load REAL,
   connected_at TEXT,
   last_seen_at TEXT,
-  -- Counts the object's reports about this row. An older report that arrives late changes nothing.
+  -- The revision of the last update by the object. A late update with an older revision is ignored.
   link_revision INTEGER NOT NULL DEFAULT 0,
   added_at TEXT NOT NULL,
   updated_at TEXT NOT NULL,
-  -- The agent's host facts in Unicode lower case, for the search.
+  -- The reported facts on the host in Unicode lower case, for the search.
   folded TEXT NOT NULL DEFAULT '',
   -- A pending server runs no commands until staff approve it.
   registration TEXT NOT NULL DEFAULT 'active' CHECK (registration IN ('pending', 'active')),
-  -- The fingerprint of the agent's key, of a server that was registered with a token that asks for approval.
+  -- The fingerprint of the agent's key, if the registration token requires approval. Otherwise
+  -- null.
   fingerprint TEXT,
-  -- When a second agent with this server's id and key was last refused; null: not recently.
+  -- When a second agent with this server's id and key was last refused. Null: not recently.
   identity_conflict_at TEXT,
-  -- The remote account of commands that name none: set by a user; null: `reported_username`.
+  -- The account for commands that name none, if a user set it. Null: `reported_username` applies.
   default_username TEXT,
-  -- The only account that its agent can use, as reported by an agent that is not root.
+  -- The only account that the agent can use, if the agent does not run as root and reported it.
   reported_username TEXT
 ) STRICT;
 
--- Serves: deleting servers that were not approved in time.
+-- Serves: the deletion of servers that were not approved in time.
 CREATE INDEX servers_pending ON servers (workspace_id, added_at) WHERE registration = 'pending';
 
 -- Serves: a command that names its server, and the uniqueness of names.
@@ -215,7 +224,8 @@ CREATE INDEX servers_by_workspace ON servers (workspace_id, id);
 -- Serves: an owner's servers.
 CREATE INDEX servers_by_owner ON servers (workspace_id, owner_id, id);
 
--- A name that a server gave up less than 30 days ago, by a deletion or a new name. No pending server gets it.
+-- A name that became free less than 30 days ago, because its server was deleted or renamed. No
+-- pending server gets such a name.
 CREATE TABLE server_names (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   name TEXT NOT NULL,
@@ -223,7 +233,7 @@ CREATE TABLE server_names (
   PRIMARY KEY (workspace_id, name)
 ) STRICT, WITHOUT ROWID;
 
--- Serves: deleting the rows that are older.
+-- Serves: the deletion of older rows.
 CREATE INDEX server_names_by_time ON server_names (workspace_id, freed_at);
 
 CREATE TRIGGER server_names_in AFTER INSERT ON server_names BEGIN
@@ -231,8 +241,9 @@ CREATE TRIGGER server_names_in AFTER INSERT ON server_names BEGIN
     AND freed_at <= strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now', '-30 days');
 END;
 
--- A group: its members can access its servers (contract 5.4). The folded columns are in Unicode lower case, for the search.
--- `id` counts within the workspace: see last_group_id. The primary key also serves the list of groups, oldest first.
+-- A group: its members can access its servers (contract 5.4). The folded columns are in Unicode
+-- lower case, for the search. `id` is unique within the workspace: see last_group_id. The primary
+-- key also serves the list of groups, oldest first.
 CREATE TABLE groups (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   id INTEGER NOT NULL,
@@ -262,7 +273,7 @@ CREATE TABLE memberships (
   role TEXT NOT NULL CHECK (role IN ('member', 'manager', 'owner'))
 ) STRICT;
 
--- Serves: the servers a user can access; a user is in a group at most once.
+-- Serves: the servers that a user can access. A user is in a group at most once.
 CREATE UNIQUE INDEX memberships_by_user ON memberships (workspace_id, user_id, group_id);
 
 -- Serves: a group's members and owners.
@@ -289,8 +300,8 @@ CREATE TABLE gone_servers (
   PRIMARY KEY (workspace_id, id)
 ) STRICT, WITHOUT ROWID;
 
--- A token that agents register servers with. `uses` is the number of uses left; null means no limit.
--- It is valid only while its creator is active staff (docs/agents.md).
+-- A token with which agents register servers. `uses` is the number of uses left; null means no
+-- limit. The token is valid only while its creator is active staff (docs/agents.md).
 CREATE TABLE registration_tokens (
   id TEXT PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -299,9 +310,10 @@ CREATE TABLE registration_tokens (
   key_hash TEXT NOT NULL,
   expires_at TEXT,
   uses INTEGER CHECK (uses >= 0),
-  -- A pattern that the name an agent asks for must match; it is a GLOB pattern whose only wildcard is `*`. Null: any name.
+  -- A GLOB pattern that the requested name must match. Its only wildcard is `*`. Null: any name.
   name_pattern TEXT,
-  -- The networks from which agents may register, as a JSON array of CIDRs without host bits. Null: all.
+  -- The networks from which agents may register, as a JSON array of CIDRs without host bits. Null:
+  -- all.
   networks TEXT,
   -- Whether staff must approve each server before it runs commands.
   approval INTEGER NOT NULL DEFAULT 0 CHECK (approval IN (0, 1)),
@@ -314,7 +326,7 @@ CREATE UNIQUE INDEX registration_tokens_by_key ON registration_tokens (workspace
 -- Serves: the list, newest first.
 CREATE INDEX registration_tokens_by_workspace ON registration_tokens (workspace_id, id);
 
--- Serves: deleting all tokens of a user.
+-- Serves: the deletion of all tokens of a user.
 CREATE INDEX registration_tokens_by_creator ON registration_tokens (workspace_id, creator_id);
 
 -- The groups that a server joins at registration.
@@ -325,16 +337,19 @@ CREATE TABLE registration_token_groups (
   PRIMARY KEY (workspace_id, token_id, group_id)
 ) STRICT, WITHOUT ROWID;
 
--- Serves: deleting a group.
+-- Serves: the deletion of a group.
 CREATE INDEX registration_token_groups_by_group ON registration_token_groups (workspace_id, group_id);
 
 -- ==================== Commands ====================
 
--- A command, as its server's object last reported it. What was requested (line, account ...) never changes, and its times
--- only move forward. `state` and `status_message` are computed from the times by farhand_domain::lifecycle.
--- `server_name` is kept for deleted servers. `requested_by` is a user's id, null once that user is deleted.
--- `result` is the part of the output that lists show; `full_result` is all of it, if it is longer.
--- `seq` is 2^40 times the workspace's id, plus a number in the workspace that grows with each insert: see counted_commands.
+-- A command, as the object of its server last wrote it. The columns of the request (line, account
+-- ...) never change, and times only move forward.
+-- - state, status_message: computed from the times by farhand_domain::lifecycle.
+-- - server_name: for deleted servers.
+-- - requested_by: a user's id. It becomes null after the user was deleted.
+-- - result: the part of the output that lists show. full_result: the whole output, if it is longer.
+-- - seq: 2^40 times the workspace's id, plus a number that grows with each insertion in the
+--   workspace: see counted_commands.
 CREATE TABLE commands (
   seq INTEGER PRIMARY KEY CHECK (seq >> 40 = workspace_id),
   id TEXT NOT NULL,
@@ -348,7 +363,7 @@ CREATE TABLE commands (
   groupname TEXT NOT NULL,
   -- The words of a command without a shell, as JSON.
   argv TEXT,
-  -- Whether it was given an environment, standard input or a directory. D1 never has these.
+  -- Whether the request had an environment, standard input or a directory. D1 never stores these.
   has_inputs INTEGER NOT NULL DEFAULT 0 CHECK (has_inputs IN (0, 1)),
   timeout INTEGER NOT NULL,
   added_at TEXT NOT NULL,
@@ -364,36 +379,39 @@ CREATE TABLE commands (
   response_delay REAL,
   elapsed_time REAL,
   output_bytes INTEGER NOT NULL DEFAULT 0,
-  -- What its line and its inputs count for the quota of stored bytes. Null for a command that was restored.
+  -- The bytes of line and inputs for the quota of stored bytes. Null if a resync restored the
+  -- command.
   stored_bytes INTEGER,
   result_truncated INTEGER NOT NULL DEFAULT 0 CHECK (result_truncated IN (0, 1)),
   result TEXT,
   full_result TEXT,
-  -- As link_revision of servers.
+  -- The revision of the last update by the object: see servers.link_revision.
   revision INTEGER NOT NULL DEFAULT 0,
-  -- Keyed hashes (under SECRET_KEY) of the Idempotency-Key and of the request body, valid for 24 hours.
+  -- Keyed hashes (under SECRET_KEY) of the Idempotency-Key and of the request body, valid for 24
+  -- hours.
   idempotency_key TEXT,
   idempotency_body TEXT
 ) STRICT;
 
--- Serves: one command by its id, the object's reports about it, and deleting commands that ended long ago: ids begin with the
--- time of creation.
+-- Serves: one command by its id, the updates by its object, and the deletion of commands that ended
+-- long ago (ids begin with the time of creation).
 CREATE UNIQUE INDEX commands_by_id ON commands (workspace_id, id);
 
--- docs/contributing/cost.md has the price of each index. In its default order a list of commands is
--- read by an index; in another order it sorts all commands that match.
+-- docs/contributing/cost.md has the price of each index. A list of commands in its default order is
+-- read by an index. In any other order, all matching commands are sorted.
 
 -- Serves: the list without filters, `is_scheduled`, and filters that match most commands
 -- (`shell=system`, `success=true`, `requested_by_isnull=false`).
 CREATE INDEX commands_by_schedule ON commands (workspace_id, scheduled_at, id);
 
--- Serves: `server`, and the lists of callers who can access only some servers, one server after the other.
+-- Serves: `server`, and the lists of callers with partial access, one server after the other.
 CREATE INDEX commands_by_server ON commands (workspace_id, server_id, scheduled_at, id);
 
--- Serves: `requested_by`, `requested_by_isnull=true`, and removing a deleted user from their commands in steps.
+-- Serves: `requested_by`, `requested_by_isnull=true`, and the removal of a deleted user from
+-- commands.
 CREATE INDEX commands_by_requester ON commands (workspace_id, requested_by, scheduled_at, id);
 
--- Serves: `state` with states before the end. Few commands are in it.
+-- Serves: `state` with states before the end. It has few entries.
 CREATE INDEX commands_open ON commands (workspace_id, scheduled_at, id) WHERE handled_at IS NULL;
 
 -- Serves: `success=false`.
@@ -402,23 +420,23 @@ CREATE INDEX commands_unsuccessful ON commands (workspace_id, scheduled_at, id) 
 -- Serves: `shell=internal`.
 CREATE INDEX commands_internal ON commands (workspace_id, scheduled_at, id) WHERE shell = 'internal';
 
--- Serves: the lookup of an Idempotency-Key, and that each is used once per user.
+-- Serves: the lookup of an Idempotency-Key, and its uniqueness per user.
 CREATE UNIQUE INDEX commands_by_key ON commands (workspace_id, requested_by, idempotency_key)
 WHERE idempotency_key IS NOT NULL;
 
--- Serves: the quotas of waiting commands. A command that is inserted as delivered is never in it.
+-- Serves: the quotas of waiting commands. A command that is inserted as delivered adds no entry.
 CREATE INDEX commands_waiting ON commands (workspace_id, requested_by) WHERE delivered_at IS NULL AND handled_at IS NULL;
 
--- Serves: the search in lines that are longer than what command_texts has of them, newest first.
+-- Serves: the search in lines of which command_texts has only the beginning, newest first.
 CREATE INDEX commands_long ON commands (workspace_id, seq, length(line)) WHERE length(line) > 1024;
 
--- Answers to requests with an Idempotency-Key, but for those that create commands, which keep theirs themselves. A row is
--- written in the transaction of its change, and deleted after 24 hours. The operator's rows have workspace 0 and user 0, so the
--- column is not a foreign key.
+-- Responses to requests with an Idempotency-Key. Those for commands are in `commands`. A row is
+-- written in the transaction of its change, and deleted after 24 hours. The operator's rows have
+-- workspace 0 and user 0, so workspace_id is not a foreign key.
 CREATE TABLE idempotency_keys (
   workspace_id INTEGER NOT NULL,
   user_id INTEGER NOT NULL,
-  -- Keyed hashes: of the key, and of the endpoint with the body.
+  -- Keyed hashes of the key, and of the endpoint with the body.
   key_hash TEXT NOT NULL,
   request_hash TEXT NOT NULL,
   -- The new resource as JSON, without its secrets.
@@ -427,16 +445,18 @@ CREATE TABLE idempotency_keys (
   PRIMARY KEY (workspace_id, user_id, key_hash)
 ) STRICT;
 
--- Serves: deleting expired rows.
+-- Serves: the deletion of expired rows.
 CREATE INDEX idempotency_keys_by_added ON idempotency_keys (added_at);
 
 -- ==================== Derived data of commands ====================
 
--- How many commands a workspace has up to the key `up_to`. Those behind it, some hundred at most, are counted when a list is read,
--- so that its `count` is exact. The workspace's Sealer moves `up_to` to the last command. A deletion takes a command out of the
--- counters that have it, in its transaction. No command gets a key up to `up_to`.
--- `bytes` is what these commands stored on the latest `day` (UTC, 2026-11-21), for the quota: lines and inputs on the day of
--- their insert, and output. For the commands behind `up_to` it is read from their rows.
+-- The number of commands of a workspace up to the key `up_to`. The commands after it, a few hundred
+-- at most, are counted whenever a list is read, so that its `count` is exact. The workspace's
+-- Sealer moves `up_to` to the last command. The transaction that deletes a command subtracts it
+-- from the counters that include it. No new command gets a key up to `up_to`.
+-- `bytes` is the number of bytes that these commands stored on `day` (UTC, 2026-11-21), for the
+-- quota: lines and inputs on the day of the insertion, output on the day of the end. The bytes of
+-- the commands after `up_to` are read from their rows.
 CREATE TABLE counted_commands (
   workspace_id INTEGER PRIMARY KEY REFERENCES workspaces (id),
   up_to INTEGER NOT NULL,
@@ -445,7 +465,8 @@ CREATE TABLE counted_commands (
   bytes INTEGER NOT NULL
 ) STRICT;
 
--- Output of a command that is counted already. At most 16 MiB of it are kept.
+-- Adds the output of a command that the counters include already. At most 16 MiB of output are
+-- kept.
 CREATE TRIGGER commands_output AFTER UPDATE OF output_bytes ON commands WHEN new.output_bytes > old.output_bytes
   AND (new.stored_bytes IS NULL OR new.seq <= (SELECT up_to FROM counted_commands WHERE workspace_id = new.workspace_id)) BEGIN
   UPDATE counted_commands SET day = strftime('%Y-%m-%d', 'now'), bytes = iif(day = strftime('%Y-%m-%d', 'now'), bytes, 0)
@@ -453,7 +474,8 @@ CREATE TRIGGER commands_output AFTER UPDATE OF output_bytes ON commands WHEN new
   WHERE workspace_id = new.workspace_id;
 END;
 
--- How many of them a server has (kind 'server', the key is its id), and a user requested (kind 'requester').
+-- The numbers of the commands up to `up_to` per server (kind 'server') and per requester (kind
+-- 'requester'). `key` is the id of the server or the user.
 CREATE TABLE command_counts (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   kind TEXT NOT NULL CHECK (kind IN ('server', 'requester')),
@@ -462,8 +484,9 @@ CREATE TABLE command_counts (
   PRIMARY KEY (workspace_id, kind, key)
 ) STRICT, WITHOUT ROWID;
 
--- The servers of commands, by the names they had when the commands were created: a deleted server is shown and found by that
--- name. `number` stands for server and name in command_texts. It is not reused while a command refers to it.
+-- The servers of commands, with the names that they had when the commands were created. A deleted
+-- server is shown and found by that name. `number` represents server and name in command_texts. It
+-- is not reused while a command refers to it.
 CREATE TABLE command_servers (
   number INTEGER PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -474,8 +497,8 @@ CREATE TABLE command_servers (
 -- Serves: the search for a server's name.
 CREATE UNIQUE INDEX command_servers_by_server ON command_servers (workspace_id, server_id, name);
 
--- The servers on which a user requested commands. The commands they requested on deleted servers stay readable to them.
--- A row stays until the server has no commands, or the user is deleted.
+-- The servers on which a user requested commands. If such a server is deleted, the user can still
+-- read these commands. A row is kept until the server has no commands, or the user is deleted.
 CREATE TABLE command_requesters (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   user_id INTEGER NOT NULL,
@@ -483,21 +506,26 @@ CREATE TABLE command_requesters (
   PRIMARY KEY (workspace_id, user_id, server_id)
 ) STRICT, WITHOUT ROWID;
 
--- Serves: deleting a server's rows, with its last command.
+-- Serves: the deletion of a server's rows together with its last command.
 CREATE INDEX command_requesters_by_server ON command_requesters (workspace_id, server_id, user_id);
 
--- The search index. Its rowid is the command's seq: the commands of a workspace are adjacent, so a search reads no other
--- workspace's part. Server and requester are three characters each that encode a number and form
--- one token: the number in command_servers, and the requester's id. They are private-use characters with 14 bits each, from
--- U+F4000 and U+F8000. `line` has the first 1,024 characters, so the index stays small whatever lines people send; commands_long
--- serves the rest. It ends with a line feed, so that its last two characters begin a token too: this is how words of two
--- characters are found. `wide` has the token `yes` if the line is not all ASCII, and `lng` if it is longer than 1,024 characters.
--- The texts are not stored a second time.
+-- The search index. It does not store the texts again.
+-- - rowid: the command's seq. The commands of a workspace are adjacent, so a search reads no
+--   entries of other workspaces.
+-- - server, requester: a number as three characters, which form one token. It is the number in
+--   command_servers, or the requester's id. The characters are from the private-use area, with 14
+--   bits each, from U+F4000 and U+F8000 on.
+-- - line: the first 1,024 characters of the line, so that long lines do not make the index large;
+--   commands_long serves the rest. A line feed follows, so that the last two characters begin a
+--   token, too: words of two characters are found by such tokens.
+-- - wide: the token `yes` if the line has characters that are not ASCII, and the token `lng` if the
+--   line is longer than 1,024 characters.
 CREATE VIRTUAL TABLE command_texts USING fts5 (
   server, requester, line, wide, tokenize = 'trigram', content = '', columnsize = 0
 );
 
--- The row of command_texts for each command. An FTS5 'delete' needs exactly the values that were inserted.
+-- The rows of command_texts for all commands. To delete an entry, FTS5 needs exactly the values
+-- that were inserted.
 CREATE VIEW command_text_rows AS
 SELECT c.seq, substr(c.line, 1, 1024) || char(10) AS line,
   iif(length(CAST(c.line AS BLOB)) > length(c.line), 'yes', '') || iif(length(c.line) > 1024, 'lng', '') AS wide,
@@ -507,13 +535,13 @@ SELECT c.seq, substr(c.line, 1, 1024) || char(10) AS line,
 FROM commands c
 JOIN command_servers n ON n.workspace_id = c.workspace_id AND n.server_id = c.server_id AND n.name = c.server_name;
 
--- The search index follows the commands.
+-- These triggers keep the search index in line with the commands.
 CREATE TRIGGER commands_in AFTER INSERT ON commands BEGIN
   INSERT INTO command_servers (workspace_id, server_id, name) VALUES (new.workspace_id, new.server_id, new.server_name)
   ON CONFLICT (workspace_id, server_id, name) DO NOTHING;
   INSERT INTO command_texts (rowid, server, requester, line, wide)
   SELECT seq, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
-  -- The requester may have been deleted before this insert: the janitor then clears requested_by.
+  -- If the requester was deleted before this insertion, the janitor clears requested_by.
   INSERT INTO departed_users (workspace_id, user_id) SELECT new.workspace_id, new.requested_by
   WHERE new.requested_by IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM users WHERE id = new.requested_by AND workspace_id = new.workspace_id)
@@ -531,7 +559,7 @@ CREATE TRIGGER commands_out BEFORE DELETE ON commands BEGIN
   SELECT 'delete', seq, server, requester, line, wide FROM command_text_rows WHERE seq = old.seq;
 END;
 
--- The janitor removes a deleted user from their commands.
+-- The janitor removes a deleted user from the commands that the user requested.
 CREATE TRIGGER commands_requester_before BEFORE UPDATE OF requested_by ON commands
 WHEN new.requested_by IS NOT old.requested_by BEGIN
   INSERT INTO command_texts (command_texts, rowid, server, requester, line, wide)
@@ -544,26 +572,27 @@ WHEN new.requested_by IS NOT old.requested_by BEGIN
   SELECT seq, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
 END;
 
--- ==================== Security: what a change ends ====================
+-- ==================== Security: the effects of changes ====================
 
--- In the transaction of the change, whichever statement makes it. One trigger for each event.
--- Resets are the pending ones of the user's password, servers those that the user owns.
+-- Triggers apply these effects in the transaction of the change, no matter which statement makes
+-- it. There is one trigger per event. Resets are the user's pending reset requests. Servers are
+-- those that the user owns.
 --
--- event on a user       | sessions | API tokens | resets | registration tokens | memberships | servers
--- password changed      | deleted  |            | void   |                     |             |
--- e-mail changed        |          |            | void   |                     |             |
--- staff, superuser lost | deleted  |            |        | (1)                 |             | (2)
--- deactivated           | deleted  | disabled   | void   | (1)                 |             |
--- deleted               | deleted  | deleted    | void   | deleted             | deleted     | no owner
+-- event on a user       | sessions | API tokens | resets | reg. tokens | memberships | servers
+-- password changed      | deleted  |            | void   |             |             |
+-- e-mail changed        |          |            | void   |             |             |
+-- staff, superuser lost | deleted  |            |        | (1)         |             | (2)
+-- deactivated           | deleted  | disabled   | void   | (1)         |             |
+-- deleted               | deleted  | deleted    | void   | deleted     | deleted     | no owner
 --
 -- (1) No trigger: a registration token is valid only while its creator is active staff.
 -- (2) No trigger: the statement that changes the user clears the owner, unless the request says
 --     `keep_servers: true`.
 --
 -- event                      | effect
--- group deleted              | its memberships and links to servers and registration tokens are deleted
--- server deleted             | its links to groups are deleted; if it was approved, its name is kept 30 days
--- server renamed             | if it was approved, its old name is kept 30 days
+-- group deleted              | its memberships and its links to servers and tokens are deleted
+-- server deleted             | its links to groups are deleted; if approved, its name is kept 30 days
+-- server renamed             | if approved, its old name is kept 30 days
 -- registration token deleted | its links to groups are deleted
 
 CREATE TRIGGER users_password AFTER UPDATE OF password_changed_at ON users BEGIN
@@ -624,10 +653,12 @@ END;
 
 -- ==================== Audit log (docs/audit.md) ====================
 
--- An event in a workspace. Workspace 0 holds the operator's events in the region cell, which outlive workspaces, so the column
--- is not a foreign key. The row is written in the transaction of the change that it records.
--- `seq` is 2^40 times the workspace's id, plus the event's number in the workspace, from 1 on. D1 has one writer, so the numbers
--- grow in the order of the changes, and a workspace's events are adjacent. The number is also the event's link in the chain.
+-- An audit event of a workspace. Workspace 0 has the operator's events in the region cell, which
+-- are kept longer than any workspace, so workspace_id is not a foreign key. The row is written in
+-- the transaction of the change that it records.
+-- `seq` is 2^40 times the workspace's id, plus the number of the event in the workspace, from 1 on.
+-- D1 has one writer, so the numbers grow in the order of the changes. The events of a workspace are
+-- adjacent. The number is also the event's place in the audit chain (`link`).
 CREATE TABLE audit_events (
   seq INTEGER PRIMARY KEY CHECK (seq >> 40 = workspace_id),
   id TEXT NOT NULL,
@@ -648,10 +679,11 @@ CREATE TABLE audit_events (
   details TEXT NOT NULL
 ) STRICT;
 
--- The seals of some events that follow each other, `first` to `last` by their `seq`. Only the workspace's Sealer writes it, one
--- row for all events that it finds. `hashes` has the hash of each event in the chain, 64 characters each.
--- Serves also: the filter by time. No event of the row is earlier than `earliest`; none of it or of an earlier row is later
--- than `latest`.
+-- The seals of consecutive events, from `first` to `last` by their `seq`. Only the workspace's
+-- Sealer writes a row, for all events that it seals together. `hashes` has the hashes of the events
+-- in the audit chain, 64 characters each.
+-- The table also serves the filter by time. `earliest` is not later than any event of the row.
+-- `latest` is not earlier than any event of the row or of a row before it.
 CREATE TABLE audit_seals (
   last INTEGER PRIMARY KEY CHECK (last >> 40 = workspace_id),
   workspace_id INTEGER NOT NULL,
@@ -661,8 +693,9 @@ CREATE TABLE audit_seals (
   hashes TEXT NOT NULL
 ) STRICT;
 
--- Anonymous events that are not in the audit log one by one: failed logins and reset requests (docs/audit.md). `pending` counts
--- those since `written_at`, when the last event of the action and object was written. `object_id` is a user's id, or ''.
+-- Counts anonymous events, which are not written to the audit log one by one: failed logins and
+-- reset requests (docs/audit.md). `pending` is the number since `written_at`, the time at which the
+-- last event of the action and object was written. `object_id` is a user's id, or ''.
 CREATE TABLE anonymous_events (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   action TEXT NOT NULL,
@@ -672,22 +705,24 @@ CREATE TABLE anonymous_events (
   PRIMARY KEY (workspace_id, action, object_id)
 ) STRICT, WITHOUT ROWID;
 
--- The list without filters, and its filter by time, read the events in their own order.
+-- The list without filters and the filter by time read the events by `seq`.
 
 -- Serves: the filter by object.
 CREATE INDEX audit_events_by_object ON audit_events (workspace_id, object_id);
 
--- Serves: the filters by action and by actor. The one by actor alone looks up each action that is there.
+-- Serves: the filters by action and by actor. The filter by actor alone makes a search for each
+-- action.
 CREATE INDEX audit_events_by_action ON audit_events (workspace_id, action, actor_name);
 
--- Serves: the filter by outcome, for the few events without success.
+-- Serves: the filter by outcome, for the few unsuccessful events.
 CREATE INDEX audit_events_by_outcome ON audit_events (workspace_id, outcome) WHERE outcome <> 'success';
 
--- Serves: the search for anonymous events that are older than they are kept.
+-- Serves: the search for anonymous events that are old enough to be deleted.
 CREATE INDEX audit_events_anonymous ON audit_events (workspace_id) WHERE actor_type = 'anonymous';
 
--- What stays in the chain of an anonymous event that was deleted because of its age: the digest of its columns. Its hash stays in
--- audit_seals. `number` grows by one from link to link, so that the number of events is the difference of two.
+-- The chain entry of an anonymous event that was deleted because of its age: the digest of its
+-- columns. Its hash remains in audit_seals. `link` is its place in the chain. `number` grows by one
+-- from row to row, so that the difference of two is a number of rows.
 CREATE TABLE audit_expired (
   workspace_id INTEGER NOT NULL,
   link INTEGER NOT NULL,
