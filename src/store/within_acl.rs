@@ -80,7 +80,7 @@ pub fn word_lists(acl: &str) -> String {
 
 /// SQL for the maximum cost of comparing one command, from the tables `patterns` and `lists`: a
 /// constant, and a cost per 1,000 characters of the command. The numbers were measured
-/// (`docs/performance.md`).
+/// (`docs/contributing/performance.md`).
 pub const COST: &str = "SELECT
     (SELECT coalesce(sum(5 + 16 * stars), 0) FROM patterns) AS line,
     (SELECT coalesce(sum(iif(star, 1000, 10)), 0) FROM patterns) AS line_characters,
