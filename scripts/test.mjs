@@ -22,6 +22,7 @@ import { buildAgent } from "./agent.mjs";
 import { browser } from "./browser.mjs";
 import { build } from "./build.mjs";
 import { freePort, startInstance } from "./instance.mjs";
+import { interpreters } from "./interpreters.mjs";
 import { keptInstance, stopKeptInstance } from "./kept-instance.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
 import { cargoDeny, checkRust, prepare, programs } from "./toolchain.mjs";
@@ -201,7 +202,11 @@ function testPrograms(tests) {
   // another way.
   if (has("agent::connection") && process.getuid() === 0) programs(["ip"], ["iproute2"], "the test of a cut network needs the command ip");
   if (has("cost::bench")) programs(["sqlite3"], ["sqlite3"], "the test of the benches' data needs sqlite3");
-  if (!has("api::reset_page")) return {};
+  if (has("docs::documents")) programs(["jq"], ["jq"], "the examples of the documents need jq");
+  return { ...(has("docs::examples") ? interpreters() : {}), ...(has("api::reset_page") ? browserPrograms() : {}) };
+}
+
+function browserPrograms() {
   const { chromium, chromedriver } = browser();
   return { FARHAND_CHROMIUM: chromium, FARHAND_CHROMEDRIVER: chromedriver };
 }

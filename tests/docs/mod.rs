@@ -3,5 +3,6 @@
 mod citations;
 mod dependencies;
 mod documents;
+mod examples;
 mod openapi;
 mod properties;

@@ -1,0 +1,3 @@
+module example.com/farhand-run
+
+go 1.19
