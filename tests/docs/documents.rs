@@ -1,5 +1,5 @@
-//! The examples of `docs/authentication.md`, `docs/commands.md` and `docs/agents.md` run as they
-//! stand, and answer what stands there.
+//! The examples of the tutorial, of some guides and of some how-to pages run as they stand, and
+//! print what stands there. Blocks between `~~~` are not run.
 
 use std::path::Path;
 
@@ -13,10 +13,18 @@ const ANY: &str = "…";
 /// Between the outputs of two examples.
 const MARK: char = '\u{1e}';
 
-/// An example: lines for a shell, and the JSON that they print, or nothing.
+/// What an example prints.
+enum Answer {
+    /// JSON, in any form; `…` stands for any value.
+    Json(Value),
+    /// Text; `…` stands for any characters.
+    Text(String),
+}
+
+/// An example: lines for a shell, and what they print, or nothing.
 struct Example {
     lines: String,
-    answer: Option<Value>,
+    answer: Option<Answer>,
 }
 
 fn examples(text: &str) -> Vec<Example> {
@@ -29,9 +37,14 @@ fn examples(text: &str) -> Vec<Example> {
         let (language, lines) = block.split_once('\n').unwrap();
         match language {
             "sh" => found.push(Example { lines: lines.to_owned(), answer: None }),
-            "json" => {
-                let answer =
-                    serde_json::from_str(lines).unwrap_or_else(|error| panic!("{error}: {lines}"));
+            "json" | "text" => {
+                let answer = match language {
+                    "text" => Answer::Text(format!("{lines}\n")),
+                    _ => Answer::Json(
+                        serde_json::from_str(lines)
+                            .unwrap_or_else(|error| panic!("{error}: {lines}")),
+                    ),
+                };
                 let example = found.last_mut().expect("an answer follows its example");
                 assert!(example.answer.replace(answer).is_none(), "{lines}");
             }
@@ -57,6 +70,19 @@ fn matches(expected: &Value, found: &Value) -> bool {
         }
         _ => expected == found,
     }
+}
+
+/// Whether a text has the parts of a pattern in their order, with any characters for each `…`.
+fn text_matches(pattern: &str, found: &str) -> bool {
+    let mut parts = pattern.split('…');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = found.strip_prefix(first) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    for part in parts {
+        let Some((_, behind)) = rest.split_once(part) else { return false };
+        rest = behind;
+    }
+    rest.ends_with(last)
 }
 
 /// Runs the examples of a document, at least so many, against `npm start`.
@@ -108,7 +134,14 @@ async fn run(document: &str, at_least: usize) {
         for (example, printed) in examples.iter().zip(answers) {
             match &example.answer {
                 None => assert_eq!(printed, "", "{}", example.lines),
-                Some(expected) => {
+                Some(Answer::Text(expected)) => {
+                    let lines = &example.lines;
+                    assert!(
+                        text_matches(expected, printed),
+                        "{lines}\nexpected {expected}\nfound {printed}"
+                    );
+                }
+                Some(Answer::Json(expected)) => {
                     let found =
                         serde_json::from_str(printed).unwrap_or(Value::String(printed.to_owned()));
                     assert!(
@@ -135,4 +168,35 @@ async fn the_examples_of_commands_run_as_they_stand() {
 #[tokio::test]
 async fn the_examples_of_agents_run_as_they_stand() {
     run("agents.md", 6).await;
+}
+
+#[tokio::test]
+async fn the_tutorial_runs_as_it_stands() {
+    run("tutorial.md", 9).await;
+}
+
+#[tokio::test]
+async fn the_how_to_of_ci_runs_as_it_stands() {
+    run("how-to/ci-deploy.md", 4).await;
+}
+
+#[tokio::test]
+async fn the_how_to_of_restarts_runs_as_it_stands() {
+    run("how-to/limited-restart.md", 5).await;
+}
+
+#[tokio::test]
+async fn the_how_to_of_enrolment_runs_as_it_stands() {
+    run("how-to/enrol-hosts.md", 3).await;
+}
+
+#[test]
+fn a_pattern_matches_its_texts_only() {
+    for (pattern, text) in [("a\n", "a\n"), ("a…", "abc"), ("…c…", "abcd"), ("a…b…c", "axbxc")]
+    {
+        assert!(text_matches(pattern, text), "{pattern}: {text}");
+    }
+    for (pattern, text) in [("a", "ab"), ("a…c", "ab"), ("…c…", "ab"), ("a…b…c", "axc")] {
+        assert!(!text_matches(pattern, text), "{pattern}: {text}");
+    }
 }
