@@ -137,6 +137,32 @@ fn everything_says_what_it_is() {
     assert!(silent.is_empty(), "{silent:?}");
 }
 
+/// Generators of clients give a type to a schema with a name only, and some read no `allOf`.
+#[test]
+fn every_json_body_has_a_named_schema() {
+    let mut unnamed = Vec::new();
+    let mut count = 0;
+    for (path, item) in DOCUMENT["paths"].as_object().unwrap() {
+        for (method, operation) in METHODS.iter().filter_map(|name| Some((name, item.get(name)?))) {
+            let answers = operation["responses"].as_object().unwrap().iter();
+            let bodies = answers.map(|(status, answer)| (status.as_str(), answer));
+            for (part, body) in bodies.chain([("request", &operation["requestBody"])]) {
+                let Some(json) = body["content"].get("application/json") else { continue };
+                count += 1;
+                // A server has one form for users, and another one for its agent.
+                let schema = &json["schema"];
+                let ways =
+                    schema["anyOf"].as_array().map_or(vec![schema], |ways| ways.iter().collect());
+                if ways.iter().any(|way| way["$ref"].is_null()) {
+                    unnamed.push(format!("{method} {path}: {part}"));
+                }
+            }
+        }
+    }
+    assert!(unnamed.is_empty(), "{unnamed:?}");
+    assert!(count > 150, "{count}");
+}
+
 #[test]
 fn the_document_has_the_codes_that_there_are_and_no_others() {
     let described = DOCUMENT["components"]["schemas"]["ErrorCode"]["enum"].as_array().unwrap();
