@@ -27,12 +27,12 @@ pub enum Access {
 struct Row {
     endpoint: Endpoint,
     access: Access,
-    /// The paths, each with its methods. Parameters are in braces.
+    /// The paths, each after its methods. Path parameters are in braces.
     paths: &'static [(&'static [&'static str], &'static str)],
     options: Options,
 }
 
-/// What only some rows state.
+/// The optional parts of a row.
 struct Options {
     /// The action in the audit log (`docs/audit.md`).
     audit_action: Option<&'static str>,
@@ -75,8 +75,8 @@ macro_rules! endpoints {
     };
 }
 
-// The methods of a path are in the order GET, POST, PUT, PATCH, DELETE: the Allow header lists them
-// as they stand here.
+// The methods of a path are in the order GET, POST, PUT, PATCH, DELETE. The Allow header lists them
+// in the order of this table.
 endpoints! {
     /// Liveness, for load balancers.
     Health: Open, [GET "/healthz"];
@@ -91,7 +91,7 @@ endpoints! {
     /// The audit events of the region cell, which belong to no workspace.
     CellAuditList: Operator, [GET "/operator/audit/events/"];
     CellAuditVerify: Operator, [POST "/operator/audit/verify/"];
-    /// The objects of the workspace's servers report everything to D1 again.
+    /// The objects of the workspace's servers write everything to D1 again.
     WorkspaceResync: Operator, [POST "/operator/workspaces/{slug}/resync/"] audits "workspace.resync";
 
     /// Liveness, for users.
@@ -226,7 +226,7 @@ endpoints! {
     ];
     /// The WebSocket that delivers commands.
     AgentBackhaul: Agent, [GET "/ws/servers/backhaul/"];
-    /// A WebSocket that carries no messages.
+    /// A WebSocket that carries only pings.
     AgentControl: Agent, [GET "/ws/servers/control/"];
 }
 
@@ -323,8 +323,8 @@ impl Route {
         served.map(|(name, _)| *name)
     }
 
-    /// Whether a deployment hides the method, or else the whole path. Hidden endpoints are answered
-    /// with 404, unknown methods of a visible path with 405.
+    /// Whether a deployment hides the method of this path. A hidden method gets 404. An unknown
+    /// method gets 405, or 404 if the deployment hides all methods of the path.
     pub fn is_hidden(&self, method: &str, on_prem: bool) -> bool {
         match self.endpoint(method) {
             Some(endpoint) => !on_prem && endpoint.is_on_prem_only(),
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn every_audit_action_is_documented() {
-        // A name that begins with a dot is of the resource before it: `group.create`, `.update`.
+        // A name that begins with a dot continues the resource before it: `group.create`, `.update`.
         let (mut documented, mut resource) = (BTreeSet::new(), "");
         for name in include_str!("../../docs/audit.md").split('`').skip(1).step_by(2) {
             resource = name
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_has_one_access_and_each_method_once_in_the_order_of_allow() {
+    fn methods_of_a_path_share_an_access_and_are_in_order() {
         let order = ["GET", "POST", "PUT", "PATCH", "DELETE"];
         for route in ROUTES.iter() {
             let positions = route.methods.iter().map(|(method, endpoint)| {
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn only_paths_of_the_table_lack_a_slash() {
+    fn a_missing_slash_is_added() {
         for path in [
             "/healthz",
             "/reset-password/page.css",

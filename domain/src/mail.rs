@@ -1,4 +1,4 @@
-//! Mails: what they are made of, and their form on the way (RFC 5322, with MIME).
+//! Mails: their parts, and their text form (RFC 5322, with MIME).
 
 use base64ct::{Base64, Encoding};
 use email_address::{EmailAddress, Options};
@@ -6,41 +6,40 @@ use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// The longest ASCII subject that stands as it is, in characters: its line is well below the 78
-/// that a line should have.
-const PLAIN_SUBJECT: usize = 60;
-/// Bytes in an encoded word: with the header's name before it, the line has at most the 76
+/// The longest ASCII subject that is not encoded, in characters. Its line stays below 78 characters.
+const MAX_PLAIN_SUBJECT: usize = 60;
+/// The most bytes in an encoded word. With the name of the header, its line has at most the 76
 /// characters of RFC 2047.
-const WORD: usize = 39;
+const MAX_WORD: usize = 39;
 
-/// A mail to be sent. It has no `Debug`: its text is not for the log.
+/// A mail to send. It has no `Debug`, because its text must not get into the log.
 #[derive(Clone)]
 pub struct Message {
-    /// Makes the Message-ID, the same for every try, so that a mail that arrives twice is seen to
-    /// be one.
+    /// The id in the Message-ID. It is the same for each attempt to send, so that a recipient can
+    /// recognise a duplicate.
     pub id: Uuid,
     /// When it was written.
     pub date: Timestamp,
     /// The recipient's address.
     pub to: String,
-    /// One line.
+    /// The subject: one line.
     pub subject: String,
-    /// Plain text.
+    /// The body: plain text.
     pub text: String,
 }
 
-/// Why a mail was not sent, in words for the log: nothing of the mail's text is in them, and no
+/// Why a mail was not sent. The text is for the log, and never has a part of the mail's text or a
 /// password.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// Worth another try.
+    /// Another attempt may succeed.
     Temporary(String),
-    /// It will never be taken.
+    /// The server will never accept the mail.
     Permanent(String),
 }
 
-/// Tells whether mail can be sent to or from an address. Nothing in it ends a header or an SMTP
-/// command, and it needs no extension for other characters than ASCII's.
+/// Whether mail can be sent to or from an address. A valid address cannot end a header or an SMTP
+/// command, and has only ASCII characters.
 pub fn is_address(text: &str) -> bool {
     let options = Options::default().without_display_text().without_domain_literal();
     text.bytes().all(|b| b.is_ascii_graphic() && b != b'<' && b != b'>')
@@ -48,11 +47,10 @@ pub fn is_address(text: &str) -> bool {
 }
 
 impl Message {
-    /// Refuses what could end a header or a command: whoever made the message may have been
-    /// careless.
+    /// Refuses texts that could end a header or an SMTP command.
     ///
     /// # Errors
-    /// An address that is none ([`is_address`]), or a subject with control characters.
+    /// The address is invalid ([`is_address`]), or the subject has control characters.
     pub fn check(&self) -> Result<(), Failure> {
         if !is_address(&self.to) {
             return Err(Failure::Permanent("the recipient's address cannot be sent to".to_owned()));
@@ -63,8 +61,8 @@ impl Message {
         Ok(())
     }
 
-    /// The mail as it is sent: ASCII, in lines that end with CR LF and have at most 78 characters,
-    /// but for long addresses.
+    /// The text form of the mail: ASCII, in lines that end with CR LF. The lines have at most 78
+    /// characters, except for long addresses.
     pub fn mime(&self, from: &str) -> String {
         let Self { id, to, .. } = self;
         let domain = from.rsplit('@').next().unwrap_or_default();
@@ -87,15 +85,15 @@ impl Message {
     }
 }
 
-/// The subject's value: itself, or encoded words (RFC 2047).
+/// The value of the header Subject: the text, or encoded words (RFC 2047).
 fn subject(text: &str) -> String {
-    if text.is_ascii() && text.len() <= PLAIN_SUBJECT && !text.contains("=?") {
+    if text.is_ascii() && text.len() <= MAX_PLAIN_SUBJECT && !text.contains("=?") {
         return text.to_owned();
     }
     let mut words = vec![String::new()];
     for character in text.chars() {
         match words.last_mut() {
-            Some(word) if word.len() + character.len_utf8() <= WORD => word.push(character),
+            Some(word) if word.len() + character.len_utf8() <= MAX_WORD => word.push(character),
             _ => words.push(character.into()),
         }
     }
@@ -123,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_mail() {
+    fn a_mail_has_its_headers_and_text() {
         let mime =
             message("Reset your password", "Hello,\n\n.\nGrüße\n").mime("farhand@mail.example");
         let expected = "From: <farhand@mail.example>\r\n\
@@ -140,17 +138,17 @@ mod tests {
     }
 
     #[test]
-    fn subjects() {
+    fn a_subject_is_plain_or_encoded() {
         assert_eq!(subject("Reset your password"), "Reset your password");
         assert_eq!(subject("Grüße"), "=?utf-8?B?R3LDvMOfZQ==?=");
-        // What only looks like an encoded word is to be read as it is.
+        // A text that looks like an encoded word is encoded, so that it is shown unchanged.
         assert_eq!(subject("=?x"), "=?utf-8?B?PT94?=");
         let long = subject(&"ü".repeat(30));
         assert_eq!(long.split("\r\n ").count(), 2, "{long}");
     }
 
     #[test]
-    fn addresses() {
+    fn addresses_cannot_end_a_header() {
         for good in
             ["boss@example.com", "farhand@localhost", "a.b+c@x-y.example", "o'neil@example.com"]
         {
@@ -177,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_end_a_header_is_refused() {
+    fn texts_that_could_end_a_header_are_refused() {
         assert_eq!(message("Hello", "").check(), Ok(()));
         for subject in ["Hello\r\nBcc: <eve@example.com>", "Hello\nBcc: x", "Hello\rx", "Hello\0"] {
             assert!(
@@ -194,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_survives(text in "(?s).*", subject in "\\PC*") {
+        fn any_text_and_subject_can_be_decoded_again(text in "(?s).*", subject in "\\PC*") {
             let mail = message(&subject, &text);
             prop_assert_eq!(mail.check(), Ok(()));
             let mime = mail.mime("farhand@localhost");
@@ -204,7 +202,7 @@ mod tests {
                 prop_assert!(line.len() <= 78 && !line.contains(['\r', '\n']), "{line:?}");
             }
             let (head, body) = mime.split_once("\r\n\r\n").unwrap();
-            // A line of a header begins with its name, or goes on with the one before.
+            // A line begins with the name of a header, or continues the line before.
             let names = head.split("\r\n").filter(|line| !line.starts_with(' ')).count();
             prop_assert_eq!(names, 8);
             let decoded = quoted_printable::decode(body, ParseMode::Strict).unwrap();

@@ -1,4 +1,4 @@
-//! Passwords: the rules for new ones, and their hashes.
+//! Passwords: the rules for new passwords (contract 4.11), and their hashes (contract 4.6).
 
 use std::borrow::Cow;
 
@@ -10,50 +10,49 @@ use sha2::{Digest, Sha256};
 use similar::{Algorithm, capture_diff_slices, diff_ratio};
 use subtle::ConstantTimeEq;
 
-/// The fewest characters of a new password (contract 4.11).
+/// The shortest new password, in characters (contract 4.11).
 pub const MIN_LENGTH: usize = 8;
-/// The most characters of a new password (contract 4.11).
+/// The longest new password, in characters (contract 4.11).
 pub const MAX_LENGTH: usize = 128;
-/// From this sequence-match ratio on, a password is too similar to what is known of its user
-/// (contract 4.11).
+/// From this sequence-match ratio on, a password is too similar to a text about its user (contract
+/// 4.11).
 const TOO_SIMILAR: f32 = 0.7;
-/// The fewest rounds of PBKDF2, whatever is configured (contract 4.6).
+/// The smallest number of rounds of PBKDF2, even if fewer are configured (contract 4.6).
 pub const MIN_ROUNDS: u32 = 100_000;
 
-/// 20,500 common passwords in lower case, made by `scripts/common-passwords.mjs`, which tells the
-/// form.
+/// 20,500 common passwords in lower case. `scripts/common-passwords.mjs` generates the file and
+/// describes its form.
 const COMMON: &[u8] = include_bytes!("../data/common-passwords.bin");
 
-/// What a password must not resemble.
+/// Texts about a user that the password must not resemble.
 #[derive(Clone, Copy, Debug)]
 pub struct Personal<'a> {
-    /// The user's name.
+    /// The username.
     pub username: &'a str,
     /// The user's e-mail address.
     pub email: &'a str,
 }
 
-/// Rows of keys and the alphabet: a password that runs along one of them, either way, is as common
-/// as those of the list.
+/// The alphabet and rows of keys. A password that is part of one of them, forwards or backwards,
+/// counts as common.
 const RUNS: [&str; 5] =
     ["abcdefghijklmnopqrstuvwxyz", "01234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"];
-/// Up to so many characters that are repeated are no more than one.
-const LONGEST_UNIT: usize = 4;
+/// A password that repeats at most this number of characters counts as common.
+const MAX_REPEATED: usize = 4;
 
-/// Tells whether a password is a few characters again and again, or a run along [`RUNS`]. Lists
-/// leave these out, as there is no end of them.
+/// Whether a password repeats a few characters, or is part of one of the [`RUNS`]. The list of common
+/// passwords cannot have all of these.
 fn is_pattern(lower: &str) -> bool {
     let characters: Vec<char> = lower.chars().collect();
     let repeats = |unit: usize| {
         characters.len() >= 2 * unit && characters.windows(unit + 1).all(|w| w[0] == w[unit])
     };
     let reversed: String = characters.iter().rev().collect();
-    (1..=LONGEST_UNIT).any(repeats)
+    (1..=MAX_REPEATED).any(repeats)
         || RUNS.iter().any(|row| row.contains(lower) || row.contains(&reversed))
 }
 
-/// All the rules that a new password breaks, as messages for its field (contract 4.11). None: it is
-/// good.
+/// The messages for all rules that a new password violates (contract 4.11). Empty: it is valid.
 pub fn violations(password: &str, personal: Personal<'_>) -> Vec<Cow<'static, str>> {
     let mut messages = Vec::new();
     let length = password.chars().count();
@@ -91,19 +90,22 @@ pub fn violations(password: &str, personal: Personal<'_>) -> Vec<Cow<'static, st
     messages
 }
 
-/// Looks for a password in the packed list. The list is sorted, but a scan of its 70 KB is fast
-/// enough for what happens once a password change.
+/// Whether the packed list has a password. A scan of the 70 KB is fast enough for a change of a
+/// password.
+///
+/// An entry is a byte and a suffix. The byte is one more than the number of bytes that the entry
+/// shares with the entry before.
 fn is_common(password: &str) -> bool {
     let wanted = password.as_bytes();
-    // How many of the wanted bytes the entry at hand has at its beginning.
+    // The number of bytes that the present entry shares with `wanted`.
     let mut matched = 0;
     let mut at = 0;
     while at < COMMON.len() {
         let shared = usize::from(COMMON[at] - 1);
         let rest = &COMMON[at + 1..];
         let suffix = &rest[..rest.iter().position(|b| *b < 0x20).unwrap_or(rest.len())];
-        // An entry that shares more with its forerunner than that matched differs where that one
-        // did.
+        // If the entry shares more bytes with the one before than matched there, it differs from
+        // `wanted` at the same position.
         if shared <= matched {
             let common = suffix
                 .iter()
@@ -130,23 +132,23 @@ fn is_similar(lower_password: &str, known: &str) -> bool {
     diff_ratio(&operations, password.len(), known.len()) >= TOO_SIMILAR
 }
 
-/// A password that was checked.
+/// The result of a password check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Checked {
-    /// Whether it is right.
+    /// Whether the password is correct.
     pub is_right: bool,
-    /// The hash was made with fewer rounds than are configured now, and should be made again.
+    /// Whether the stored hash has fewer rounds than are configured now, and should be replaced.
     pub is_outdated: bool,
-    /// The work that the check took, in rounds of PBKDF2: it must not tell an account that exists
-    /// from one that does not.
+    /// The work of the check, in rounds of PBKDF2. It must be the same for accounts that exist and
+    /// for those that do not.
     pub rounds: u32,
 }
 
-/// The bytes of a SHA-256 block.
+/// The length of a block of SHA-256, in bytes.
 const BLOCK: usize = 64;
-/// The bytes of a SHA-256 hash, which is all that a password's hash has.
+/// The length of a SHA-256 hash, and of a password's hash, in bytes.
 const HASH: usize = 32;
-/// The state that SHA-256 starts from (FIPS 180-4, 5.3.3).
+/// The initial state of SHA-256 (FIPS 180-4, 5.3.3).
 const INITIAL: [u32; 8] = [
     0x6a09_e667,
     0xbb67_ae85,
@@ -158,7 +160,7 @@ const INITIAL: [u32; 8] = [
     0x5be0_cd19,
 ];
 
-/// How far a [`Derivation`] is.
+/// The progress of a [`Derivation`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
     /// Rounds are left.
@@ -167,20 +169,21 @@ pub enum Progress {
     Done([u8; HASH]),
 }
 
-/// PBKDF2-HMAC-SHA-256 with a key of 32 bytes (RFC 8018, 5.2), in steps: the caller can do other
-/// work between two of them.
+/// PBKDF2-HMAC-SHA-256 with a key of 32 bytes (RFC 8018, 5.2), in steps. The caller can do other work
+/// between two steps.
 ///
-/// Each round is two calls of SHA-256's compression function, on states that have the two pads of
-/// HMAC already. That function is compiled in its own crate, for speed; this crate is compiled for
-/// size.
+/// Each round calls SHA-256's compression function twice, on states that already include the pads of
+/// HMAC. The crate with that function is compiled for speed, this crate is compiled for size.
 #[derive(Clone, Debug)]
 pub struct Derivation {
-    /// SHA-256 after the block of HMAC's inner and outer pad.
+    /// The state of SHA-256 after the inner pad of HMAC.
     inner: [u32; 8],
+    /// The state of SHA-256 after the outer pad of HMAC.
     outer: [u32; 8],
-    /// The last U of the RFC, in a block with the padding of a message of one pad and one hash.
+    /// The last U of the RFC, in a block that is padded as the end of a message of one pad and one
+    /// hash.
     block: [[u8; BLOCK]; 1],
-    /// The exclusive or of every U so far.
+    /// The exclusive or of all U so far.
     key: [u8; HASH],
     rounds: u32,
     left: u32,
@@ -195,7 +198,7 @@ fn bytes_of(state: [u32; 8]) -> [u8; HASH] {
 }
 
 impl Derivation {
-    /// Begins. At least one round is made.
+    /// Begins a derivation with at least one round.
     pub fn new(password: &str, salt: &[u8], rounds: u32) -> Self {
         let mut padded = [0; BLOCK];
         if password.len() > BLOCK {
@@ -210,7 +213,7 @@ impl Derivation {
             compress256(&mut state, &[pad]);
             state
         };
-        // The first U is of the salt and the number of the only block of output, 1.
+        // The first U covers the salt and the number of the only block of output, 1.
         let first = Sha256::new()
             .chain_update(inner_pad)
             .chain_update(salt)
@@ -233,7 +236,7 @@ impl Derivation {
         }
     }
 
-    /// Makes at most so many rounds more.
+    /// Computes at most this number of rounds.
     pub fn step(&mut self, rounds: u32) -> Progress {
         let now = self.left.min(rounds);
         for _ in 0..now {
@@ -251,7 +254,8 @@ impl Derivation {
     }
 }
 
-/// The PHC string of PBKDF2-HMAC-SHA-256 over a password. `derive` runs a derivation to its end.
+/// Hashes a password with PBKDF2-HMAC-SHA-256, and returns the PHC string. `derive` runs a derivation
+/// to its end.
 pub async fn hash(
     password: &str,
     salt: [u8; 16],
@@ -267,18 +271,17 @@ pub async fn hash(
     format!("$pbkdf2-sha256$i={rounds},l={HASH}${salt}${key}")
 }
 
-/// The parts of a PHC string that was made by [`hash`].
+/// Parses a PHC string of [`hash`].
 fn parse(stored: &str) -> Option<(Salt, u32, Output)> {
     let parsed = PasswordHash::new(stored).ok()?;
     let params = Params::try_from(&parsed).ok()?;
     Some((parsed.salt?, params.rounds(), parsed.hash?))
 }
 
-/// Checks a password against a PHC string, in time that does not depend on where they differ.
-/// `derive` runs a derivation to its end.
+/// Checks a password against a PHC string in constant time. `derive` runs a derivation to its end.
 ///
-/// Where there is no account, or it may not log in, `stored` is `None`: the same work is done, and
-/// it is wrong.
+/// `stored` is `None` if the account does not exist or may not log in. Then the check does the same
+/// work, and the password is wrong.
 pub async fn check(
     password: &str,
     stored: Option<&str>,
@@ -296,7 +299,7 @@ pub async fn check(
         is_right = derive(derivation).await.ct_eq(hash.as_bytes()).into();
     }
     if !is_right && work < wanted {
-        // Its result is of no use to anyone; the time that it takes is.
+        // Only the time of this derivation matters, not its result.
         std::hint::black_box(derive(Derivation::new(password, &[0; 16], wanted - work)).await);
         work = wanted;
     }
@@ -314,11 +317,11 @@ mod tests {
 
     use super::*;
 
-    const NOBODY: Personal<'_> = Personal { username: "zoraquill", email: "j.doe@example.com" };
+    const PERSON: Personal<'_> = Personal { username: "zoraquill", email: "j.doe@example.com" };
 
     #[track_caller]
-    fn breaks(password: &str, expected: &[&str]) {
-        let found = violations(password, NOBODY);
+    fn violates(password: &str, expected: &[&str]) {
+        let found = violations(password, PERSON);
         assert_eq!(found.len(), expected.len(), "{password}: {found:?}");
         for (message, word) in found.iter().zip(expected) {
             assert!(message.contains(word), "{password}: {message}");
@@ -326,32 +329,32 @@ mod tests {
     }
 
     #[test]
-    fn all_failures_together() {
-        breaks("correct horse battery", &[]);
-        breaks("Tr0ub4dor&3", &[]);
-        breaks("12345", &["too short", "too common", "entirely numeric"]);
-        breaks("", &["too short"]);
-        breaks("password", &["too common"]);
-        breaks("PassWord1", &["too common"]);
+    fn all_violations_are_reported_together() {
+        violates("correct horse battery", &[]);
+        violates("Tr0ub4dor&3", &[]);
+        violates("12345", &["too short", "too common", "entirely numeric"]);
+        violates("", &["too short"]);
+        violates("password", &["too common"]);
+        violates("PassWord1", &["too common"]);
         for pattern in
             ["aaaaaaaa", "ZZZZZZZZZ", "abcabcabc", "qweqweqwe", "abcdefgh", "LKJHGFDSA", "       a"]
         {
             assert!(
-                violations(pattern, NOBODY).iter().any(|message| message.contains("too common")),
+                violations(pattern, PERSON).iter().any(|message| message.contains("too common")),
                 "{pattern}"
             );
         }
-        breaks("abcdabcdx", &[]);
-        breaks("9182736455463728", &["entirely numeric"]);
-        breaks(&"x1y".repeat(43), &["too long", "too common"]);
-        breaks("zoraquill", &["username"]);
-        breaks("ZoraQuill1", &["username"]);
-        breaks("lliuqaroz!", &[]);
-        breaks("J.Doe@Example.com", &["email"]);
+        violates("abcdabcdx", &[]);
+        violates("9182736455463728", &["entirely numeric"]);
+        violates(&"x1y".repeat(43), &["too long", "too common"]);
+        violates("zoraquill", &["username"]);
+        violates("ZoraQuill1", &["username"]);
+        violates("lliuqaroz!", &[]);
+        violates("J.Doe@Example.com", &["email"]);
     }
 
     #[test]
-    fn the_list_of_common_passwords_is_whole() {
+    fn every_entry_of_the_packed_list_is_found() {
         let mut entry = Vec::new();
         let (mut entries, mut at) = (Vec::<Vec<u8>>::new(), 0);
         while at < COMMON.len() {
@@ -374,7 +377,7 @@ mod tests {
         }
     }
 
-    /// Runs derivations in steps of so many rounds.
+    /// Runs derivations in steps of this number of rounds.
     fn in_steps(rounds: u32) -> impl AsyncFn(Derivation) -> [u8; HASH] {
         async move |mut derivation: Derivation| {
             loop {
@@ -385,7 +388,7 @@ mod tests {
         }
     }
 
-    /// The value of a future that never waits.
+    /// The output of a future that is ready immediately.
     fn ready<T>(future: impl Future<Output = T>) -> T {
         let mut context = Context::from_waker(Waker::noop());
         match pin!(future).poll(&mut context) {
@@ -402,7 +405,7 @@ mod tests {
         ready(super::check(password, stored, rounds, in_steps(15_000)))
     }
 
-    /// What the crate makes of it.
+    /// The PHC string of the crate `pbkdf2`.
     fn reference(password: &str, salt: &[u8], rounds: u32) -> String {
         let params = Params::new(rounds).unwrap();
         Pbkdf2::SHA256
@@ -413,7 +416,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn derivations_are_those_of_the_crate(
+        fn derived_keys_equal_those_of_the_crate(
             password in ".{0,200}", salt in proptest::collection::vec(any::<u8>(), 0..100), rounds in 1u32..40, step in 1u32..50,
         ) {
             let mut expected = [0; HASH];
@@ -432,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn passwords_as_long_as_a_block_or_longer() {
+    fn passwords_longer_than_a_block_are_derived() {
         for length in [0, 1, 55, 56, 63, 64, 65, 128, 1_000] {
             let password = "p".repeat(length);
             let mut expected = [0; HASH];
@@ -446,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_those_of_the_crate() {
+    fn phc_strings_equal_those_of_the_crate() {
         assert_eq!(
             hash("\u{e9}\u{1f511}", [200; 16], 100_000),
             reference("\u{e9}\u{1f511}", &[200; 16], 100_000)
@@ -461,13 +464,13 @@ mod tests {
         assert_eq!(right(100_000), Checked { is_right: true, is_outdated: false, rounds: 100_000 });
         assert_eq!(right(100_001), Checked { is_right: true, is_outdated: true, rounds: 100_000 });
         assert!(!check("secret word", Some(&stored), 100_000).is_right);
-        // Made by Python's hashlib.pbkdf2_hmac.
+        // Computed by Python's hashlib.pbkdf2_hmac.
         let other = "$pbkdf2-sha256$i=100000,l=32$AAECAwQFBgcICQoLDA0ODw$BJO7D07E5L9WUb9Rtu+lTcbLNE+br0ZbRboN5gK7XyM";
         assert!(check("secret words", Some(other), 100_000).is_right);
     }
 
     #[test]
-    fn whoever_may_not_log_in_takes_the_same_work() {
+    fn an_unknown_account_takes_the_same_work() {
         let stored = hash("secret words", [7; 16], 100_000);
         for rounds in [1, 100_000, 150_000] {
             let wanted = rounds.max(MIN_ROUNDS);
@@ -480,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_have_a_floor() {
+    fn rounds_have_a_minimum() {
         assert!(hash("secret words", [7; 16], 1).contains("i=100000,"));
     }
 }

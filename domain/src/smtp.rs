@@ -1,8 +1,8 @@
-//! The client's side of SMTP (RFC 5321), as far as it takes to hand one mail over: what the server
-//! says goes in, what to do next comes out.
+//! The client side of SMTP (RFC 5321), for sending one mail: the input is what the server sends, the
+//! output is what to do next.
 //!
-//! Neither credentials nor the mail can leave over a connection that is not encrypted: with
-//! [`Security::StartTls`] the only way past the server's first answers is [`Next::StartTls`].
+//! Credentials and the mail are never sent over an unencrypted connection. With
+//! [`Security::StartTls`], the session continues only after [`Next::StartTls`].
 //!
 //! ```
 //! use farhand_domain::smtp::{Mail, Next, Security, Session};
@@ -16,72 +16,72 @@ use base64ct::{Base64, Encoding};
 use crate::mail::Failure;
 use crate::secret::Secret;
 
-/// The most of an answer that is kept, in bytes; no server says so much.
-const LONGEST_ANSWER: usize = 16 * 1024;
-/// The most of an answer that a [`Failure`] quotes, in characters.
-const QUOTED: usize = 200;
-/// The name that servers ask for and have no use for: the Worker has none of its own. In this form
-/// all take it.
+/// The longest reply of a server, in bytes. A longer one is an error.
+const MAX_REPLY: usize = 16 * 1024;
+/// The longest part of a reply that a [`Failure`] quotes, in characters.
+const MAX_QUOTE: usize = 200;
+/// EHLO needs a name, but the Worker has none. All servers accept this form.
 const EHLO: &str = "EHLO [127.0.0.1]\r\n";
-/// Answers that are about who sends, not about the mail: that can be mended.
+/// Codes of replies about the sender's login. They are temporary failures, because the operator can
+/// correct the login.
 const NOT_AUTHENTICATED: [u16; 4] = [530, 534, 535, 538];
 
 /// How the connection is encrypted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Security {
-    /// From the server's consent on, before anything of worth is sent.
+    /// TLS begins after the command STARTTLS.
     StartTls,
-    /// From the first byte.
+    /// TLS begins with the connection.
     Tls,
 }
 
-/// Who the server knows us as.
+/// The login at the mail server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Login {
-    /// The name.
+    /// The username.
     pub username: String,
     /// The password.
     pub password: Secret,
 }
 
-/// The server that mails are handed to.
+/// The mail server of the deployment.
 #[derive(Debug)]
 pub struct Server {
-    /// Its name.
+    /// The host name.
     pub host: String,
     /// The TCP port.
     pub port: u16,
     /// How the connection is encrypted.
     pub security: Security,
-    /// Who it knows us as; `None`: it does not ask.
+    /// The login; `None`: the server needs none.
     pub login: Option<Login>,
 }
 
-/// A mail with its envelope. It has no `Debug`: its text is not for the log.
+/// A mail with its envelope. It has no `Debug`, because its text must not get into the log.
 #[derive(Clone)]
 pub struct Mail {
     /// The sender's address ([`crate::mail::is_address`]).
     pub from: String,
     /// The recipient's address ([`crate::mail::is_address`]).
     pub to: String,
-    /// The mail itself, in lines that end with CR LF ([`crate::mail::Message::mime`]).
+    /// The text form of the mail, in lines that end with CR LF ([`crate::mail::Message::mime`]).
     pub mime: String,
 }
 
 /// What to do with the connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// Read on: the server has not said all.
+    /// Read more: the reply is not complete.
     Read,
     /// Send this, then read.
     Send(String),
     /// Begin TLS, then send this, then read.
     StartTls(String),
-    /// The server has taken the mail.
+    /// The server has accepted the mail. The session has ended.
     Delivered,
 }
 
-/// What the server's next answer is about.
+/// What the server's next reply answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Greeting,
@@ -97,7 +97,7 @@ enum Stage {
     Text,
 }
 
-/// One mail's way to a server.
+/// An SMTP session that sends one mail.
 pub struct Session {
     security: Security,
     login: Option<Login>,
@@ -106,40 +106,40 @@ pub struct Session {
     received: Vec<u8>,
 }
 
-/// A whole answer of the server's.
+/// A complete reply of the server.
 struct Reply {
     code: u16,
     lines: Vec<String>,
-    /// How many bytes it was.
+    /// The length in bytes.
     length: usize,
 }
 
 impl Session {
-    /// A session on a connection that was just made.
+    /// A session on a new connection.
     pub fn new(security: Security, login: Option<Login>, mail: Mail) -> Self {
         Self { security, login, mail, stage: Stage::Greeting, received: Vec::new() }
     }
 
-    /// Takes what the server said, in pieces of any size. No bytes mean that it closed the
-    /// connection.
+    /// Takes bytes from the server, in pieces of any size, and returns what to do next. No bytes mean
+    /// that the server closed the connection.
     ///
     /// # Errors
-    /// The mail was not taken. Then, as after [`Next::Delivered`], the session is over.
+    /// The server did not accept the mail. The session has ended.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Next, Failure> {
         if bytes.is_empty() {
             return Err(self.broken("it was closed"));
         }
         self.received.extend_from_slice(bytes);
         let Some(reply) = Reply::read(&self.received)? else {
-            if self.received.len() > LONGEST_ANSWER {
+            if self.received.len() > MAX_REPLY {
                 return Err(Failure::Temporary("the server's answer does not end".to_owned()));
             }
             return Ok(Next::Read);
         };
-        // Every command waits for its answer. What came in before TLS must not be taken for an
-        // answer after it.
-        let is_over = self.stage == Stage::Text;
-        if reply.length != self.received.len() && !is_over {
+        // Each command waits for its reply. Bytes that arrived before TLS must not count as a reply
+        // after it.
+        let is_last = self.stage == Stage::Text;
+        if reply.length != self.received.len() && !is_last {
             return Err(Failure::Temporary(
                 "the server answered more than it was asked".to_owned(),
             ));
@@ -148,9 +148,9 @@ impl Session {
         self.step(&reply)
     }
 
-    /// The connection failed, and why.
+    /// The failure if the connection broke. `cause`: the error.
     pub fn broken(&self, cause: &str) -> Failure {
-        Failure::Temporary(format!("the connection failed at {}: {cause}", self.what()))
+        Failure::Temporary(format!("the connection failed at {}: {cause}", self.stage_name()))
     }
 
     fn step(&mut self, reply: &Reply) -> Result<Next, Failure> {
@@ -195,7 +195,7 @@ impl Session {
         (Stage::Sender, Next::Send(format!("MAIL FROM:<{}>\r\n", self.mail.from)))
     }
 
-    /// What to say to a server that told what it offers, over a connection that is encrypted.
+    /// Chooses the next command by the extensions in the reply to EHLO. The connection is encrypted.
     fn authenticate(&self, reply: &Reply) -> Result<(Stage, Next), Failure> {
         let Some(login) = &self.login else { return Ok(self.sender()) };
         if reply.offers("AUTH", Some("PLAIN")) {
@@ -212,14 +212,14 @@ impl Session {
         }
     }
 
-    /// An answer to a question of AUTH LOGIN, whatever words it was asked in.
+    /// Answers a question of AUTH LOGIN with a part of the login.
     fn encoded(&self, value: impl FnOnce(&Login) -> String) -> Next {
         let value = self.login.as_ref().map(value).unwrap_or_default();
         Next::Send(format!("{}\r\n", Base64::encode_string(value.as_bytes())))
     }
 
-    /// How far it came, in words for the log.
-    fn what(&self) -> &'static str {
+    /// The name of the stage, for the log.
+    fn stage_name(&self) -> &'static str {
         match self.stage {
             Stage::Greeting => "the greeting",
             Stage::PlainHello => "EHLO",
@@ -237,13 +237,13 @@ impl Session {
     fn refusal(&self, reply: &Reply) -> Failure {
         let is_about_mail =
             matches!(self.stage, Stage::Sender | Stage::Recipient | Stage::Data | Stage::Text);
-        let heard_secrets = matches!(
+        let got_secret = matches!(
             self.stage,
             Stage::Username | Stage::Password | Stage::Authentication | Stage::Text
         );
-        // An answer may repeat what it is an answer to.
-        let words = if heard_secrets { reply.enhanced_code() } else { reply.quote() };
-        let text = format!("at {} the server answered {} {words}", self.what(), reply.code)
+        // A reply may repeat the secret that it answers.
+        let words = if got_secret { reply.enhanced_code() } else { reply.quote() };
+        let text = format!("at {} the server answered {} {words}", self.stage_name(), reply.code)
             .trim_end()
             .to_owned();
         if is_about_mail
@@ -258,7 +258,7 @@ impl Session {
 }
 
 impl Reply {
-    /// Reads an answer of one line or several; `None` where its end is not there yet.
+    /// Reads a reply of one or more lines. `None`: it is not complete yet.
     fn read(bytes: &[u8]) -> Result<Option<Self>, Failure> {
         let mut lines = Vec::new();
         let mut length = 0;
@@ -280,7 +280,7 @@ impl Reply {
         Ok(None)
     }
 
-    /// Tells whether an answer to EHLO names an extension, with a parameter where one is asked for.
+    /// Whether a reply to EHLO has an extension and, if given, its parameter.
     fn offers(&self, extension: &str, parameter: Option<&str>) -> bool {
         self.lines.iter().skip(1).any(|line| {
             let mut words = line.split([' ', '=']);
@@ -290,13 +290,13 @@ impl Reply {
         })
     }
 
-    /// The end of the answer, on one line of the log.
+    /// The last line of the reply, for the log.
     fn quote(&self) -> String {
         let line = self.lines.last().map(String::as_str).unwrap_or_default();
-        line.chars().filter(|c| !c.is_control()).take(QUOTED).collect()
+        line.chars().filter(|c| !c.is_control()).take(MAX_QUOTE).collect()
     }
 
-    /// The enhanced status code (RFC 3463), such as `5.7.8`, if there is one.
+    /// The enhanced status code (RFC 3463), such as `5.7.8`. Empty if the reply has none.
     fn enhanced_code(&self) -> String {
         let word = self.lines.last().and_then(|line| line.split(' ').next()).unwrap_or_default();
         word.chars()
@@ -306,8 +306,8 @@ impl Reply {
     }
 }
 
-/// A mail as DATA takes it: a line that begins with a dot gets a second one, and a lone dot is the
-/// end.
+/// The form of a mail after DATA. A line that begins with a dot gets a second dot, and a line with a
+/// single dot ends the mail.
 fn stuffed(mime: &str) -> String {
     let mut data = String::with_capacity(mime.len() + 8);
     for line in mime.split_inclusive('\n') {
@@ -342,7 +342,7 @@ mod tests {
         Ok(Next::Send(text.to_owned()))
     }
 
-    /// Says each line of a script to a session, and compares what it does next.
+    /// Sends each text of a script to a session, and compares the results.
     #[track_caller]
     fn check(session: &mut Session, script: &[(&str, Result<Next, Failure>)]) {
         for (said, expected) in script {
@@ -350,7 +350,7 @@ mod tests {
         }
     }
 
-    /// A session that was asked for its sender, with AUTH done where there is a login.
+    /// A session that has logged in and sent MAIL.
     fn authenticated() -> Session {
         let mut session = session(Security::Tls, true);
         for said in ["220 hi\r\n", "250-hi\r\n250 AUTH PLAIN\r\n", "235 ok\r\n"] {
@@ -364,7 +364,7 @@ mod tests {
     const BODY: &str = "Subject: Hello\r\n\r\nsecret text\r\n..\r\n.\r\n";
 
     #[test]
-    fn starttls_with_plain() {
+    fn a_mail_is_sent_with_starttls_and_auth_plain() {
         let auth = format!(
             "AUTH PLAIN {}\r\n",
             Base64::encode_string(format!("\0farhand\0{PASSWORD}").as_bytes())
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_with_login_where_there_is_no_plain() {
+    fn auth_login_is_used_if_plain_is_not_offered() {
         let encoded = |text: &str| send(&format!("{}\r\n", Base64::encode_string(text.as_bytes())));
         check(
             &mut session(Security::Tls, true),
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_login_and_in_pieces() {
+    fn replies_may_arrive_in_pieces() {
         let mut session = session(Security::Tls, false);
         let pieces = [
             ("2", Ok(Next::Read)),
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_worth_goes_over_a_plain_connection() {
+    fn no_secret_is_sent_over_a_plain_connection() {
         let no = "the server does not offer STARTTLS";
         temporary(
             session(Security::StartTls, true),
@@ -446,7 +446,7 @@ mod tests {
             &["220 hi\r\n", hello, "454 not now\r\n"],
             refused,
         );
-        // Somebody on the way wants their own answer to be taken for the server's, after TLS.
+        // An attacker injects a reply before TLS, which must not count after it.
         let injected = "the server answered more than it was asked";
         temporary(
             session(Security::StartTls, true),
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_before_the_mail_are_worth_another_try() {
+    fn refusals_before_the_mail_are_temporary() {
         let new = || session(Security::Tls, true);
         temporary(
             new(),
@@ -475,7 +475,7 @@ mod tests {
         );
         let none = "the server offers neither AUTH PLAIN nor AUTH LOGIN";
         temporary(new(), &["220 hi\r\n", "250-AUTH PLAIN\r\n250 AUTH CRAM-MD5\r\n"], none);
-        // Some servers repeat what they do not understand.
+        // Some servers repeat a command that they do not understand.
         let hello = "250-hi\r\n250 AUTH PLAIN\r\n";
         let echo = format!("535 5.7.8 AUTH PLAIN {PASSWORD}\r\n");
         temporary(new(), &["220 hi\r\n", hello, &echo], "at AUTH the server answered 535 5.7.8");
@@ -487,12 +487,12 @@ mod tests {
         temporary(new(), &["HTTP/1.1 400 Bad Request\r\n"], "the server does not speak SMTP");
         temporary(new(), &["\u{fc}\u{fc}\r\n"], "the server does not speak SMTP");
         temporary(new(), &["\r\n"], "the server does not speak SMTP");
-        let endless = "220-la\r\n".repeat(LONGEST_ANSWER / 8 + 1);
+        let endless = "220-la\r\n".repeat(MAX_REPLY / 8 + 1);
         temporary(new(), &[&endless], "the server's answer does not end");
     }
 
     #[test]
-    fn refusals_of_the_mail() {
+    fn refusals_of_the_mail_are_permanent_or_temporary() {
         let permanent = |text: &str| Err(Failure::Permanent(text.to_owned()));
         let temporary = |text: &str| Err(Failure::Temporary(text.to_owned()));
         let cases = [
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_at_the_beginning_of_lines() {
+    fn dots_at_the_start_of_lines_are_doubled() {
         assert_eq!(stuffed(".\r\n..a\r\nb.\r\n"), "..\r\n...a\r\nb.\r\n.\r\n");
         assert_eq!(stuffed("a"), "a\r\n.\r\n");
         assert_eq!(stuffed(""), "\r\n.\r\n");

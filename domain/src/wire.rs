@@ -1,4 +1,5 @@
-//! The messages between the service and an agent (agent-protocol 3 and 4), shared by both.
+//! The messages between the service and an agent (agent-protocol 3 and 4). The Worker and the agent
+//! share this module.
 
 use std::collections::BTreeMap;
 
@@ -11,129 +12,128 @@ use uuid::Uuid;
 
 use crate::fields::as_integer;
 
-/// The header of a WebSocket's handshake in which an agent announces what it can beyond Alpamon,
+/// The header of the WebSocket handshake in which an agent announces its features beyond Alpamon,
 /// separated by commas (agent-protocol 6.1).
 pub const FEATURES_HEADER: &str = "X-Agent-Features";
-/// It kills commands: on demand, and when their timeout is over.
+/// The agent kills commands, on request and at their timeout.
 pub const FEATURE_KILL: &str = "kill";
-/// It remembers commands over a restart, and answers a repeated one with what it reported before.
+/// The agent remembers commands across a restart, and repeats its reports for a repeated command.
 pub const FEATURE_REPLAY: &str = "replay";
-/// It runs a program with its arguments as they are, without a shell: [`Order::argv`].
+/// The agent runs a program with any arguments, without a shell: [`Order::argv`].
 pub const FEATURE_ARGV: &str = "argv";
-/// It runs a script whose body it gets: [`Order::script`].
+/// The agent runs a script: [`Order::script`].
 pub const FEATURE_SCRIPT: &str = "script";
-/// It gives a command some input: [`Order::stdin`].
+/// The agent writes to the standard input of a command: [`Order::stdin`].
 pub const FEATURE_STDIN: &str = "stdin";
-/// It runs a command in a named directory: [`Order::cwd`].
+/// The agent runs a command in a given directory: [`Order::cwd`].
 pub const FEATURE_CWD: &str = "cwd";
 
-/// What the service sends on the backhaul WebSocket.
+/// A message from the service on the backhaul WebSocket.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "query", rename_all = "snake_case")]
 pub enum ToAgent {
-    /// Asks for a [`FromAgent::Pong`].
+    /// Answer with [`FromAgent::Pong`].
     Ping,
-    /// Asks to run a command.
+    /// Run a command.
     Command {
-        /// The command.
+        /// The command to run.
         command: Box<Order>,
     },
-    /// Asks to kill a command with all that it started, or not to start it (agent-protocol 6.2):
-    /// only for agents that announce [`FEATURE_KILL`].
+    /// Kill a command with all processes that it started, or do not start it (agent-protocol 6.2).
+    /// Only for agents that announce [`FEATURE_KILL`].
     Kill {
-        /// The command.
+        /// The command's id.
         id: Uuid,
     },
-    /// Asks to close with 1000 and to dial again at once.
+    /// Close the WebSocket with 1000, and dial again immediately.
     Reconnect,
-    /// Asks the agent's process to exit.
+    /// Exit the agent's process.
     Quit,
-    /// A message that this version does not know: an agent ignores it.
+    /// A message that this version does not know. An agent ignores it.
     #[serde(other)]
     Unknown,
 }
 
-/// What an agent sends on the backhaul WebSocket.
+/// A message from an agent on the backhaul WebSocket.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "query", rename_all = "snake_case")]
 pub enum FromAgent {
     /// The answer to [`ToAgent::Ping`].
     Pong,
-    /// A message that this version does not know: the service ignores it.
+    /// A message that this version does not know. The service ignores it.
     #[serde(other)]
     Unknown,
 }
 
-/// A command as the agent gets it.
+/// A command in the form that an agent gets.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Order {
-    /// The command's id; reports name it.
+    /// The command's id, which the agent's reports name.
     pub id: Uuid,
-    /// `system` (a line for the host's shell) or `internal` (an agent's built-in).
+    /// `system`: a line for the host's shell. `internal`: a built-in command of the agent.
     pub shell: String,
     /// The command line.
     pub line: String,
-    /// The account to run as. An empty one means root, so it is always set.
+    /// The account to run as. It is always set, because an agent takes an empty one for root.
     pub user: String,
-    /// The group to run as; empty means the account's own.
+    /// The group to run as; empty: the account's own group.
     #[serde(default)]
     pub group: String,
-    /// More environment variables.
+    /// Additional environment variables.
     #[serde(default)]
     pub env: Option<Map<String, Value>>,
-    /// True: `/bin/sh -c line`. False: the line is split at blanks and run without a shell.
+    /// True: run `/bin/sh -c line`. False: split the line at blanks, and run it without a shell.
     #[serde(default)]
     pub allow_sh: bool,
-    /// Unused; Alpamon wants a string or null.
+    /// Unused. Alpamon needs a string or null.
     #[serde(default)]
     pub data: Option<String>,
-    /// Seconds after which the agent kills it: only for agents that announce [`FEATURE_KILL`].
+    /// The agent kills the command after this time, in seconds. Only for agents that announce
+    /// [`FEATURE_KILL`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
-    /// The requester's username, for the host's own journal.
+    /// The requester's username, for the host's journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested_by: Option<String>,
-    /// The program and its arguments, which no shell reads; `line` then repeats them for agents
-    /// without [`FEATURE_ARGV`].
+    /// The program and its arguments, to run without a shell. `line` repeats them for agents without
+    /// [`FEATURE_ARGV`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<String>>,
-    /// A script to run in place of the line: only for agents that announce [`FEATURE_SCRIPT`].
+    /// A script to run instead of the line. Only for agents that announce [`FEATURE_SCRIPT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<Script>,
-    /// What the command can read on its standard input: only for agents that announce
-    /// [`FEATURE_STDIN`].
+    /// The standard input of the command. Only for agents that announce [`FEATURE_STDIN`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<String>,
-    /// The directory to run in, in place of the account's home: only for agents that announce
+    /// The working directory instead of the account's home. Only for agents that announce
     /// [`FEATURE_CWD`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
 }
 
-/// A script as the agent gets it.
+/// A script in the form that an agent gets.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Script {
-    /// The program that reads the script, such as `/bin/sh`, with arguments of its own separated by
-    /// blanks.
+    /// The program that reads the script, such as `/bin/sh`, and its arguments, separated by blanks.
     pub interpreter: String,
     /// The script's text.
     pub body: String,
-    /// SHA-256 of the body, in lower-case hexadecimal. An agent does not run a body with another
-    /// one.
+    /// The SHA-256 of the body, in lower-case hexadecimal. An agent refuses a body with another
+    /// hash.
     pub sha256: String,
 }
 
-/// Reads a whole number, also one written as `7.0`, which is an integer to JSON Schema.
+/// Reads a whole number. `7.0` is one, as in JSON Schema.
 fn whole<'de, D: Deserializer<'de>, T: TryFrom<i128>>(number: D) -> Result<T, D::Error> {
     let value = Value::deserialize(number)?;
-    // Also above the range of i64.
+    // u64 covers numbers above the range of i64.
     let number = value.as_u64().map(i128::from).or_else(|| as_integer(&value).map(i128::from));
     number
         .and_then(|number| number.try_into().ok())
         .ok_or_else(|| D::Error::custom("expected a whole number in range"))
 }
 
-/// The same for a number that may be missing or null.
+/// Like [`whole`], for a number that may be missing or null.
 fn optional_whole<'de, D: Deserializer<'de>, T: TryFrom<i128>>(
     number: D,
 ) -> Result<Option<T>, D::Error> {
@@ -143,98 +143,100 @@ fn optional_whole<'de, D: Deserializer<'de>, T: TryFrom<i128>>(
     }
 }
 
-/// A piece of output while a command runs: `POST …/chunk/`.
+/// A piece of a running command's output: the body of `POST …/chunk/`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Chunk {
-    /// From 0, without gaps; chunks can arrive out of order.
+    /// The number of the chunk. The agent counts from 0 without gaps. Chunks can arrive out of
+    /// order.
     #[serde(deserialize_with = "whole")]
     pub seq: u32,
-    /// The text.
+    /// The text of this piece.
     pub content: String,
 }
 
-/// The end of a command: `POST …/fin/`. The default one reports a failure, and nothing else.
+/// The end of a command: the body of `POST …/fin/`. The default value reports a failure without
+/// details.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct Fin {
-    /// Whether it ended well.
+    /// Whether the command succeeded.
     pub success: bool,
-    /// The output again; agents cut it.
+    /// The whole output. Agents cut it.
     #[serde(default)]
     pub result: Option<String>,
-    /// Seconds.
+    /// How long the command ran, in seconds.
     #[serde(default)]
     pub elapsed_time: Option<f64>,
-    /// The exit code; older agents leave it out.
+    /// The exit code. Older agents do not send it.
     #[serde(default, deserialize_with = "optional_whole")]
     pub exit_code: Option<i64>,
-    /// How many chunks there were, so that a follower knows when the output is complete: from the
-    /// project's own agent.
+    /// The number of chunks, so that a follower knows when the output is complete. Only Farhand's
+    /// agent sends it.
     #[serde(default, deserialize_with = "optional_whole", skip_serializing_if = "Option::is_none")]
     pub chunks: Option<u32>,
-    /// Bytes of the output before any cut, as agents send no more of it than is kept: from the
-    /// project's own agent.
+    /// The bytes of the whole output. Agents send only as much output as is kept. Only Farhand's
+    /// agent sends this.
     #[serde(default, deserialize_with = "optional_whole", skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
-    /// Why the agent did not run the command, in one sentence; `result` is then empty. From the
-    /// project's own agent.
+    /// Why the agent did not run the command: one sentence. `result` is then empty. Only Farhand's
+    /// agent sends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// What an agent tells of itself and its host: the body of `PUT …/commit/` and `PATCH …/sync/`
-/// (agent-protocol 2.2), as far as it is of use.
+/// Facts that an agent reports about itself and its host: the used part of the body of
+/// `PUT …/commit/` and `PATCH …/sync/` (agent-protocol 2.2).
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct HostFacts {
     /// The agent's version.
     pub version: Option<String>,
-    /// The load average.
+    /// The host's load average.
     pub load: Option<f64>,
-    /// The family of the host's system, such as `debian`.
+    /// The family of the host's operating system, such as `debian`.
     pub platform: Option<String>,
-    /// The name of the host's system.
+    /// The name of the host's operating system.
     pub os_name: Option<String>,
-    /// Its version.
+    /// The version of the host's operating system.
     pub os_version: Option<String>,
-    /// Processors, as the system counts them.
+    /// The number of logical processors.
     pub cpu_logical_cores: Option<i64>,
-    /// Bytes.
+    /// The memory in bytes.
     pub physical_memory: Option<i64>,
-    /// The account of an agent that is not root and can run commands as nothing else.
+    /// The agent's account, if the agent is not root and can run commands only as this account.
     #[serde(default)]
     pub default_username: Option<String>,
 }
 
-/// The most characters of a text in [`HostFacts`].
+/// The longest text in [`HostFacts`], in characters. A longer one is cut.
 const MAX_FACT: usize = 200;
 
-/// An object's members by name, as text, so that what is of no use costs no more than its length.
+/// The members of a JSON object by name, as text. Members that are not used are not parsed.
 type Members<'a> = BTreeMap<String, &'a RawValue>;
 
-/// A member of the type that is wanted; one of another type is as good as none, as agents differ.
+/// Reads a member. A member of another type is treated as absent, because agents differ.
 fn member<'a, T: Deserialize<'a>>(members: &Members<'a>, name: &str) -> Option<T> {
     serde_json::from_str(members.get(name)?.get()).ok()
 }
 
-/// A text as it is kept.
+/// Reads a text, without null characters and cut to [`MAX_FACT`].
 fn text(members: &Members<'_>, name: &str) -> Option<String> {
     let text: String = member(members, name)?;
     Some(text.replace('\0', "").chars().take(MAX_FACT).collect())
 }
 
 impl HostFacts {
-    /// Reads a body.
+    /// Reads the body of a report.
     ///
     /// # Errors
-    /// It is not a JSON object.
+    /// The body is not a JSON object.
     pub fn read(body: &str) -> Result<Self, serde_json::Error> {
-        let told: Members<'_> = serde_json::from_str(body)?;
-        let info = Self::of_info(&member(&told, "info").unwrap_or_default());
-        let os = Self::of_os(&member(&told, "os").unwrap_or_default());
+        let members: Members<'_> = serde_json::from_str(body)?;
+        let info = Self::of_info(&member(&members, "info").unwrap_or_default());
+        let os = Self::of_os(&member(&members, "os").unwrap_or_default());
         Ok(Self {
-            version: text(&told, "version"),
-            default_username: text(&told, "default_username")
+            version: text(&members, "version"),
+            default_username: text(&members, "default_username")
                 .filter(|name| name != "root" && !name.is_empty() && is_account(name)),
-            load: member(&told, "load"),
+            load: member(&members, "load"),
             platform: os.platform,
             os_name: os.os_name,
             os_version: os.os_version,
@@ -243,13 +245,13 @@ impl HostFacts {
         })
     }
 
-    /// Reads what an agent that is commissioned tells of one category, `info` or `os`
-    /// (agent-protocol 2.2); `None` of another one, or of a body of another form.
+    /// Reads the body of a report about one category, `info` or `os` (agent-protocol 2.2). `None`: it
+    /// is another category, or the body is not a JSON object.
     pub fn read_category(category: &str, body: &str) -> Option<Self> {
-        let told: Members<'_> = serde_json::from_str(body).ok()?;
+        let members: Members<'_> = serde_json::from_str(body).ok()?;
         match category {
-            "info" => Some(Self::of_info(&told)),
-            "os" => Some(Self::of_os(&told)),
+            "info" => Some(Self::of_info(&members)),
+            "os" => Some(Self::of_os(&members)),
             _ => None,
         }
     }
@@ -274,7 +276,7 @@ impl HostFacts {
     }
 }
 
-/// The load in the body of a heartbeat, `PATCH …/-/status/`. Alpamon sends none.
+/// The load in the body of a heartbeat, `PATCH …/-/status/`. Alpamon does not send it.
 pub fn heartbeat_load(body: &str) -> Option<f64> {
     let members: Members<'_> = serde_json::from_str(body).ok()?;
     member(&members, "load").filter(|load: &f64| load.is_finite() && *load >= 0.0)
@@ -286,7 +288,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn messages_have_the_form_that_alpamon_reads() {
+    fn alpamon_can_read_the_messages() {
         let order = Order {
             id: Uuid::nil(),
             shell: "system".into(),
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn older_agents_leave_fields_out() {
+    fn reports_may_lack_fields_and_have_whole_floats() {
         let chunk: Chunk = serde_json::from_str(r#"{"seq":4294967295.0,"content":""}"#).unwrap();
         assert_eq!(chunk.seq, u32::MAX);
         let fin = r#"{"success":false,"exit_code":-1.0,"chunks":2.0,"output_bytes":2509.0}"#;
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_has_a_load_or_nothing() {
+    fn a_heartbeat_may_have_a_load() {
         assert_eq!(heartbeat_load(r#"{"load":0.25}"#), Some(0.25));
         assert_eq!(heartbeat_load(r#"{"load":3,"x":1}"#), Some(3.0));
         for other in [
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_of_another_form_are_left_out() {
+    fn malformed_facts_are_treated_as_absent() {
         let odd = r#"{"version":7,"load":"high","info":[1],"os":{"name":"x\u0000y","version":null},"more":{"a":[]}}"#;
         let facts = HostFacts::read(odd).unwrap();
         assert_eq!(facts, HostFacts { os_name: Some("xy".into()), ..HostFacts::default() });
