@@ -1,5 +1,5 @@
-//! The client's address, and whether its connection is encrypted (contract 11.2). Forwarding headers
-//! are used only if the peer is a proxy that the deployment names in `TRUSTED_PROXIES`.
+//! The client's address, and whether its connection is encrypted (contract 11.2). Forwarding
+//! headers are used only if the peer is a proxy that the deployment names in `TRUSTED_PROXIES`.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -206,8 +206,8 @@ pub fn shown_line(line: &str) -> String {
     line.chars().take(MAX_LINE).collect()
 }
 
-/// Adds a list of ids to an event's details: the first [`MAX_IDS`] as `<name>`, and the number of all
-/// as `<name>_total`.
+/// Adds a list of ids to an event's details: the first [`MAX_IDS`] as `<name>`, and the number of
+/// all as `<name>_total`.
 pub fn show_ids(details: &mut Value, name: &str, ids: &[impl Serialize]) {
     details[name] = json!(ids.iter().take(MAX_IDS).collect::<Vec<_>>());
     details[format!("{name}_total")] = json!(ids.len());
@@ -272,8 +272,8 @@ impl EventFilter {
     }
 }
 
-/// Reads `first_link` of a request to verify the chain: the first entry to verify. The default is 1.
-/// A response that covers only a part of the chain says where to continue.
+/// Reads `first_link` of a request to verify the chain: the first entry to verify. By default it is
+/// entry 1. A response that covers only a part of the chain says where to continue.
 ///
 /// # Errors
 /// A field error if it is not the number of a chain entry.

@@ -146,8 +146,8 @@ pub fn digest(columns: &Columns) -> String {
     encoder.finish()
 }
 
-/// The hash of a chain entry. It covers the workspace, the hash of the entry before, the number, the
-/// type of the actor and the digest of the event.
+/// The hash of a chain entry. It covers the workspace, the hash of the entry before, the number,
+/// the type of the actor and the digest of the event.
 pub fn hash(workspace: i64, before: &str, link: i64, actor: Option<&str>, digest: &str) -> String {
     let mut encoder = Encoder(Sha256::new());
     encoder.text(Some("farhand audit link 2"));

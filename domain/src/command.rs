@@ -122,7 +122,8 @@ pub struct NewCommand {
     pub inputs: Option<Inputs>,
     /// When to run it; `None` or a past time: now.
     pub scheduled_at: Option<Timestamp>,
-    /// The latest time of its delivery; `None`: the default of [`crate::lifecycle::Lifecycle::new`].
+    /// The latest time of its delivery; `None`: the default of
+    /// [`crate::lifecycle::Lifecycle::new`].
     pub expires_at: Option<Timestamp>,
     /// What happens if it is immediate and the agent is not connected.
     pub on_offline: OnOffline,

@@ -364,7 +364,8 @@ mod tests {
 
     #[test]
     fn every_audit_action_is_documented() {
-        // A name that begins with a dot continues the resource before it: `group.create`, `.update`.
+        // A name that begins with a dot continues the resource before it: `group.create`,
+        // `.update`.
         let (mut documented, mut resource) = (BTreeSet::new(), "");
         for name in include_str!("../../docs/audit.md").split('`').skip(1).step_by(2) {
             resource = name

@@ -1,7 +1,7 @@
 //! The error type of the rules and of the Worker's handlers.
 //!
-//! An [`Error`] says what is wrong. Only the Worker's module `response` turns it into a status and a
-//! body.
+//! An [`Error`] says what is wrong. Only the Worker's module `response` turns it into a status and
+//! a body.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -90,7 +90,8 @@ impl Fields {
         self.values.get(name)
     }
 
-    /// Accepts fields without reading them: the read-only fields of a resource in `PUT` and `PATCH`.
+    /// Accepts fields without reading them: the read-only fields of a resource in `PUT` and
+    /// `PATCH`.
     pub fn ignore(&mut self, names: &[&'static str]) {
         self.read_names.get_mut().extend(names);
     }
@@ -210,8 +211,8 @@ impl Fields {
         None
     }
 
-    /// Reads a list of at most `max` items. It may be missing, but not null. `message`: the error if
-    /// `read` returns `None` for an item.
+    /// Reads a list of at most `max` items. It may be missing, but not null. `message`: the error
+    /// if `read` returns `None` for an item.
     pub fn optional_list<T>(
         &mut self,
         name: &'static str,

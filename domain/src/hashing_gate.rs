@@ -2,8 +2,8 @@
 //! known callers go first (contract 4.6).
 //!
 //! An isolate has one thread. Hashing yields between slices, so that other requests continue. Two
-//! concurrent hashings would each take twice as long. Requests wait in a bounded queue. If the queue
-//! is full, they are refused before any hashing.
+//! concurrent hashings would each take twice as long. Requests wait in a bounded queue. If the
+//! queue is full, they are refused before any hashing.
 //!
 //! All workspaces share the queue, so one user must not fill it. A known user has at most
 //! [`MAX_PLACES_PER_USER`] places. The user's other requests are parked: they take no place from
@@ -27,15 +27,15 @@ const MAX_PLACES_PER_USER: usize = 2;
 const MAX_REQUESTS_PER_USER: usize = 32;
 /// One of this number of turns goes to the oldest request, of any rank.
 const OLDEST_EVERY: u64 = 4;
-/// A lease that is not renewed ends after this time, in milliseconds. It is much longer than a slice
-/// of hashing.
+/// A lease that is not renewed ends after this time, in milliseconds. It is much longer than a
+/// slice of hashing.
 const LEASE_MILLIS: i64 = 3_000;
 
 /// Whether the caller of a request is known. Known callers go first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Rank {
-    /// The caller has a valid credential, or the user logged in from this address recently. The text
-    /// identifies the user, see [`Rank::known`].
+    /// The caller has a valid credential, or the user logged in from this address recently. The
+    /// text identifies the user, see [`Rank::known`].
     Known(String),
     /// All other callers.
     Stranger,

@@ -58,8 +58,8 @@ impl Host {
     }
 }
 
-/// Whether a Host header names the caller's own machine: `localhost`, a name below it, or a loopback
-/// address. Requests to it never leave that machine.
+/// Whether a Host header names the caller's own machine: `localhost`, a name below it, or a
+/// loopback address. Requests to it never leave that machine.
 pub fn is_local(header: &str) -> bool {
     let host = without_port(header).to_ascii_lowercase();
     let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(&host);

@@ -6,7 +6,8 @@ use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// The longest ASCII subject that is not encoded, in characters. Its line stays below 78 characters.
+/// The longest ASCII subject that is not encoded, in characters. Its line stays below 78
+/// characters.
 const MAX_PLAIN_SUBJECT: usize = 60;
 /// The most bytes in an encoded word. With the name of the header, its line has at most the 76
 /// characters of RFC 2047.

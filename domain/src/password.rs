@@ -40,8 +40,8 @@ const RUNS: [&str; 5] =
 /// A password that repeats at most this number of characters counts as common.
 const MAX_REPEATED: usize = 4;
 
-/// Whether a password repeats a few characters, or is part of one of the [`RUNS`]. The list of common
-/// passwords cannot have all of these.
+/// Whether a password repeats a few characters, or is part of one of the [`RUNS`]. The list of
+/// common passwords cannot have all of these.
 fn is_pattern(lower: &str) -> bool {
     let characters: Vec<char> = lower.chars().collect();
     let repeats = |unit: usize| {
@@ -169,11 +169,11 @@ pub enum Progress {
     Done([u8; HASH]),
 }
 
-/// PBKDF2-HMAC-SHA-256 with a key of 32 bytes (RFC 8018, 5.2), in steps. The caller can do other work
-/// between two steps.
+/// PBKDF2-HMAC-SHA-256 with a key of 32 bytes (RFC 8018, 5.2), in steps. The caller can do other
+/// work between two steps.
 ///
-/// Each round calls SHA-256's compression function twice, on states that already include the pads of
-/// HMAC. The crate with that function is compiled for speed, this crate is compiled for size.
+/// Each round calls SHA-256's compression function twice, on states that already include the pads
+/// of HMAC. The crate with that function is compiled for speed, this crate is compiled for size.
 #[derive(Clone, Debug)]
 pub struct Derivation {
     /// The state of SHA-256 after the inner pad of HMAC.
@@ -254,8 +254,8 @@ impl Derivation {
     }
 }
 
-/// Hashes a password with PBKDF2-HMAC-SHA-256, and returns the PHC string. `derive` runs a derivation
-/// to its end.
+/// Hashes a password with PBKDF2-HMAC-SHA-256, and returns the PHC string. `derive` runs a
+/// derivation to its end.
 pub async fn hash(
     password: &str,
     salt: [u8; 16],

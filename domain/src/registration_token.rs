@@ -25,8 +25,8 @@ const MAX_PATTERN: usize = 64;
 const MAX_WILDCARDS: usize = 8;
 /// The largest number of networks of a token.
 const MAX_NETWORKS: usize = 100;
-/// A pending server cannot get the name of a server that was deleted or renamed within this time, in
-/// seconds.
+/// A pending server cannot get the name of a server that was deleted or renamed within this time,
+/// in seconds.
 pub const NAME_KEPT: i64 = 30 * 24 * 60 * 60;
 /// A pending server that is not approved within this time is deleted, in seconds.
 pub const APPROVED_WITHIN: i64 = 24 * 60 * 60;

@@ -29,8 +29,8 @@ impl Secret {
         Self(value.into())
     }
 
-    /// A new token: [`TOKEN_LENGTH`] characters of `[A-Za-z0-9]`. `random` fills a slice with random
-    /// bytes.
+    /// A new token: [`TOKEN_LENGTH`] characters of `[A-Za-z0-9]`. `random` fills a slice with
+    /// random bytes.
     ///
     /// # Errors
     /// The error of `random`.
@@ -226,8 +226,8 @@ impl SecretKey {
 pub const NONCE_LENGTH: usize = 12;
 
 impl SecretKey {
-    /// Encrypts the inputs of a command (AES-256-GCM) for the storage. The result is base64, and can
-    /// be decrypted only for the same command.
+    /// Encrypts the inputs of a command (AES-256-GCM) for the storage. The result is base64, and
+    /// can be decrypted only for the same command.
     ///
     /// # Errors
     /// The text is longer than the cipher allows: 64 GiB.

@@ -12,8 +12,8 @@ use crate::secret::Secret;
 
 /// The shell commands that start an agent on the host where they are pasted (contract 6.3).
 ///
-/// They write the key to a file that only its owner can read. As an argument, it would be visible to
-/// all users of the host.
+/// They write the key to a file that only its owner can read. As an argument, it would be visible
+/// to all users of the host.
 pub fn install_commands(base_url: &str, server: Uuid, key: &Secret) -> String {
     let key = key.expose();
     format!(
@@ -26,8 +26,8 @@ farhand-agent run --config farhand-agent.toml"
     )
 }
 
-/// The shell commands that connect an installed Alpamon 2.x to a server (contract 6.3). They are for
-/// root.
+/// The shell commands that connect an installed Alpamon 2.x to a server (contract 6.3). They are
+/// for root.
 pub fn install_commands_of_alpamon(base_url: &str, server: Uuid, key: &Secret) -> String {
     let key = key.expose();
     format!(

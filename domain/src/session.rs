@@ -20,8 +20,9 @@ pub fn is_refresh_due(moved_at: Timestamp, now: Timestamp) -> bool {
 
 /// A login token is accepted now if its stored expiry is later than this time.
 ///
-/// The stored expiry may be [`EXTENSION_INTERVAL`] older than the last use. So the token is accepted
-/// that much longer: for at least 14 days after its last use, and for at most ten minutes more.
+/// The stored expiry may be [`EXTENSION_INTERVAL`] older than the last use. So the token is
+/// accepted that much longer: for at least 14 days after its last use, and for at most ten minutes
+/// more.
 pub fn dead_until(now: Timestamp) -> Timestamp {
     now.plus_seconds(-EXTENSION_INTERVAL)
 }

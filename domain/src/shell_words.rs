@@ -21,8 +21,8 @@ pub fn quoted(words: &[String]) -> String {
 
 /// Whether an agent that splits a line at blanks gets exactly these words, if blanks separate them.
 ///
-/// Alpamon splits the line itself. But it treats the words `&&`, `||` and `;` as operators, and some
-/// versions give a line with `|` or `>` to a shell. So words may have only letters, digits and
+/// Alpamon splits the line itself. But it treats the words `&&`, `||` and `;` as operators, and
+/// some versions give a line with `|` or `>` to a shell. So words may have only letters, digits and
 /// harmless punctuation.
 pub fn fit_a_line(words: &[String]) -> bool {
     words.iter().all(|word| is_bare(&word.replace('=', "")))

@@ -1,5 +1,5 @@
-//! The client side of SMTP (RFC 5321), for sending one mail: the input is what the server sends, the
-//! output is what to do next.
+//! The client side of SMTP (RFC 5321), for sending one mail: the input is what the server sends,
+//! the output is what to do next.
 //!
 //! Credentials and the mail are never sent over an unencrypted connection. With
 //! [`Security::StartTls`], the session continues only after [`Next::StartTls`].
@@ -120,8 +120,8 @@ impl Session {
         Self { security, login, mail, stage: Stage::Greeting, received: Vec::new() }
     }
 
-    /// Takes bytes from the server, in pieces of any size, and returns what to do next. No bytes mean
-    /// that the server closed the connection.
+    /// Takes bytes from the server, in pieces of any size, and returns what to do next. No bytes
+    /// mean that the server closed the connection.
     ///
     /// # Errors
     /// The server did not accept the mail. The session has ended.
@@ -195,7 +195,8 @@ impl Session {
         (Stage::Sender, Next::Send(format!("MAIL FROM:<{}>\r\n", self.mail.from)))
     }
 
-    /// Chooses the next command by the extensions in the reply to EHLO. The connection is encrypted.
+    /// Chooses the next command by the extensions in the reply to EHLO. The connection is
+    /// encrypted.
     fn authenticate(&self, reply: &Reply) -> Result<(Stage, Next), Failure> {
         let Some(login) = &self.login else { return Ok(self.sender()) };
         if reply.offers("AUTH", Some("PLAIN")) {
@@ -306,8 +307,8 @@ impl Reply {
     }
 }
 
-/// The form of a mail after DATA. A line that begins with a dot gets a second dot, and a line with a
-/// single dot ends the mail.
+/// The form of a mail after DATA. A line that begins with a dot gets a second dot, and a line with
+/// a single dot ends the mail.
 fn stuffed(mime: &str) -> String {
     let mut data = String::with_capacity(mime.len() + 8);
     for line in mime.split_inclusive('\n') {

@@ -21,8 +21,8 @@
 //! The known addresses of a user are those of successful logins within 30 days. Only the limit of
 //! the pair applies to an attempt from a known address ([`Attempt::for_known_address`]). So
 //! strangers at other addresses cannot lock the user out. The username's object stores the known
-//! addresses as hashes. This does not reveal whether a username exists: one that never logged in has
-//! no known address.
+//! addresses as hashes. This does not reveal whether a username exists: one that never logged in
+//! has no known address.
 //!
 //! Steps of the object for an attempt:
 //! 1. It counts the attempts of [`UnderWay::take_lapsed`] as failed, reads the counters of
@@ -82,8 +82,8 @@ pub struct Settings {
     pub hour_seconds: i64,
     /// The largest number of failed logins of an IPv6 site (/48), in a login window.
     pub logins_of_site: u32,
-    /// The largest number of failed logins in a workspace, in a login window. Known addresses do not
-    /// count.
+    /// The largest number of failed logins in a workspace, in a login window. Known addresses do
+    /// not count.
     pub logins_of_workspace: u32,
     /// The largest number of reset requests of an IPv6 site (/48), in an hour.
     pub resets_of_site: u32,
@@ -107,8 +107,8 @@ impl Default for Settings {
 /// How much of a counter one address may use.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Share {
-    /// The key of the counter of this address's part. It ends together with the counter that it is a
-    /// part of, so that an address cannot use its share twice in one window.
+    /// The key of the counter of this address's part. It ends together with the counter that it is
+    /// a part of, so that an address cannot use its share twice in one window.
     pub key: String,
     /// The largest number of failures of the address that count.
     pub most: u32,
@@ -129,7 +129,8 @@ pub struct Limit {
     pub cleared_by_success: bool,
 }
 
-/// A counter in the storage of an object: a row. From `ends_at` on it is ignored and may be deleted.
+/// A counter in the storage of an object: a row. From `ends_at` on it is ignored and may be
+/// deleted.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Counter {
     /// The counter's key.
@@ -176,8 +177,8 @@ pub struct Origin {
     pub address: String,
 }
 
-/// A unique key for a kind and its parts. JSON keeps it unambiguous, because usernames and addresses
-/// may have any character.
+/// A unique key for a kind and its parts. JSON keeps it unambiguous, because usernames and
+/// addresses may have any character.
 fn key(kind: &str, parts: &[&str]) -> String {
     json!([kind, parts]).to_string()
 }
@@ -257,7 +258,8 @@ impl Attempt {
         )
     }
 
-    /// A request for a password reset. Each request counts: the object ends it as failed immediately.
+    /// A request for a password reset. Each request counts: the object ends it as failed
+    /// immediately.
     pub fn reset_by_address(scope: &str, address: &str, settings: Settings) -> Self {
         let limits = [MAX_RESETS, settings.resets_of_site, settings.resets_of_workspace];
         Self::by_address(
@@ -269,7 +271,8 @@ impl Attempt {
         )
     }
 
-    /// A use of the operator token. All failures in the cell are counted together, from any address.
+    /// A use of the operator token. All failures in the cell are counted together, from any
+    /// address.
     pub fn operator() -> Self {
         let home = key("operator", &[]);
         let limit = Limit {
@@ -343,8 +346,8 @@ impl Attempt {
         if self.limits.iter().all(has_room) { Verdict::Go } else { Verdict::Wait }
     }
 
-    /// The counters to store after the attempt has failed. An attempt that fails after its lease has
-    /// ended counts twice.
+    /// The counters to store after the attempt has failed. An attempt that fails after its lease
+    /// has ended counts twice.
     pub fn after_failure(&self, counters: &[Counter], now: Timestamp) -> Vec<Counter> {
         let mut stored = Vec::new();
         for limit in &self.limits {
@@ -371,8 +374,8 @@ impl Attempt {
         stored
     }
 
-    /// The keys of the counters to delete after the attempt has succeeded: only that of the pair. The
-    /// counter of the username and the shares in it stay.
+    /// The keys of the counters to delete after the attempt has succeeded: only that of the pair.
+    /// The counter of the username and the shares in it stay.
     pub fn after_success(&self) -> impl Iterator<Item = &str> {
         self.limits.iter().filter(|limit| limit.cleared_by_success).map(|limit| limit.key.as_str())
     }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A time in UTC, in microseconds since 1970.
 ///
-/// Its text has a fixed width: `2026-11-21T01:23:45.678901+00:00` (contract 3.5). So texts sort like
-/// the times. D1, the objects' storage and JSON have this form.
+/// Its text has a fixed width: `2026-11-21T01:23:45.678901+00:00` (contract 3.5). So texts sort
+/// like the times. D1, the objects' storage and JSON have this form.
 ///
 /// ```
 /// use farhand_domain::time::Timestamp;

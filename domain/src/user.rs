@@ -173,7 +173,8 @@ fn read_name(fields: &mut Fields, field: &'static str) -> Option<String> {
     })
 }
 
-/// Reads a new password as any text. [`password::violations`] checks its rules, which need the user.
+/// Reads a new password as any text. [`password::violations`] checks its rules, which need the
+/// user.
 pub fn read_password(fields: &mut Fields, name: &'static str) -> Option<String> {
     fields.text(name, 1..=usize::MAX)
 }

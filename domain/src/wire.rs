@@ -95,8 +95,8 @@ pub struct Order {
     /// The requester's username, for the host's journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested_by: Option<String>,
-    /// The program and its arguments, to run without a shell. `line` repeats them for agents without
-    /// [`FEATURE_ARGV`].
+    /// The program and its arguments, to run without a shell. `line` repeats them for agents
+    /// without [`FEATURE_ARGV`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<String>>,
     /// A script to run instead of the line. Only for agents that announce [`FEATURE_SCRIPT`].
@@ -114,7 +114,8 @@ pub struct Order {
 /// A script in the form that an agent gets.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Script {
-    /// The program that reads the script, such as `/bin/sh`, and its arguments, separated by blanks.
+    /// The program that reads the script, such as `/bin/sh`, and its arguments, separated by
+    /// blanks.
     pub interpreter: String,
     /// The script's text.
     pub body: String,
@@ -230,8 +231,8 @@ impl HostFacts {
     /// The body is not a JSON object.
     pub fn read(body: &str) -> Result<Self, serde_json::Error> {
         let members: Members<'_> = serde_json::from_str(body)?;
-        let info = Self::of_info(&member(&members, "info").unwrap_or_default());
-        let os = Self::of_os(&member(&members, "os").unwrap_or_default());
+        let info = Self::from_info(&member(&members, "info").unwrap_or_default());
+        let os = Self::from_os(&member(&members, "os").unwrap_or_default());
         Ok(Self {
             version: text(&members, "version"),
             default_username: text(&members, "default_username")
@@ -245,18 +246,18 @@ impl HostFacts {
         })
     }
 
-    /// Reads the body of a report about one category, `info` or `os` (agent-protocol 2.2). `None`: it
-    /// is another category, or the body is not a JSON object.
+    /// Reads the body of a report about one category, `info` or `os` (agent-protocol 2.2). `None`:
+    /// it is another category, or the body is not a JSON object.
     pub fn read_category(category: &str, body: &str) -> Option<Self> {
         let members: Members<'_> = serde_json::from_str(body).ok()?;
         match category {
-            "info" => Some(Self::of_info(&members)),
-            "os" => Some(Self::of_os(&members)),
+            "info" => Some(Self::from_info(&members)),
+            "os" => Some(Self::from_os(&members)),
             _ => None,
         }
     }
 
-    fn of_info(info: &Members<'_>) -> Self {
+    fn from_info(info: &Members<'_>) -> Self {
         let count =
             |name: &str| member::<i64>(info, name).filter(|number| (0..=1 << 53).contains(number));
         Self {
@@ -266,7 +267,7 @@ impl HostFacts {
         }
     }
 
-    fn of_os(os: &Members<'_>) -> Self {
+    fn from_os(os: &Members<'_>) -> Self {
         Self {
             platform: text(os, "platform_like").or_else(|| text(os, "platform")),
             os_name: text(os, "name"),

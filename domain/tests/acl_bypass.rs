@@ -1,8 +1,8 @@
-//! Attempts to get a line past a pattern of an access control list (contract 4.12), and the proof
-//! with the host's own shell that what is allowed runs as the one program with the words that are
-//! written there.
+//! Attempts to bypass the patterns of an access control list (contract 4.12). The tests also run
+//! allowed lines in the host's shell: each must run exactly one program, with exactly the words of
+//! the line.
 
-// A test says with unwrap that the rest makes no sense without it.
+// In a test, a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -20,7 +20,7 @@ fn with(pattern: &str) -> Acl {
         .unwrap_or_else(|problems| panic!("{pattern}: {problems:?}"))
 }
 
-/// Patterns, lines that each allows, and lines that each refuses.
+/// Patterns, each with lines that it allows and lines that it refuses.
 const TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "ls *",
@@ -34,7 +34,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "ls *.rs a? [a-c] [!x] !x",
             "ls %y ^z @w +v ,u :t -s _r .q /p",
             "ls é 名 😀",
-            // Look-alikes of operators are characters like any other to a shell.
+            // To a shell, look-alikes of operators are ordinary characters.
             "ls \u{ff1b}id",
             "ls \u{37e}id",
             "ls \u{ff06}\u{ff06}id",
@@ -43,7 +43,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "ls \u{ff04}HOME",
             "ls \u{2018}x\u{2019} \u{201c}y\u{201d}",
             "ls \u{ff03}x \u{ff5e}",
-            // So are blanks that are no blank to a shell, and invisible marks.
+            // The same holds for other kinds of blanks and for invisible marks.
             "ls a\u{a0}b",
             "ls a\u{2003}b",
             "ls a\u{3000}b",
@@ -169,7 +169,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "ls -l\u{9f}id",
             "ls -l\u{2028}id",
             "ls -l\u{2029}id",
-            // Another program, or the same by another way.
+            // Another program, or the same program by another path.
             "",
             " ",
             " ls",
@@ -229,7 +229,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "id\nls",
         ],
     ),
-    // No argument at all: only with the blank before the last star.
+    // A line without arguments matches only if a blank is before the last star.
     ("df*", &["df", "df -h", "dfx"], &["df;id", "df\nid", "d"]),
     (
         "df -h",
@@ -256,7 +256,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
         &["git  ", "git a b", "git ", "git a"],
         &["git", "git;a b", "git a b;c", "git -c 'x' b"],
     ),
-    // The report's own: a mandatory tail that a comment would remove.
+    // A comment would remove a mandatory tail. A security report had this case.
     (
         "echo * --dry-run",
         &["echo prod --dry-run", "echo  --dry-run", "echo a b --dry-run", "echo --x=y --dry-run"],
@@ -293,7 +293,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "backup db|cat --dry-run",
         ],
     ),
-    // Quotes of the caller's in a pattern that has its own.
+    // Quotes in the line, for a pattern that has quotes too.
     (
         "grep 'a b' * /var/log/x",
         &["grep 'a b' -c /var/log/x", "grep 'a b'  /var/log/x"],
@@ -307,7 +307,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "grep 'a b' ~root/x /var/log/x",
         ],
     ),
-    // A star in the middle of a word, and paths: text, whatever a path is to the host.
+    // A star in the middle of a word, and paths. A path is just text.
     (
         "systemctl restart *.service",
         &[
@@ -344,7 +344,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "cat /srv/public\u{2215}x",
         ],
     ),
-    // What is no star stands for itself, operators too, and a star adds none to them.
+    // Other characters match themselves, even operators, and a star matches no operator.
     (
         "echo a; echo b",
         &["echo a; echo b"],
@@ -402,7 +402,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
 ];
 
 #[test]
-fn no_line_gets_past_a_pattern() {
+fn no_line_bypasses_a_pattern() {
     let mut cases = 0;
     for (pattern, allowed, refused) in TABLE {
         let acl = with(pattern);
@@ -418,7 +418,7 @@ fn no_line_gets_past_a_pattern() {
 }
 
 #[test]
-fn very_long_lines() {
+fn patterns_hold_for_very_long_lines() {
     let long = "a ".repeat(8_000);
     for (pattern, line, is_allowed) in [
         ("ls *", format!("ls {long}"), true),
@@ -434,21 +434,22 @@ fn very_long_lines() {
     }
 }
 
-/// A folder with the only program that a line under test finds, and an empty one to run it in.
-struct Stage {
+/// A folder with the only programs that a line under test can find, and an empty working directory.
+struct Sandbox {
     folder: PathBuf,
 }
 
-impl Stage {
+impl Sandbox {
     fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("farhand-acl-{name}-{}", id()));
         fs::create_dir_all(folder.join("bin")).unwrap();
         fs::create_dir_all(folder.join("work")).unwrap();
-        let stage = Self { folder };
-        // One that says what it was given, and one that leaves a mark wherever it runs.
-        stage.program("probe", "printf '<'; printf '%s\\0' \"$@\"; printf '>'");
-        stage.program("canary", &format!("echo ran >> {}", stage.folder.join("mark").display()));
-        stage
+        let sandbox = Self { folder };
+        // `probe` prints its arguments. `canary` leaves a mark if it runs.
+        sandbox.program("probe", "printf '<'; printf '%s\\0' \"$@\"; printf '>'");
+        sandbox
+            .program("canary", &format!("echo ran >> {}", sandbox.folder.join("mark").display()));
+        sandbox
     }
 
     fn program(&self, name: &str, body: &str) {
@@ -457,8 +458,8 @@ impl Stage {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Runs a line as an agent does, and checks that it ran `probe` once, with the line's own
-    /// words, and nothing else.
+    /// Runs a line like an agent, and asserts that it ran `probe` once with the words of the line,
+    /// and nothing else.
     fn runs_as_written(&self, line: &str) {
         let (work, bin) = (self.folder.join("work"), self.folder.join("bin"));
         let mut shell = Command::new("/bin/sh");
@@ -476,11 +477,11 @@ impl Stage {
             .skip(1)
             .map(|word| format!("{word}\0"))
             .collect();
-        // Without an argument printf prints its format once.
+        // Without arguments, printf prints its format once.
         let words = if words.is_empty() { "\0".to_owned() } else { words };
         let ran = String::from_utf8_lossy(&output.stdout);
         if line.contains(['*', '?', '[']) {
-            // The names of files may stand for a word.
+            // The shell may replace a word with names of files.
             assert!(
                 ran.starts_with('<') && ran.ends_with('>') && ran.matches(['<', '>']).count() == 2,
                 "{line:?}: {ran:?}"
@@ -494,13 +495,13 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Sandbox {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.folder).ok();
     }
 }
 
-/// What an attacker puts together.
+/// Texts that an attacker may try.
 fn pieces() -> impl Strategy<Value = String> {
     let pieces = vec![
         "canary", "probe", " ", " ", "a", "=", "-x", "/", "..", "*", "?", "[a]", "!", "^", "%",
@@ -515,8 +516,8 @@ fn pieces() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever stands for a star, an allowed line is one run of the pattern's program with the
-    /// words that are written.
+    /// With any text for the stars, an allowed line runs the pattern's program once, with the words
+    /// of the line.
     #[test]
     fn an_allowed_line_is_one_command(
         pattern in select(vec!["probe *", "probe * --dry-run", "probe a*b *", "probe -- *.x *"]),
@@ -531,16 +532,16 @@ proptest! {
             line.push_str(part);
         }
         if with(pattern).allows_line(&line) {
-            let stage = Stage::new("property");
-            stage.runs_as_written(&line);
+            let sandbox = Sandbox::new("property");
+            sandbox.runs_as_written(&line);
         }
     }
 }
 
-/// Each character alone, at the start, in the middle and at the end of what stands for the star.
+/// Tries each character alone, at the start, in the middle and at the end of the text for the star.
 #[test]
 fn no_single_character_changes_what_a_line_runs() {
-    let stage = Stage::new("characters");
+    let sandbox = Sandbox::new("characters");
     let others = [
         '\u{80}', '\u{85}', '\u{a0}', '\u{ad}', '\u{1680}', '\u{2003}', '\u{200b}', '\u{2028}',
         '\u{3000}', '\u{feff}', '😀',
@@ -554,7 +555,7 @@ fn no_single_character_changes_what_a_line_runs() {
             format!("probe x{c} --dry-run"),
         ] {
             if acl.allows_line(&line) {
-                stage.runs_as_written(&line);
+                sandbox.runs_as_written(&line);
                 run += 1;
             }
         }
@@ -562,9 +563,9 @@ fn no_single_character_changes_what_a_line_runs() {
     assert!(run > 200, "{run}");
 }
 
-/// The shell itself shows why each of these is not plain: on the old rule it was.
+/// The lines of a security report. An older rule allowed them.
 #[test]
-fn the_reports_own_lines_are_refused() {
+fn lines_of_a_security_report_are_refused() {
     for (pattern, line) in [
         ("echo * --dry-run", "echo prod # --dry-run"),
         ("backup * --dry-run", "backup prod # --dry-run"),

@@ -1,8 +1,7 @@
-//! The checks of the fuzz targets (`fuzz/`), the very same files: on every file of their corpora,
-//! and on what comes of those by a few changes. `npm run fuzz` looks for more
-//! (docs/contributing/fuzzing.md).
+//! Runs the checks of the fuzz targets (`fuzz/checks/`) on all files of their corpora, and on
+//! random changes of them. `npm run fuzz` runs them under libFuzzer (docs/fuzzing.md).
 
-// A test says with unwrap that the rest makes no sense without it.
+// In a test, a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -11,10 +10,10 @@ use std::path::Path;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// The most bytes of an input that is changed.
-const LONGEST: usize = 4_096;
+/// The longest changed input, in bytes.
+const MAX_LENGTH: usize = 4_096;
 
-/// The files of a target's corpus, in the order of their names.
+/// The files of a target's corpus, ordered by name.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let mut paths: Vec<_> =
@@ -23,15 +22,16 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
-/// A change: how much goes at which place, and what comes there.
+/// The bytes that a change inserts.
 #[derive(Clone, Debug)]
-enum Put {
+enum Inserted {
     Bytes(Vec<u8>),
-    /// A piece of another input, from one place to another.
+    /// A piece of an input: the input, the start and the end.
     Piece(Index, Index, Index),
 }
 
-fn change() -> impl Strategy<Value = (Index, usize, Put)> {
+/// A change: its position, the number of deleted bytes, and the inserted bytes.
+fn change() -> impl Strategy<Value = (Index, usize, Inserted)> {
     let odd = prop::sample::select(vec![
         "\0",
         "\"",
@@ -45,32 +45,32 @@ fn change() -> impl Strategy<Value = (Index, usize, Put)> {
         "\\ud800",
         ",",
     ]);
-    let put = prop_oneof![
-        odd.prop_map(|text| Put::Bytes(text.as_bytes().to_vec())),
-        prop::collection::vec(any::<u8>(), 0..4).prop_map(Put::Bytes),
+    let inserted = prop_oneof![
+        odd.prop_map(|text| Inserted::Bytes(text.as_bytes().to_vec())),
+        prop::collection::vec(any::<u8>(), 0..4).prop_map(Inserted::Bytes),
         any::<(Index, Index, Index)>()
-            .prop_map(|(input, start, end)| Put::Piece(input, start, end)),
+            .prop_map(|(input, start, end)| Inserted::Piece(input, start, end)),
     ];
-    (any::<Index>(), 0..4usize, put)
+    (any::<Index>(), 0..4usize, inserted)
 }
 
-/// One of the inputs with some changes.
+/// One of the inputs, with up to five changes.
 fn changed(inputs: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
     (any::<Index>(), prop::collection::vec(change(), 0..6)).prop_map(move |(input, changes)| {
         let mut data = inputs[input.index(inputs.len())].clone();
-        for (place, length, put) in changes {
-            let start = place.index(data.len() + 1);
-            let put = match put {
-                Put::Bytes(bytes) => bytes,
-                Put::Piece(input, start, end) => {
+        for (position, length, inserted) in changes {
+            let start = position.index(data.len() + 1);
+            let inserted = match inserted {
+                Inserted::Bytes(bytes) => bytes,
+                Inserted::Piece(input, start, end) => {
                     let other = &inputs[input.index(inputs.len())];
                     let (start, end) = (start.index(other.len() + 1), end.index(other.len() + 1));
                     other[start.min(end)..start.max(end)].to_vec()
                 }
             };
-            data.splice(start..(start + length).min(data.len()), put);
+            data.splice(start..(start + length).min(data.len()), inserted);
         }
-        data.truncate(LONGEST);
+        data.truncate(MAX_LENGTH);
         data
     })
 }
@@ -104,7 +104,7 @@ macro_rules! targets {
         )*
 
         #[test]
-        fn every_target_is_here() {
+        fn every_check_is_a_target() {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/checks");
             let mut found: Vec<_> =
                 fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

@@ -1,11 +1,11 @@
-//! Patterns of an access control list, against a matcher that tries everything. The first line is
-//! the pattern.
+//! Compares the patterns of an access control list with a naive matcher. The first line of the
+//! input is the pattern, the rest is a command line.
 
 use farhand_domain::acl::Acl;
 use serde_json::json;
 
-/// Longer ones take the naive matcher too long.
-const LONGEST: usize = 200;
+/// The longest input for the naive matcher, in characters.
+const MAX_LENGTH: usize = 200;
 
 pub fn check(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
@@ -15,10 +15,10 @@ pub fn check(data: &[u8]) {
     assert_eq!(serde_json::from_str::<Acl>(&stored).expect("what is stored can be read"), acl);
     assert!(
         pattern.contains('*') || acl.allows_line(line) == (pattern == line),
-        "without a star it is the line itself"
+        "a pattern without a star matches only itself"
     );
     let (pattern, line): (Vec<char>, Vec<char>) = (pattern.chars().collect(), line.chars().collect());
-    if pattern.len() > LONGEST || line.len() > LONGEST {
+    if pattern.len() > MAX_LENGTH || line.len() > MAX_LENGTH {
         return;
     }
     let without_argument = pattern.strip_suffix(&[' ', '*']).is_some_and(|pattern| fits(pattern, &line));
@@ -26,8 +26,8 @@ pub fn check(data: &[u8]) {
     assert_eq!(acl.allows_line(&line.iter().collect::<String>()), expected, "{pattern:?} {line:?}");
 }
 
-/// Whether a pattern fits, by the grammar (contract 4.12): for each length of the line, whether the
-/// pattern so far fits that beginning of it.
+/// Whether a pattern matches a line, by the grammar (contract 4.12). `reached[n]`: the symbols so
+/// far match the first `n` characters of the line.
 fn fits(pattern: &[char], line: &[char]) -> bool {
     let mut reached = vec![false; line.len() + 1];
     reached[0] = true;

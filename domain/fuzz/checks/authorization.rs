@@ -1,4 +1,4 @@
-//! The Authorization header: whatever is read from it, written down again, is what was sent.
+//! The Authorization header: a value that was read and is written again equals the header.
 
 use farhand_domain::authorization::{agent, is_agent, operator, user};
 use farhand_domain::error::Kind;
@@ -13,7 +13,7 @@ pub fn check(data: &[u8]) {
         assert_eq!(error.kind, Kind::Forbidden);
     }
     if let Err(error) = &agent {
-        // Paths for agents do not exist for users.
+        // Agents' paths do not exist for users.
         assert_eq!(error.kind, if user.is_ok() { Kind::NotFound } else { Kind::Forbidden });
     }
     if let Ok(token) = user {

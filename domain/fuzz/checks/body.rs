@@ -1,4 +1,4 @@
-//! Bodies of requests, by every form that a body can be asked for.
+//! Request bodies: reads the input as the body of each endpoint.
 
 use farhand_domain::api_token::{NewToken, TokenChanges, TokenReplacement};
 use farhand_domain::command::{MAX_LINE, NewCommand};
@@ -16,21 +16,21 @@ pub fn check(data: &[u8]) {
     let is_blank = data.iter().all(u8::is_ascii_whitespace);
     let fields = Fields::from_json(data);
     assert_eq!(fields.is_ok(), is_object || is_blank);
-    let Some(fields) = told(fields) else { return };
+    let Some(fields) = read_or_reject(fields) else { return };
     let canonical = fields.canonical();
-    let again = Fields::from_json(canonical.expose().as_bytes()).expect("it was made of an object");
+    let again = Fields::from_json(canonical.expose().as_bytes()).expect("it is the JSON of an object");
     assert_eq!(again.canonical().expose(), canonical.expose());
 
     let read = || Fields::from_json(data).expect("it was read before");
     let now = Timestamp::from_millis(1_795_224_225_000);
-    if let Some(command) = told(NewCommand::read(read(), now, 400)) {
+    if let Some(command) = read_or_reject(NewCommand::read(read(), now, 400)) {
         let length = command.line.chars().count();
         assert!((1..=MAX_LINE).contains(&length) && !command.line.contains('\0'));
         assert!((1..=86_400).contains(&command.timeout));
         assert!(command.expires_at.is_none_or(|expires| expires > now));
         assert!(command.username.is_none_or(|name| !name.trim().is_empty() && !name.starts_with('-')));
     }
-    if let Some(token) = told(NewToken::read(read(), now)) {
+    if let Some(token) = read_or_reject(NewToken::read(read(), now)) {
         assert!((1..=128).contains(&token.name.chars().count()));
         assert!(token.expires_at.is_none_or(|expires| expires > now));
         if let Some(acl) = token.acl {
@@ -38,26 +38,26 @@ pub fn check(data: &[u8]) {
             assert_eq!(serde_json::from_str::<farhand_domain::acl::Acl>(&stored).expect("can be read"), acl);
         }
     }
-    told(TokenReplacement::read(read(), now));
-    told(TokenChanges::read(read(), now));
-    told(read_creation(read()));
-    told(Changes::read(read()));
-    told(Changes::read_all(read()));
-    told(GroupChanges::read(read()));
-    told(GroupChanges::read_all(read()));
-    told(NewMembership::read(read()));
-    told(MembershipChange::read(read()));
-    told(MembershipChange::read_all(read()));
-    told(ServerChanges::read(read()));
-    told(ServerChanges::read_all(read()));
-    told(NewRegistrationToken::read(read(), now));
-    if let Some(registration) = told(Registration::read(read())) {
+    read_or_reject(TokenReplacement::read(read(), now));
+    read_or_reject(TokenChanges::read(read(), now));
+    read_or_reject(read_creation(read()));
+    read_or_reject(Changes::read(read()));
+    read_or_reject(Changes::read_all(read()));
+    read_or_reject(GroupChanges::read(read()));
+    read_or_reject(GroupChanges::read_all(read()));
+    read_or_reject(NewMembership::read(read()));
+    read_or_reject(MembershipChange::read(read()));
+    read_or_reject(MembershipChange::read_all(read()));
+    read_or_reject(ServerChanges::read(read()));
+    read_or_reject(ServerChanges::read_all(read()));
+    read_or_reject(NewRegistrationToken::read(read(), now));
+    if let Some(registration) = read_or_reject(Registration::read(read())) {
         assert!((1..=64).contains(&registration.name.len()) && registration.name.is_ascii());
     }
 }
 
-/// What was read; or else what is wrong is told field by field, in words.
-fn told<T>(result: Result<T, Error>) -> Option<T> {
+/// Returns the value. An error must have messages by field.
+fn read_or_reject<T>(result: Result<T, Error>) -> Option<T> {
     let error = match result {
         Ok(value) => return Some(value),
         Err(error) => error,

@@ -1,4 +1,4 @@
-//! The Host header, against a reading by labels.
+//! Compares the reading of the Host header with a naive reading by labels.
 
 use farhand_domain::host::{Host, Names};
 
@@ -18,7 +18,7 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// The slug, where there are just the four labels and at most a port.
+/// The slug, if the header has exactly the four labels and at most a port.
 fn by_labels(header: &str) -> Option<String> {
     let lower = header.to_ascii_lowercase();
     let (host, port) = lower.split_once(':').unwrap_or((&lower, ""));

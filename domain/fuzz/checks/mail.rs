@@ -1,11 +1,11 @@
-//! Addresses and texts of mails: nothing in them ends a header or a line. The first line is an
-//! address, the second a subject.
+//! Addresses and texts of mails: they never end a header or a line. The first line of the input is
+//! an address, the second a subject, the rest the text.
 
 use farhand_domain::mail::{Message, is_address};
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::normalized_email;
 
-/// The longest line that mail takes, in bytes (RFC 5322, 2.1.1).
+/// The longest line of a mail, in bytes (RFC 5322, 2.1.1).
 const LONGEST_LINE: usize = 998;
 
 pub fn check(data: &[u8]) {

@@ -1,5 +1,4 @@
-//! Small texts that are one thing or none: slugs, ids, days, origins; and how much of an output is
-//! kept.
+//! Small texts: slugs, ids, settings of the retention, origins. Also the cuts of output.
 
 use farhand_domain::time::Timestamp;
 use farhand_domain::{cors, id, output, retention, workspace};

@@ -1,5 +1,5 @@
-//! Networks of an access control list, against arithmetic on 128 bits. The first line is the
-//! network, the second an address.
+//! Compares the networks of an access control list with arithmetic on 128 bits. The first line of
+//! the input is the network, the second an address.
 
 use std::net::IpAddr;
 
@@ -17,15 +17,14 @@ pub fn check(data: &[u8]) {
     assert_eq!(serde_json::from_str::<Acl>(&stored).expect("what is stored can be read"), acl);
     let is_inside = address.parse().is_ok_and(|address: IpAddr| {
         let (address, of_four) = (as_bits(address), is_mapped(as_bits(address)));
-        // A network of IPv6 that holds all of IPv4's addresses among others says nothing about
-        // IPv4.
-        let says_something = !of_four || length >= 96;
-        says_something && (length == 0 || address >> (128 - length) == bits >> (128 - length))
+        // An IPv6 network that is larger than the range of all IPv4 addresses has none of them.
+        let is_comparable = !of_four || length >= 96;
+        is_comparable && (length == 0 || address >> (128 - length) == bits >> (128 - length))
     });
     assert_eq!(acl.allows_address(address), is_inside, "{network:?} {address:?}");
 }
 
-/// An address as one of IPv6; those of IPv4 have a place there.
+/// The bits of an address. An IPv4 address is mapped to IPv6.
 fn as_bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
@@ -37,7 +36,7 @@ fn is_mapped(bits: u128) -> bool {
     bits >> 32 == 0xffff
 }
 
-/// A network as bits and the length of its prefix, out of 128.
+/// Reads a network: its bits and its prefix length, both for IPv6.
 fn read(network: &str) -> Option<(u128, u32)> {
     let (address, length) = network.split_once('/')?;
     let address: IpAddr = address.parse().ok()?;

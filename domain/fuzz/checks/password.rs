@@ -1,5 +1,5 @@
-//! The rules of passwords. The first line is the user's name, the second their address, the rest
-//! the password.
+//! The rules for passwords. The first line of the input is the username, the second the e-mail
+//! address, the rest the password.
 
 use farhand_domain::password::{Personal, violations};
 

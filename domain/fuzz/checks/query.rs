@@ -1,4 +1,4 @@
-//! The query of a list: pages, filters, words and orderings.
+//! The queries of lists: pages, filters, words and orderings.
 
 use std::fmt::Debug;
 
@@ -10,14 +10,14 @@ use farhand_domain::page::{self, Page, Query};
 use farhand_domain::server::ServerList;
 use farhand_domain::user::Filter;
 
-/// The most bytes of a pattern that D1 takes.
+/// The longest pattern that D1 takes, in bytes.
 const MAX_PATTERN: usize = 50;
 
 pub fn check(data: &[u8]) {
     let query: Query = form_urlencoded::parse(data).into_owned().collect();
     let written: String = form_urlencoded::Serializer::new(String::new()).extend_pairs(&query).finish();
     let again: Query = form_urlencoded::parse(written.as_bytes()).into_owned().collect();
-    assert_eq!(again, query, "what is read, written down again, reads the same");
+    assert_eq!(again, query, "a query that is written again is unchanged");
 
     if let Some(page) = reads(&query, |query| Page::of(query)) {
         assert!(page.number >= 1 && (1..=page::MAX_SIZE).contains(&page.size) && page.offset() <= 1 << 53);
@@ -34,12 +34,12 @@ pub fn check(data: &[u8]) {
         assert!(!list.order.is_empty() && list.order.len() <= 5);
         for word in &list.words {
             assert!(word.glob().is_none_or(|pattern| pattern.len() <= MAX_PATTERN && pattern.len() > 2));
-            if let Some(asked) = word.query() {
-                // A quote in a phrase is doubled; outside of phrases there is nothing of the word.
-                let single = asked.replace("\"\"", "");
+            if let Some(index_query) = word.query() {
+                // A quote in a phrase is doubled, and the word is only inside phrases.
+                let single = index_query.replace("\"\"", "");
                 let parts: Vec<&str> = single.split('"').collect();
                 let is_ours = |part: &&str| ["line:", "line:(", "wide:", " OR ", ") OR wide:", ""].contains(part);
-                assert!(parts.len() % 2 == 1 && parts.iter().step_by(2).all(is_ours), "{asked}");
+                assert!(parts.len() % 2 == 1 && parts.iter().step_by(2).all(is_ours), "{index_query}");
             }
             assert_eq!(word.in_line(), word.in_line().to_ascii_lowercase());
         }
@@ -51,8 +51,8 @@ pub fn check(data: &[u8]) {
     reads(&query, |query| TokenFilter::of(query));
 }
 
-/// Reads a query, of whose parameters only the last ones of their names count; what is wrong is
-/// told by parameter.
+/// Reads a query. Of repeated parameters only the last one counts. An error must have messages by
+/// parameter.
 fn reads<T: Debug>(query: &Query, read: impl Fn(&Query) -> Result<T, Error>) -> Option<T> {
     let mut last: Query = Vec::new();
     for pair in query {

@@ -1,13 +1,13 @@
-//! The answers of a mail server, whatever they be. The first byte says how the connection is
-//! encrypted and whether there is a login, each further line is an answer or a part of one.
+//! Any replies of a mail server. The first byte of the input chooses the encryption and whether the
+//! session has a login. Each line after it is a reply or a part of one.
 
 use farhand_domain::mail::Failure;
 use farhand_domain::secret::Secret;
 use farhand_domain::smtp::{Login, Mail, Next, Security, Session};
 
-/// Answers that are longer are refused.
-const LONGEST: usize = 8 * 1024;
-/// The password, and what AUTH sends of it.
+/// The longest input, in bytes.
+const MAX_LENGTH: usize = 8 * 1024;
+/// The password, and the encoded forms that AUTH sends.
 const SECRETS: [&str; 3] = ["open sesame", "b3BlbiBzZXNhbWU=", "AGZhcmhhbmQAb3BlbiBzZXNhbWU="];
 const TEXT: &str = "the text of the mail";
 
@@ -19,7 +19,7 @@ fn session(kind: u8) -> Session {
     Session::new(security, (kind & 2 == 0).then_some(login), mail)
 }
 
-/// All that a session does, answer by answer, but for reading on.
+/// All steps of a session, without [`Next::Read`].
 fn run<'a>(kind: u8, pieces: impl Iterator<Item = &'a [u8]>) -> Vec<Result<Next, Failure>> {
     let mut session = session(kind);
     let mut steps = Vec::new();
@@ -39,9 +39,9 @@ fn run<'a>(kind: u8, pieces: impl Iterator<Item = &'a [u8]>) -> Vec<Result<Next,
 }
 
 pub fn check(data: &[u8]) {
-    let Some((kind, answers)) = data.split_first().filter(|(_, answers)| answers.len() <= LONGEST) else { return };
+    let Some((kind, answers)) = data.split_first().filter(|(_, answers)| answers.len() <= MAX_LENGTH) else { return };
     let steps = run(*kind, answers.split_inclusive(|byte| *byte == b'\n'));
-    assert_eq!(run(*kind, answers.chunks(1)), steps, "answers mean the same in whatever pieces they come");
+    assert_eq!(run(*kind, answers.chunks(1)), steps, "replies in smaller pieces have the same result");
 
     let mut is_encrypted = kind & 1 == 1;
     let mut sends_text = false;
@@ -55,16 +55,16 @@ pub fn check(data: &[u8]) {
             Ok(Next::Send(sent)) => sent,
             Ok(Next::Read | Next::Delivered) => continue,
             Err(Failure::Temporary(why) | Failure::Permanent(why)) => {
-                // A failure quotes the server, which may say anything, and nothing else.
+                // A failure may quote a secret only if the server sent it.
                 let letters = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
                 let said = letters(&String::from_utf8_lossy(answers));
                 assert!(SECRETS.iter().all(|secret| said.contains(&letters(secret)) || !why.contains(secret)), "{why}");
                 continue;
             }
         };
-        let says_something =
+        let has_secret =
             sent.contains(TEXT) || SECRETS.iter().any(|secret| sent.contains(secret)) || sent.contains('@');
-        assert!(is_encrypted || !says_something, "{sent:?} before TLS");
+        assert!(is_encrypted || !has_secret, "{sent:?} before TLS");
         if sends_text {
             assert!(sent.ends_with("\r\n.\r\n") && sent.matches("\r\n.\r\n").count() == 1, "{sent:?}");
         } else {

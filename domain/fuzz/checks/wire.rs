@@ -1,4 +1,4 @@
-//! What agents send: whatever is read, written down again, reads the same.
+//! Messages of agents: a message that was read and is written again reads the same.
 
 use std::fmt::Debug;
 
@@ -31,12 +31,12 @@ pub fn check(data: &[u8]) {
 fn round_trip<T: DeserializeOwned + Serialize + PartialEq + Debug>(text: &str) {
     let Ok(read) = serde_json::from_str::<T>(text) else { return };
     let written = serde_json::to_value(&read).expect("a message is JSON");
-    let again: T = serde_json::from_str(&written.to_string()).expect("what was written can be read");
+    let again: T = serde_json::from_str(&written.to_string()).expect("a written message can be read");
     let again = serde_json::to_value(&again).expect("a message is JSON");
     assert_eq!(without_fractions(again), without_fractions(written));
 }
 
-/// The same without numbers that are no whole ones: their last digit may differ, once read.
+/// Removes fractions, because their last digit may differ after a round trip.
 fn without_fractions(value: Value) -> Value {
     match value {
         Value::Number(number) if number.is_f64() => Value::Null,

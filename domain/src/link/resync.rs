@@ -99,8 +99,8 @@ impl<S: Store> Link<S> {
     }
 
     /// A restore ended after it had been reported as failed. A flush before it may have found none
-    /// of the rows, so the resync starts again. Commands that the object has deleted in the meantime
-    /// are deleted from D1 again.
+    /// of the rows, so the resync starts again. Commands that the object has deleted in the
+    /// meantime are deleted from D1 again.
     pub(super) fn restored_late(&mut self, commands: &[StoredCommand]) -> Result<()> {
         if self.server.is_some() {
             let requested_at = self.scene.now;

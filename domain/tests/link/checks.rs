@@ -1,4 +1,4 @@
-//! What must be true after every step.
+//! The invariants, checked after every step.
 
 use farhand_domain::lifecycle::{Lifecycle, State};
 use farhand_domain::link::call::{Answer, Created, Forgotten};
@@ -9,26 +9,26 @@ use farhand_domain::link::stored_command::{Phase, Stage};
 use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 
-use super::world::{Check, WINDOW, What, World};
+use super::world::{CallKind, Check, WINDOW, World};
 use crate::ensure;
 
-/// How long D1 may take: what it is asked about is not due before that.
-const D1_WITHIN: i64 = 31;
+/// A timer that waits for D1 may be this late, in seconds.
+const D1_TIMEOUT: i64 = 31;
 /// The longest delay before a failed flush is repeated, in seconds.
-const SLOWEST_RETRY: i64 = 61;
+const MAX_RETRY_DELAY: i64 = 61;
 
-/// The kind of a request, if there is never more than one of it under way.
+/// The kind of a request, if at most one request of this kind may be pending.
 fn single(request: &ToD1) -> Option<&'static str> {
     match request {
         ToD1::Find { .. } | ToD1::Insert { .. } | ToD1::Unrestore(_) => None,
         ToD1::Change(..) => Some("change"),
         ToD1::FindRights(_) => Some("rights"),
-        ToD1::Tell { .. } => Some("tell"),
+        ToD1::Tell { .. } => Some("flush"),
         ToD1::Restore(_) => Some("restore"),
     }
 }
 
-/// Whether a life came forward from another.
+/// Whether a life only moved forward: no field that was set has changed, except for a stuck end.
 fn is_forward(before: &Lifecycle, after: &Lifecycle) -> bool {
     fn stays<T: PartialEq>(before: Option<&T>, after: Option<&T>) -> bool {
         before.is_none() || before == after
@@ -46,10 +46,13 @@ fn is_forward(before: &Lifecycle, after: &Lifecycle) -> bool {
 }
 
 impl World {
-    /// Nothing goes to a connection that does not count.
+    /// A message may be sent: the object is in use, and the agent's key is not revoked.
     pub fn check_may_send(&self, kind: Kind, generation: u64) -> Check {
         let state = self.store().state.as_ref().ok_or("a message is sent by an unused object")?;
-        ensure!(!state.is_deleted && !state.is_suspended, "a message is sent after the end");
+        ensure!(
+            !state.is_deleted && !state.is_suspended,
+            "a message is sent for a deleted server or workspace"
+        );
         let is_known =
             |socket: &&super::world::Socket| socket.generation == generation && socket.kind == kind;
         let socket =
@@ -61,11 +64,11 @@ impl World {
         Ok(())
     }
 
-    /// A command is sent.
+    /// A command may be sent: it is stored as delivered, due, permitted, and was not sent before.
     pub fn check_send(&mut self, id: Uuid) -> Check {
         let row = self.store().rows.get(&id).ok_or("an unknown command is sent")?;
         let (life, now) = (row.command.life.clone(), self.now);
-        ensure!(life.delivered_at.is_some(), "a command is sent before that is stored");
+        ensure!(life.delivered_at.is_some(), "a command is sent before its delivery is stored");
         ensure!(row.command.phase == Phase::Accepted, "a command is sent that is not accepted");
         ensure!(life.state() == State::Sent, "a command is sent that is {:?}", life.state());
         ensure!(
@@ -85,16 +88,16 @@ impl World {
             }
             _ => false,
         };
-        ensure!(is_checked, "a command is sent without a check of its right");
+        ensure!(is_checked, "a command is sent without a permission check");
         let sent = self.sent.entry(id).or_default();
         *sent += 1;
         ensure!(*sent == 1, "a command is sent twice");
         Ok(())
     }
 
-    /// What was sent in one step was the front of the queue, in its order.
+    /// The commands that a step sent were the front of the queue, in order.
     pub fn check_order(&self, sent: &[Uuid]) -> Check {
-        if !self.history.given_back.is_empty() {
+        if !self.history.unsent.is_empty() {
             return Ok(());
         }
         let key =
@@ -108,57 +111,63 @@ impl World {
         let mut waiting = self.store().rows.values().filter(waits);
         let is_first =
             waiting.all(|row| (row.command.life.scheduled_at, row.command.command.id) > *last);
-        ensure!(is_first, "a command is sent before another one whose turn it is");
+        ensure!(is_first, "a command is sent before an earlier one");
         Ok(())
     }
 
-    /// D1 is asked one thing of a kind after the other.
+    /// At most one request of each single kind is pending.
     pub fn check_ask(&self, request: &ToD1, others: &[(RequestId, Box<ToD1>)]) -> Check {
         let Some(kind) = single(request) else { return Ok(()) };
-        let under_way =
-            self.flights.iter().filter(|flight| flight.is_awaited()).map(|flight| &*flight.request);
+        let under_way = self
+            .d1_calls
+            .iter()
+            .filter(|d1_call| d1_call.is_awaited())
+            .map(|d1_call| &*d1_call.request);
         let is_alone = under_way
             .chain(others.iter().map(|(_, request)| &**request))
             .all(|other| single(other) != Some(kind));
-        ensure!(is_alone, "D1 is asked for two of {kind} at a time");
+        ensure!(is_alone, "two requests of the kind {kind} are pending");
         Ok(())
     }
 
-    /// A call is answered.
-    pub fn check_reply(&mut self, what: &What, answer: &Answer) -> Check {
-        let Answer::Done(told) = answer else { return Ok(()) };
+    /// A call may get this answer.
+    pub fn check_reply(&mut self, what: &CallKind, answer: &Answer) -> Check {
+        let Answer::Done(result) = answer else { return Ok(()) };
         match what {
-            What::Create { id, key } => self.check_created(Some(*id), key.as_ref(), told)?,
-            What::Replay { key } => self.check_created(None, Some(key), told)?,
-            What::Agent { key } => {
+            CallKind::Create { id, key } => self.check_created(Some(*id), key.as_ref(), result)?,
+            CallKind::Replay { key } => self.check_created(None, Some(key), result)?,
+            CallKind::Agent { key } => {
                 ensure!(
                     !self.history.revoked.contains(key),
                     "a report with a revoked key is accepted"
                 );
             }
-            What::Rotate { key } => self.revoke_other_keys(key)?,
-            What::Resync => {
+            CallKind::Rotate { key } => self.revoke_other_keys(key)?,
+            CallKind::Resync => {
                 let ticket =
-                    self.calls.iter().filter(|(_, call)| matches!(call.what, What::Resync));
+                    self.calls.iter().filter(|(_, call)| matches!(call.kind, CallKind::Resync));
                 let is_later = ticket
                     .filter(|(_, call)| call.answer.is_some())
-                    .any(|(ticket, _)| *ticket > self.history.taken_back_at);
+                    .any(|(ticket, _)| *ticket > self.history.restored_at);
                 self.history.needs_resync &= !is_later;
             }
-            What::Forget { .. } => {
-                let forgotten: Forgotten =
-                    serde_json::from_value(told.clone()).map_err(|error| error.to_string())?;
-                for id in forgotten.ids {
-                    ensure!(!self.store().rows.contains_key(&id), "a forgotten command is there");
+            CallKind::Forget { .. } => {
+                let deleted: Forgotten =
+                    serde_json::from_value(result.clone()).map_err(|error| error.to_string())?;
+                for id in deleted.ids {
+                    ensure!(
+                        !self.store().rows.contains_key(&id),
+                        "a deleted command is still stored"
+                    );
                     // Retention deletes it from D1.
                     self.d1.commands.remove(&id);
-                    self.history.forgotten.insert(id);
+                    self.history.deleted.insert(id);
                 }
             }
-            What::Connect { .. } => {
+            CallKind::Connect { .. } => {
                 return Err("a connection is answered, and not accepted".to_owned());
             }
-            What::Sever | What::Other => {}
+            CallKind::Sever | CallKind::Other => {}
         }
         Ok(())
     }
@@ -167,15 +176,15 @@ impl World {
         &mut self,
         own: Option<Uuid>,
         key: Option<&(String, String)>,
-        told: &serde_json::Value,
+        result: &serde_json::Value,
     ) -> Check {
         let created: Created =
-            serde_json::from_value(told.clone()).map_err(|error| error.to_string())?;
+            serde_json::from_value(result.clone()).map_err(|error| error.to_string())?;
         let id = created.id().map_err(|error| error.detail.to_string())?;
         ensure!(created.replayed || own == Some(id), "another command is answered");
-        let is_exempt = self.history.was_taken_back
-            || self.history.forgotten.contains(&id)
-            || self.history.was_severed;
+        let is_exempt = self.history.was_restored
+            || self.history.deleted.contains(&id)
+            || self.history.was_wiped;
         ensure!(
             is_exempt || self.d1.commands.contains_key(&id),
             "a command is answered that D1 does not have"
@@ -186,27 +195,29 @@ impl World {
             let added_at = added_at
                 .and_then(|text| Timestamp::parse(text).ok())
                 .ok_or("a command without a time")?;
-            let (made, at) = *self.history.made.entry(key.clone()).or_insert((id, added_at));
-            let is_forgotten = self.history.forgotten.contains(&made) || self.history.was_severed;
-            let is_over = at.plus_seconds(23 * 60 * 60) <= self.now || is_forgotten;
-            ensure!(made == id || is_over, "an Idempotency-Key made two commands");
+            let (first_id, at) =
+                *self.history.keyed_commands.entry(key.clone()).or_insert((id, added_at));
+            let is_deleted = self.history.deleted.contains(&first_id) || self.history.was_wiped;
+            let is_free = at.plus_seconds(23 * 60 * 60) <= self.now || is_deleted;
+            ensure!(first_id == id || is_free, "an Idempotency-Key created two commands");
         }
         Ok(())
     }
 
-    /// A new key is in force: no other one is accepted any more, unless it is still on its way.
+    /// A call for a new key is answered: other keys are revoked, unless a change to one of them is
+    /// still pending.
     fn revoke_other_keys(&mut self, key: &str) -> Check {
         let is_waiting = |hash: &str| {
-            let is_of = |what: &What| matches!(what, What::Rotate { key } if key == hash);
+            let is_of = |what: &CallKind| matches!(what, CallKind::Rotate { key } if key == hash);
             self.calls
                 .values()
-                .any(|call| is_of(&call.what) && call.answer.is_none() && !call.is_dead)
+                .any(|call| is_of(&call.kind) && call.answer.is_none() && !call.is_dead)
         };
         let is_under_way = |hash: &str| {
             let is_of = |change: &ServerChange| matches!(change, ServerChange::Key { key_hash, .. } if key_hash == hash);
-            self.flights
-                .iter()
-                .any(|flight| matches!(&*flight.request, ToD1::Change(_, change) if is_of(change)))
+            self.d1_calls.iter().any(
+                |d1_call| matches!(&*d1_call.request, ToD1::Change(_, change) if is_of(change)),
+            )
         };
         let is_late = |hash: &str| self.history.late_keys.contains(hash);
         let is_coming = |hash: &str| is_waiting(hash) || is_under_way(hash) || is_late(hash);
@@ -216,12 +227,12 @@ impl World {
         let is_cut_off = self
             .sockets
             .iter()
-            .all(|socket| !socket.is_there || !self.history.revoked.contains(&socket.key));
+            .all(|socket| !socket.is_open || !self.history.revoked.contains(&socket.key));
         ensure!(is_cut_off, "an agent with a revoked key is connected");
         Ok(())
     }
 
-    /// What is stored is as it should be.
+    /// The stored commands and answers are valid.
     pub fn check(&mut self) -> Check {
         let store = self.link.store();
         let open = store.count_open().map_err(|error| error.0)?;
@@ -231,30 +242,35 @@ impl World {
                 self.history.lives.entry(*id).or_insert_with(|| (0, row.command.life.clone()));
             if entry.0 != row.command.revision {
                 let mut before = entry.1.clone();
-                if self.history.given_back.contains(id) {
+                if self.history.unsent.contains(id) {
                     before.delivered_at = None;
                 }
                 let after = &row.command.life;
                 ensure!(is_forward(&before, after), "a life went back: {before:?}, {after:?}");
                 *entry = (row.command.revision, after.clone());
-                self.history.noted.extend(row.command.events.iter().map(|noted| noted.event.id));
+                self.history
+                    .event_ids
+                    .extend(row.command.events.iter().map(|pending| pending.event.id));
             }
-            let told = self.d1.commands.get(id).map_or(0, |told| told.revision);
-            ensure!(told <= row.command.revision, "D1 has a revision that there is not");
+            let in_d1 = self.d1.commands.get(id).map_or(0, |row| row.revision);
+            ensure!(
+                in_d1 <= row.command.revision,
+                "D1 has a revision that the object does not have"
+            );
         }
-        for id in &self.history.given_back {
+        for id in &self.history.unsent {
             let is_back =
                 store.rows.get(id).is_none_or(|row| row.command.life.delivered_at.is_none());
-            ensure!(is_back, "a command that was not sent is lost");
+            ensure!(is_back, "a command that was not sent counts as delivered");
         }
         for (key, (answer, _)) in &store.answers {
-            let is_there = store.rows.contains_key(&answer.command);
-            ensure!(is_there, "the answer to {key} is left over");
+            let has_command = store.rows.contains_key(&answer.command);
+            ensure!(has_command, "the answer to {key} has no command");
         }
         self.check_timers()
     }
 
-    /// What is to be done has a timer, and the alarm is set for it.
+    /// Pending work has a timer, and the alarm is set for the earliest timer.
     fn check_timers(&self) -> Check {
         let store = self.link.store();
         let Some(state) = &store.state else {
@@ -267,16 +283,16 @@ impl World {
             lacks_facts || store.next_unflushed().map_err(|error| error.0)?.is_some();
         ensure!(
             timers.revalidate.is_some() || state.unconfirmed.is_none(),
-            "what is not sure is not looked at"
+            "no timer confirms the server"
         );
-        ensure!(timers.resync.is_some() || state.resync.is_none(), "the resync does not go on");
-        let is_there = |open: u64| {
-            self.sockets.iter().any(|socket| socket.is_there && socket.generation == open)
+        ensure!(timers.resync.is_some() || state.resync.is_none(), "no timer continues the resync");
+        let is_open = |open: u64| {
+            self.sockets.iter().any(|socket| socket.is_open && socket.generation == open)
         };
         let mut is_queue_due = false;
-        if state.backhaul.open.is_some_and(is_there) {
-            ensure!(timers.ping.is_some(), "the agent is not pinged");
-            // One whose time comes now has a time of its own.
+        if state.backhaul.open.is_some_and(is_open) {
+            ensure!(timers.ping.is_some(), "no timer pings the agent");
+            // A command that becomes due now has its own due time.
             let waits = |row: &super::store::Row| {
                 let is_waiting = row.command.stage() == Some(Stage::Waiting)
                     && row.command.life.is_due(self.now);
@@ -286,20 +302,20 @@ impl World {
             let has_room = store.count_open().map_err(|error| error.0)? < WINDOW;
             is_queue_due = is_waiting && has_room;
         }
-        // A machine that is not loaded plans it when its alarm goes off, which was set before.
-        let longest = self.now.plus_seconds(SLOWEST_RETRY);
+        // A machine that has not loaded its state computes the plan when the alarm goes off.
+        let longest = self.now.plus_seconds(MAX_RETRY_DELAY);
         let plan = self.link.plan().unwrap_or(Plan {
             flush: is_unflushed.then_some(longest),
             deliver: is_queue_due.then_some(longest),
         });
-        ensure!(plan.flush.is_some() || !is_unflushed, "D1 is not told");
-        ensure!(plan.deliver.is_some() || !is_queue_due, "the queue is not looked at");
+        ensure!(plan.flush.is_some() || !is_unflushed, "no timer flushes the outbox");
+        ensure!(plan.deliver.is_some() || !is_queue_due, "no timer delivers due commands");
         let asked = |kind: &str| {
-            self.flights.iter().any(|flight| {
-                flight.is_awaited() && single(&flight.request).is_some_and(|of| of == kind)
+            self.d1_calls.iter().any(|d1_call| {
+                d1_call.is_awaited() && single(&d1_call.request).is_some_and(|of| of == kind)
             })
         };
-        let later = self.now.plus_seconds(D1_WITHIN);
+        let later = self.now.plus_seconds(D1_TIMEOUT);
         let unless = |at: Option<Timestamp>, kinds: &[&str]| {
             let is_asked = self.history.is_fresh || kinds.iter().any(|kind| asked(kind));
             at.map(|at| if is_asked { at.max(later) } else { at })
@@ -307,10 +323,10 @@ impl World {
         let due = [
             timers.ping,
             timers.pong,
-            unless(plan.flush, &["tell", "restore"]),
+            unless(plan.flush, &["flush", "restore"]),
             unless(plan.deliver, &["rights"]),
             unless(timers.revalidate, &["change"]),
-            unless(timers.resync, &["restore", "tell"]),
+            unless(timers.resync, &["restore", "flush"]),
             store.next_due().map_err(|error| error.0)?,
         ];
         if let Some(due) = due.into_iter().flatten().min()

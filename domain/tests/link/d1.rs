@@ -1,4 +1,4 @@
-//! D1 as far as a server's object uses it.
+//! A model of D1: the part that a server's object uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::rights::Rights;
 use uuid::Uuid;
 
-/// The workspace of the server.
+/// The id of the server's workspace.
 pub const WORKSPACE: i64 = 1;
 
 /// A row of `commands`.
@@ -39,16 +39,16 @@ pub struct D1 {
     /// Ids of audit events, and how often each was written.
     pub events: BTreeMap<Uuid, u32>,
     pub is_workspace_deleted: bool,
-    /// Refuses the next command for its quota.
+    /// Whether the next command is refused because a quota is used up.
     pub is_full: bool,
-    /// Refuses every change of the server.
+    /// Whether users' changes of the server are refused.
     pub forbids_changes: bool,
-    /// Refuses these commands when their turn comes.
+    /// Commands whose permission check fails.
     pub denied: BTreeSet<Uuid>,
 }
 
 impl D1 {
-    /// A database with the server, whose agent has a key.
+    /// A database with the server. `key_hash` is that of its agent's key.
     pub fn new(key_hash: &str) -> Self {
         let facts = ServerFacts::beginning(false, 0);
         Self {
@@ -76,7 +76,7 @@ impl D1 {
         })
     }
 
-    /// Does what it is asked, as one transaction.
+    /// Carries out a request as one transaction.
     pub fn apply(&mut self, request: &ToD1) -> FromD1 {
         match request {
             ToD1::Find { .. } => {
@@ -89,7 +89,7 @@ impl D1 {
             ToD1::Insert { create, life, .. } => FromD1::Inserted(self.insert(create, life)),
             ToD1::FindRights(commands) => FromD1::Rights(self.rights(commands)),
             ToD1::Tell { lacking, .. } => {
-                lacking.iter().for_each(|lacking| self.tell(lacking));
+                lacking.iter().for_each(|entry| self.write_entry(entry));
                 FromD1::Told(lacking.iter().map(|_| Ok(())).collect())
             }
             ToD1::Restore(commands) => {
@@ -109,19 +109,20 @@ impl D1 {
         }
     }
 
-    /// The same for a part of what it is told: the rest fails.
-    pub fn apply_in_part(&mut self, request: &ToD1, parts: u64) -> FromD1 {
+    /// Like [`Self::apply`], but rejects some entries of a flush that writes them one by one. Each
+    /// bit of `rejected` is an entry.
+    pub fn apply_in_part(&mut self, request: &ToD1, rejected: u64) -> FromD1 {
         let ToD1::Tell { lacking, is_one_by_one: true } = request else {
             return self.apply(request);
         };
-        let tell = |(place, lacking): (usize, &Lacking)| {
-            if parts >> (place % 64) & 1 == 1 {
+        let write = |(place, entry): (usize, &Lacking)| {
+            if rejected >> (place % 64) & 1 == 1 {
                 return Err("refused".to_owned());
             }
-            self.tell(lacking);
+            self.write_entry(entry);
             Ok(())
         };
-        FromD1::Told(lacking.iter().enumerate().map(tell).collect())
+        FromD1::Told(lacking.iter().enumerate().map(write).collect())
     }
 
     fn change(&mut self, change: &ServerChange) {
@@ -184,8 +185,8 @@ impl D1 {
         Some(commands.iter().map(rights).collect())
     }
 
-    fn tell(&mut self, lacking: &Lacking) {
-        match lacking {
+    fn write_entry(&mut self, entry: &Lacking) {
+        match entry {
             Lacking::Command(stored, output) => {
                 let Some(row) = self.commands.get_mut(&stored.command.id) else { return };
                 let before = row.revision;
@@ -221,7 +222,7 @@ impl D1 {
         if self.is_workspace_deleted {
             return;
         }
-        // Only what never changes, and what is known of the delivery: the rest follows.
+        // Only the fields that never change, and the delivery. The outbox writes the rest.
         let life = Lifecycle { acked_at: None, handled_at: None, ..stored.life.clone() };
         let row = CommandRow { revision: 0, life, output_bytes: stored.output_bytes(), key: None };
         self.commands.entry(stored.command.id).or_insert(row);

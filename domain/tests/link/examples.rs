@@ -1,4 +1,4 @@
-//! Examples of what depends on an order of events.
+//! Examples: cases that depend on the order of events.
 
 use farhand_domain::lifecycle::State;
 use farhand_domain::link::call::{Answer, Ask, Created, Follow, Followed, Live, Refusal, Report};
@@ -7,7 +7,7 @@ use farhand_domain::wire::{Chunk, Fin};
 use uuid::Uuid;
 
 use super::ops::Op;
-use super::world::{What, World};
+use super::world::{CallKind, World};
 
 /// A world in which the agent is connected.
 fn connected() -> World {
@@ -18,7 +18,7 @@ fn connected() -> World {
 }
 
 impl World {
-    /// Creates a command, which D1 takes at once.
+    /// Creates a command. D1 answers immediately.
     fn created(&mut self) -> Uuid {
         let (what, ask) = self.create(0, None, 0);
         self.call(what, ask).unwrap();
@@ -27,13 +27,13 @@ impl World {
     }
 
     fn answer_all(&mut self) {
-        while !self.flights.is_empty() {
+        while !self.d1_calls.is_empty() {
             self.answer(0, 0).unwrap();
         }
     }
 
-    fn place_of(&self, is_wanted: impl Fn(&ToD1) -> bool) -> usize {
-        self.flights.iter().position(|flight| is_wanted(&flight.request)).unwrap()
+    fn position_of(&self, is_wanted: impl Fn(&ToD1) -> bool) -> usize {
+        self.d1_calls.iter().position(|d1_call| is_wanted(&d1_call.request)).unwrap()
     }
 
     fn replied(&self, ticket: Ticket) -> Option<&Answer> {
@@ -41,23 +41,23 @@ impl World {
     }
 
     fn command_of(&self, ticket: Ticket) -> (Uuid, bool) {
-        let Some(Answer::Done(told)) = self.replied(ticket) else {
+        let Some(Answer::Done(result)) = self.replied(ticket) else {
             panic!("{:?}", self.replied(ticket))
         };
-        let created: Created = serde_json::from_value(told.clone()).unwrap();
+        let created: Created = serde_json::from_value(result.clone()).unwrap();
         (created.id().unwrap(), created.replayed)
     }
 
     fn follow(&mut self, id: Uuid, from: u64, skips_gap: bool) -> Ticket {
         let follow = Follow { id, from, wait_millis: 5_000, skips_gap };
-        self.call(What::Other, Ask::Follow(follow)).unwrap()
+        self.call(CallKind::Other, Ask::Follow(follow)).unwrap()
     }
 
     fn followed(&self, ticket: Ticket) -> Followed {
-        let Some(Answer::Done(told)) = self.replied(ticket) else {
+        let Some(Answer::Done(result)) = self.replied(ticket) else {
             panic!("{:?}", self.replied(ticket))
         };
-        serde_json::from_value(told.clone()).unwrap()
+        serde_json::from_value(result.clone()).unwrap()
     }
 
     fn chunk(&mut self, command: Uuid, seq: u32) {
@@ -66,7 +66,8 @@ impl World {
     }
 }
 
-/// A world in which three agents with one identity replaced each other, and a fourth one asks.
+/// A world in which agents with one identity replaced each other three times, and another one
+/// connects.
 fn contested() -> (World, Ticket) {
     let mut world = connected();
     for _ in 0..4 {
@@ -91,38 +92,38 @@ fn the_older_of_two_agents_stays_if_it_is_alive() {
 #[test]
 fn the_newer_of_two_agents_wins_if_the_older_one_is_silent() {
     let (mut world, ticket) = contested();
-    let at = world.laters[&ticket];
+    let at = world.call_timers[&ticket];
     assert_eq!(at.seconds_since(world.now), 5.0);
     world.time_is_up(0).unwrap();
     assert!(world.replied(ticket).is_some());
-    assert!(world.sockets[4].is_there && !world.sockets[3].is_there);
+    assert!(world.sockets[4].is_open && !world.sockets[3].is_open);
     world.settle().unwrap();
 }
 
 #[test]
-fn the_newer_of_two_agents_wins_when_the_older_one_goes() {
+fn the_newer_of_two_agents_wins_if_the_older_one_closes() {
     let (mut world, ticket) = contested();
-    world.sockets[3].is_there = false;
+    world.sockets[3].is_open = false;
     world.step(Event::Closed(4)).unwrap();
-    assert!(world.replied(ticket).is_some() && world.sockets[4].is_there);
+    assert!(world.replied(ticket).is_some() && world.sockets[4].is_open);
     world.settle().unwrap();
 }
 
-/// Creates a command with a key, and the object dies before it is answered.
-fn died(after: Option<u8>) -> (World, Uuid) {
+/// Creates a command with an Idempotency-Key. The object crashes before it answers.
+fn crashed(after: Option<u8>) -> (World, Uuid) {
     let mut world = connected();
     let (what, ask) = world.create(0, Some(0), 0);
     world.call(what, ask).unwrap();
     world.run(&Op::Crash { after, loss: 1 }).unwrap();
-    let place = world.place_of(|request| matches!(request, ToD1::Insert { .. }));
+    let place = world.position_of(|request| matches!(request, ToD1::Insert { .. }));
     world.answer(place, 0).unwrap();
     let id = *world.commands.last().unwrap();
     (world, id)
 }
 
 #[test]
-fn a_key_whose_request_died_replays_the_command_that_it_made() {
-    let (mut world, id) = died(Some(0));
+fn a_key_replays_the_command_of_a_lost_request() {
+    let (mut world, id) = crashed(Some(0));
     let (what, ask) = world.create(0, Some(0), 0);
     let ticket = world.call(what, ask).unwrap();
     assert_eq!(world.command_of(ticket), (id, true));
@@ -131,8 +132,8 @@ fn a_key_whose_request_died_replays_the_command_that_it_made() {
 }
 
 #[test]
-fn a_key_whose_request_died_too_early_is_free_later() {
-    let (mut world, id) = died(None);
+fn a_key_of_a_request_lost_early_is_free_again() {
+    let (mut world, id) = crashed(None);
     let (what, ask) = world.create(0, Some(0), 0);
     let ticket = world.call(what, ask).unwrap();
     world.answer_all();
@@ -147,7 +148,7 @@ fn a_key_whose_request_died_too_early_is_free_later() {
 }
 
 #[test]
-fn callers_with_one_key_get_one_command() {
+fn callers_with_the_same_key_get_one_command() {
     let mut world = connected();
     let mut tickets = vec![];
     for _ in 0..3 {
@@ -162,18 +163,18 @@ fn callers_with_one_key_get_one_command() {
 }
 
 #[test]
-fn what_d1_inserts_late_is_withdrawn() {
+fn a_command_that_d1_inserts_late_is_withdrawn() {
     let mut world = connected();
     let (what, ask) = world.create(0, None, 0);
     let ticket = world.call(what, ask).unwrap();
-    let place = world.place_of(|request| matches!(request, ToD1::Insert { .. }));
+    let place = world.position_of(|request| matches!(request, ToD1::Insert { .. }));
     world.time_out(place).unwrap();
     assert!(matches!(world.replied(ticket), Some(Answer::Failed(_))));
-    let place = world.place_of(|request| matches!(request, ToD1::Tell { .. }));
+    let place = world.position_of(|request| matches!(request, ToD1::Tell { .. }));
     world.answer(place, 0).unwrap();
     let id = world.commands[0];
     assert!(!world.store().rows.contains_key(&id));
-    let place = world.place_of(|request| matches!(request, ToD1::Insert { .. }));
+    let place = world.position_of(|request| matches!(request, ToD1::Insert { .. }));
     world.apply(place, 0);
     assert!(world.d1.commands.contains_key(&id));
     world.settle().unwrap();
@@ -181,7 +182,7 @@ fn what_d1_inserts_late_is_withdrawn() {
 }
 
 #[test]
-fn a_follower_waits_for_what_fills_a_gap() {
+fn a_follower_waits_until_a_gap_is_filled() {
     let mut world = connected();
     let id = world.created();
     world.chunk(id, 0);
@@ -215,7 +216,7 @@ fn a_follower_waits_for_what_fills_a_gap() {
 }
 
 #[test]
-fn an_agent_that_restarts_puts_what_it_had_in_doubt() {
+fn a_restart_of_the_agent_marks_its_commands() {
     let mut world = connected();
     let id = world.created();
     world.run(&Op::Pass(61_000)).unwrap();
@@ -232,13 +233,13 @@ fn an_agent_that_restarts_puts_what_it_had_in_doubt() {
     world.run(&Op::Alarm(0)).unwrap();
     assert_eq!(life(&world, id).state(), State::Stuck);
     let live = Live { id, wait: Some(10) };
-    let ticket = world.call(What::Other, Ask::Live(live)).unwrap();
+    let ticket = world.call(CallKind::Other, Ask::Live(live)).unwrap();
     world.answer_all();
     assert!(matches!(world.replied(ticket), Some(Answer::Done(live)) if live["state"] == "stuck"));
 }
 
 #[test]
-fn a_command_that_must_go_at_once_and_does_not_leave_is_refused() {
+fn an_immediate_command_is_refused_if_the_send_fails() {
     let mut world = connected();
     world.sockets[0].is_broken = true;
     let (what, ask) = world.create(1 << 12, None, 0);
@@ -250,7 +251,7 @@ fn a_command_that_must_go_at_once_and_does_not_leave_is_refused() {
 }
 
 #[test]
-fn a_message_that_does_not_leave_gives_the_command_back() {
+fn a_command_waits_again_if_the_send_fails() {
     let mut world = connected();
     world.sockets[0].is_broken = true;
     let id = world.created();
@@ -264,14 +265,14 @@ fn a_message_that_does_not_leave_gives_the_command_back() {
 }
 
 #[test]
-fn what_is_not_stored_is_not_answered_either() {
+fn a_call_fails_if_the_storage_fails() {
     let mut world = connected();
     world.store().is_broken.set(true);
-    let suspend = world.call(What::Other, Ask::Suspend(true)).unwrap();
+    let suspend = world.call(CallKind::Other, Ask::Suspend(true)).unwrap();
     assert!(matches!(world.replied(suspend), Some(Answer::Failed(_))));
-    assert!(world.sockets.iter().all(|socket| socket.is_there), "nothing is done of it");
+    assert!(world.sockets.iter().all(|socket| socket.is_open), "no effect is carried out");
     world.store().is_broken.set(false);
-    let again = world.call(What::Other, Ask::Suspend(true)).unwrap();
+    let again = world.call(CallKind::Other, Ask::Suspend(true)).unwrap();
     assert!(matches!(world.replied(again), Some(Answer::Done(_))));
-    assert!(world.sockets.iter().all(|socket| !socket.is_there));
+    assert!(world.sockets.iter().all(|socket| !socket.is_open));
 }

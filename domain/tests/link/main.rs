@@ -1,10 +1,10 @@
-//! Property tests of the server's object as a state machine (`farhand_domain::link`): any order of
-//! calls, reports, connections, alarms and answers of D1, time, and crashes between any two
-//! effects.
+//! Property tests of the server's object as a state machine (`farhand_domain::link`). They play
+//! random sequences of calls, reports, connections, alarms, answers of D1 and passing time, with
+//! crashes between any two effects.
 //!
-//! `FARHAND_LINK_SEQUENCES` says how many sequences are tried.
+//! `FARHAND_LINK_SEQUENCES` sets the number of sequences.
 
-// A test says with unwrap that the rest makes no sense without it.
+// In a test, a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
 
 mod checks;
@@ -22,12 +22,12 @@ use proptest::test_runner::{Config, TestRunner};
 use ops::Op;
 use world::{Check, World};
 
-/// How many sequences are tried if nothing else is asked for.
+/// The default number of sequences.
 const SEQUENCES: u32 = 100_000;
-/// Among how many tests they are divided, which run at the same time.
+/// The number of tests that share the sequences. They run in parallel.
 const TESTS: u32 = 4;
 
-/// Does operations one after the other, and lets everything come to its end.
+/// Runs operations one after the other, then lets all pending work finish.
 pub fn play(ops: &[Op]) -> Check {
     let mut world = World::default();
     for op in ops {
@@ -37,8 +37,8 @@ pub fn play(ops: &[Op]) -> Check {
 }
 
 fn sequences(test: u32, prefix: &[Op]) {
-    let asked = std::env::var("FARHAND_LINK_SEQUENCES").ok().and_then(|text| text.parse().ok());
-    let cases = asked.unwrap_or(SEQUENCES).div_ceil(TESTS);
+    let requested = std::env::var("FARHAND_LINK_SEQUENCES").ok().and_then(|text| text.parse().ok());
+    let cases = requested.unwrap_or(SEQUENCES).div_ceil(TESTS);
     let config =
         Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
     let op = any::<u64>().prop_map(Op::decode);

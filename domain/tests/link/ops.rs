@@ -1,4 +1,4 @@
-//! What can happen, as a sequence of small operations, and how they are made by chance.
+//! The operations of a random sequence, and how they are generated.
 
 use farhand_domain::audit::{Event as AuditEvent, Source};
 use farhand_domain::command::{Command, Inputs, OnOffline, Origin, Shell};
@@ -14,14 +14,14 @@ use farhand_domain::wire::{Chunk, Fin, HostFacts};
 use uuid::Uuid;
 
 use super::d1::{D1, WORKSPACE};
-use super::world::{Check, Crash, What, World};
+use super::world::{CallKind, Check, Crash, World};
 
-/// Something that happens.
+/// An operation. `command`, `key`, sockets and `age` count back from the newest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Time passes, in milliseconds.
     Pass(i64),
-    /// A command is created; the bits of `how` say which.
+    /// A command is created. The bits of `how` choose its fields.
     Create {
         how: u16,
         key: Option<u8>,
@@ -55,7 +55,7 @@ pub enum Op {
     },
     Sever,
     Suspend(bool),
-    /// An agent reports with the present key, or an older one.
+    /// An agent reports. `age` chooses the present key (0) or an older one.
     Ack {
         command: u8,
         age: u8,
@@ -79,44 +79,55 @@ pub enum Op {
         can_kill: bool,
         age: u8,
     },
-    /// A connection closes, is lost without a word, or cannot be written to.
+    /// A connection closes, and the machine gets the event.
     Close(u8),
+    /// A connection is lost without an event.
     Lose(u8),
+    /// Sending over a connection fails from now on.
     Break(u8),
-    /// The machine hears that a connection closed.
+    /// The pending event that a connection closed arrives.
     Closed(u8),
     Pong(u8),
-    /// The alarm goes off, so many milliseconds late.
+    /// The alarm goes off, this many milliseconds late.
     Alarm(i64),
-    /// D1 does a request; its answer arrives; it fails; it takes too long.
+    /// D1 carries out the request at this place, and its answer does not arrive yet.
     Apply(u8),
+    /// The answer to the request arrives. `refused`: a bit for each entry that D1 rejects.
     Answer {
         place: u8,
         refused: u8,
     },
+    /// The request fails.
     Fail(u8),
+    /// The request takes too long.
     TimeOut(u8),
+    /// The timer of a call runs out.
     TimeUp(u8),
-    /// The object dies in the next step, or now.
+    /// The object crashes in the next step.
     Crash {
         after: Option<u8>,
         loss: u8,
     },
+    /// The object crashes now.
     Die(u8),
-    /// D1 refuses the right to a command, the next command, or changes.
+    /// The permission check of a command will fail.
     Deny(u8),
+    /// D1 refuses the next command: a quota is used up.
     Fill,
+    /// D1 refuses users' changes of the server, or accepts them again.
     Forbid(bool),
+    /// The present state of D1 is saved.
     Snapshot,
-    TakeBack,
+    /// D1 is restored to the snapshot, and a resync begins.
+    RestoreD1,
 }
 
 impl Op {
-    /// An operation that 64 random bits stand for.
+    /// Turns 64 random bits into an operation.
     pub fn decode(bits: u64) -> Self {
         let kind = (bits & 0xff) as u8;
         let (a, b, c) = ((bits >> 8) as u8, (bits >> 16) as u8, (bits >> 24) as u8);
-        // The newest commands and connections are used most.
+        // Prefers the newest commands and connections.
         let (near, age) = (a % 4, if b % 8 == 0 { 1 } else { 0 });
         match kind {
             0..18 => Self::Pass(
@@ -166,7 +177,7 @@ impl Op {
             242..244 => Self::Fill,
             244..246 => Self::Forbid(a % 2 == 0),
             246..249 => Self::Snapshot,
-            249..250 => Self::TakeBack,
+            249..250 => Self::RestoreD1,
             250.. => Self::Answer { place: 0, refused: 0 },
         }
     }
@@ -177,7 +188,7 @@ pub fn server() -> Uuid {
     id::new(Timestamp::from_millis(1_790_000_000_000), [1; 10])
 }
 
-/// The server, for an object that may not know.
+/// The server, for an object that may not have loaded its identity.
 pub fn of_server() -> OfServer {
     OfServer { workspace: "acme".to_owned(), workspace_id: WORKSPACE, server: server() }
 }
@@ -189,7 +200,7 @@ pub fn event(now: Timestamp, number: u64, action: &str) -> AuditEvent {
     AuditEvent::new(id::new(now, random), now, Source::default(), action)
 }
 
-/// An agent with a key.
+/// The claimed identity of an agent with this key.
 pub fn identity(key: &str, features: Features) -> Identity {
     Identity {
         workspace: "acme".to_owned(),
@@ -216,8 +227,8 @@ impl World {
         self.sockets.len().checked_sub(1 + usize::from(back))
     }
 
-    /// The call for a new command.
-    pub fn create(&mut self, how: u16, key: Option<u8>, wait: u8) -> (What, Ask) {
+    /// The call that creates a command.
+    pub fn create(&mut self, how: u16, key: Option<u8>, wait: u8) -> (CallKind, Ask) {
         let number = self.last_ticket + 1;
         let mut random = [3; 10];
         random[..8].copy_from_slice(&number.to_be_bytes());
@@ -259,7 +270,7 @@ impl World {
             event: event(self.now, number, "command.create"),
         };
         self.commands.push(id);
-        (What::Create { id, key }, Ask::Create(Box::new(create)))
+        (CallKind::Create { id, key }, Ask::Create(Box::new(create)))
     }
 
     fn by_user(&self, id: Uuid, action: &str) -> ByUser {
@@ -274,16 +285,16 @@ impl World {
     pub fn report(&mut self, key: &str, report: Report) -> Check {
         let identity = identity(key, Features::default());
         let call = AgentCall { identity, report, request_id: String::new() };
-        // The end of the server waits for its turn, and then the key may be another one.
+        // The deletion of the server waits for earlier changes. The key may be another one then.
         let is_end = matches!(call.report, Report::Unregister);
-        let what = if is_end { What::Other } else { What::Agent { key: key.to_owned() } };
+        let what = if is_end { CallKind::Other } else { CallKind::Agent { key: key.to_owned() } };
         self.call(what, Ask::Agent(call)).map(drop)
     }
 
     /// An agent connects.
     pub fn connect(&mut self, key: &str, kind: Kind, can_kill: bool) -> Check {
         let features = Features { kill: can_kill, cwd: can_kill, ..Features::default() };
-        let ticket = self.ticket(What::Connect { kind, key: key.to_owned(), features });
+        let ticket = self.ticket(CallKind::Connect { kind, key: key.to_owned(), features });
         self.step(Event::Connect {
             ticket,
             identity: identity(key, features),
@@ -297,7 +308,7 @@ impl World {
         self.keys += 1;
         let key_hash = format!("key-{}", self.keys);
         let event = event(self.now, self.last_ticket + 1, "server.rotate");
-        let what = What::Rotate { key: key_hash.clone() };
+        let what = CallKind::Rotate { key: key_hash.clone() };
         let rotate = Rotate {
             of: of_server(),
             by: 1,
@@ -320,8 +331,8 @@ impl World {
         }
     }
 
-    /// D1 is taken back to the snapshot. What it was asked is cut off.
-    pub fn take_back(&mut self) -> Check {
+    /// D1 is restored to the snapshot. Pending requests are cut off.
+    pub fn restore_d1(&mut self) -> Check {
         let is_good = |d1: &D1| !d1.is_workspace_deleted;
         let Some(snapshot) = self.snapshot.clone().filter(is_good) else { return Ok(()) };
         if !is_good(&self.d1) {
@@ -329,24 +340,24 @@ impl World {
         }
         let events = std::mem::take(&mut self.d1.events);
         self.d1 = snapshot;
-        // An event of before that is written again is one nevertheless.
+        // An event from before the restore that is written again counts once.
         self.d1.events.retain(|id, _| events.contains_key(id));
         self.history.revoked.clear();
-        (self.history.was_taken_back, self.history.needs_resync) = (true, true);
-        self.history.taken_back_at = self.last_ticket;
-        self.flights.retain(|flight| !flight.is_given_up);
-        while !self.flights.is_empty() {
+        (self.history.was_restored, self.history.needs_resync) = (true, true);
+        self.history.restored_at = self.last_ticket;
+        self.d1_calls.retain(|d1_call| !d1_call.is_timed_out);
+        while !self.d1_calls.is_empty() {
             self.fail(0)?;
         }
         self.resync()
     }
 
-    /// The object is told that D1 was taken back.
+    /// The object is asked to resync.
     pub fn resync(&mut self) -> Check {
-        self.call(What::Resync, Ask::Resync(of_server())).map(drop)
+        self.call(CallKind::Resync, Ask::Resync(of_server())).map(drop)
     }
 
-    /// Does an operation.
+    /// Runs an operation.
     pub fn run(&mut self, op: &Op) -> Check {
         self.now = self.now.plus_millis(1);
         match *op {
@@ -358,64 +369,67 @@ impl World {
             Op::Replay { key } => {
                 let key = (format!("idempotency-{}", key % 2), format!("body-{}", key / 2));
                 let ask = Ask::Replay(Key { hash: key.0.clone(), body: key.1.clone() });
-                self.call(What::Replay { key }, ask)?;
+                self.call(CallKind::Replay { key }, ask)?;
             }
             Op::Live { command, wait } => {
                 let live =
                     Live { id: self.command(command), wait: (wait > 0).then_some(wait.into()) };
-                self.call(What::Other, Ask::Live(live))?;
+                self.call(CallKind::Other, Ask::Live(live))?;
             }
             Op::Cancel(command) => {
                 let by = self.by_user(self.command(command), "command.cancel");
-                self.call(What::Other, Ask::Cancel(by))?;
+                self.call(CallKind::Other, Ask::Cancel(by))?;
             }
             Op::CancelOf => {
                 self.call(
-                    What::Other,
+                    CallKind::Other,
                     Ask::CancelOf(RevokedSessions { sessions: vec![Uuid::nil()] }),
                 )?;
             }
             Op::Kill(command) => {
                 let by = self.by_user(self.command(command), "command.kill");
-                self.call(What::Other, Ask::Kill(by))?;
+                self.call(CallKind::Other, Ask::Kill(by))?;
             }
             Op::Chunks(command) => {
                 let asked = Chunks { id: self.command(command), from: 0, offset: 1, limit: 2 };
-                self.call(What::Other, Ask::Chunks(asked))?;
+                self.call(CallKind::Other, Ask::Chunks(asked))?;
             }
             Op::Follow { command, from, skips_gap } => {
                 let id = self.command(command);
                 let follow = Follow { id, from: from.into(), wait_millis: 8_000, skips_gap };
-                self.call(What::Other, Ask::Follow(follow))?;
+                self.call(CallKind::Other, Ask::Follow(follow))?;
             }
-            Op::Adopt => _ = self.call(What::Other, Ask::Adopt(of_server()))?,
+            Op::Adopt => _ = self.call(CallKind::Other, Ask::Adopt(of_server()))?,
             Op::Rename => {
                 let rename = Rename { name: "web-2".to_owned(), at: self.now };
-                self.call(What::Other, Ask::Rename(rename))?;
+                self.call(CallKind::Other, Ask::Rename(rename))?;
             }
             Op::Rotate => self.rotate()?,
             Op::Remove { only_pending } => {
                 let event = event(self.now, self.last_ticket + 1, "server.delete");
                 let remove = Remove { of: of_server(), by: Some(1), only_pending, event };
-                self.call(What::Other, Ask::Remove(remove))?;
+                self.call(CallKind::Other, Ask::Remove(remove))?;
             }
             Op::Forget { command, days } => {
                 let ids = vec![self.command(command)];
                 let until = self.now.plus_seconds(-i64::from(days) * 24 * 60 * 60);
-                self.call(What::Forget { ids: ids.clone() }, Ask::Forget(Forget { ids, until }))?;
+                self.call(
+                    CallKind::Forget { ids: ids.clone() },
+                    Ask::Forget(Forget { ids, until }),
+                )?;
             }
             Op::Sever => {
-                // The workspace is purged from D1 before its objects are.
+                // A workspace is purged from D1 before its objects are wiped.
                 (self.d1.server, self.d1.is_workspace_deleted) = (None, true);
                 self.d1.commands.clear();
-                (self.snapshot, self.history.was_severed) = (None, true);
-                self.call(What::Sever, Ask::Sever)?;
+                (self.snapshot, self.history.was_wiped) = (None, true);
+                self.call(CallKind::Sever, Ask::Sever)?;
             }
-            // What D1 lost of a deleted workspace it does not get back.
-            Op::Suspend(true) if self.history.was_taken_back => {}
-            Op::Suspend(is_suspended) if !self.history.was_severed => {
+            // Rows of a deleted workspace that D1 lost are not restored.
+            Op::Suspend(true) if self.history.was_restored => {}
+            Op::Suspend(is_suspended) if !self.history.was_wiped => {
                 self.d1.is_workspace_deleted = is_suspended;
-                self.call(What::Other, Ask::Suspend(is_suspended))?;
+                self.call(CallKind::Other, Ask::Suspend(is_suspended))?;
             }
             Op::Suspend(_) => {}
             Op::Ack { command, age } => {
@@ -449,15 +463,16 @@ impl World {
                 self.connect(&self.key(age), kind, can_kill)?;
             }
             Op::Close(back) => {
-                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_there)
+                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_open)
                 {
-                    self.sockets[place].is_there = false;
+                    self.sockets[place].is_open = false;
                     self.step(Event::Closed(self.sockets[place].generation))?;
                 }
             }
             Op::Lose(back) => {
                 if let Some(place) = self.socket(back) {
-                    (self.sockets[place].is_there, self.sockets[place].closes) = (false, false);
+                    (self.sockets[place].is_open, self.sockets[place].must_report_close) =
+                        (false, false);
                 }
             }
             Op::Break(back) => {
@@ -466,13 +481,15 @@ impl World {
                 }
             }
             Op::Closed(back) => {
-                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].closes) {
-                    self.sockets[place].closes = false;
+                if let Some(place) =
+                    self.socket(back).filter(|place| self.sockets[*place].must_report_close)
+                {
+                    self.sockets[place].must_report_close = false;
                     self.step(Event::Closed(self.sockets[place].generation))?;
                 }
             }
             Op::Pong(back) => {
-                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_there)
+                if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_open)
                 {
                     self.step(Event::Pong(self.sockets[place].generation))?;
                 }
@@ -489,7 +506,7 @@ impl World {
             Op::Fill => self.d1.is_full = true,
             Op::Forbid(forbids) => self.d1.forbids_changes = forbids,
             Op::Snapshot => self.snapshot = Some(self.d1.clone()),
-            Op::TakeBack => self.take_back()?,
+            Op::RestoreD1 => self.restore_d1()?,
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What went wrong once, as the shortest sequences that showed it.
+//! The shortest sequences that once showed a bug.
 
 use super::ops::Op;
 use super::play;
@@ -11,12 +11,12 @@ fn create(how: u16) -> Op {
 }
 
 #[test]
-fn the_alarm_stays_set_while_d1_is_told() {
+fn the_alarm_stays_set_during_a_flush() {
     play(&[Op::Ack { command: 2, age: 0 }]).unwrap();
 }
 
 #[test]
-fn the_alarm_goes_off_while_rights_are_checked() {
+fn the_alarm_goes_off_during_a_permission_check() {
     play(&[
         CONNECT,
         create(0),
@@ -31,7 +31,7 @@ fn the_alarm_goes_off_while_rights_are_checked() {
 
 #[test]
 fn a_command_becomes_due_while_it_is_recorded() {
-    // It is scheduled for the next second.
+    // The command is scheduled for the next second.
     play(&[
         CONNECT,
         ANSWER,
@@ -44,11 +44,11 @@ fn a_command_becomes_due_while_it_is_recorded() {
 }
 
 #[test]
-fn a_resync_is_cut_off_before_d1_is_told() {
+fn a_resync_is_cut_off_before_a_flush() {
     let ops = [
         Op::Snapshot,
         create(0),
-        Op::TakeBack,
+        Op::RestoreD1,
         Op::Create { how: 0, key: Some(0), wait: 20 },
         Op::Alarm(70_000),
     ];
@@ -56,7 +56,7 @@ fn a_resync_is_cut_off_before_d1_is_told() {
 }
 
 #[test]
-fn a_restored_command_is_told_after_that() {
+fn a_restored_command_is_flushed_later() {
     let ops = [
         CONNECT,
         ANSWER,
@@ -67,23 +67,23 @@ fn a_restored_command_is_told_after_that() {
         ANSWER,
         Op::Fin { command: 0, chunks: None, age: 0 },
     ];
-    play(&[&ops[..], &[Op::TakeBack, ANSWER, Op::Alarm(0), Op::Alarm(0)]].concat()).unwrap();
+    play(&[&ops[..], &[Op::RestoreD1, ANSWER, Op::Alarm(0), Op::Alarm(0)]].concat()).unwrap();
 }
 
 #[test]
-fn the_object_is_wiped_while_d1_is_asked() {
+fn the_object_is_wiped_during_a_request_to_d1() {
     play(&[Op::Adopt, Op::Sever, Op::Adopt]).unwrap();
 }
 
 #[test]
-fn a_key_is_changed_late_while_d1_is_asked_for_it() {
+fn a_late_key_change_meets_a_verification() {
     let ops = [Op::Ack { command: 0, age: 0 }, Op::Rotate, create(0), ANSWER, Op::TimeOut(0)];
     play(&[&ops[..], &[Op::Ack { command: 1, age: 0 }, Op::Alarm(70_000), Op::Apply(3)]].concat())
         .unwrap();
 }
 
 #[test]
-fn a_message_does_not_leave_while_another_agent_waits() {
+fn a_send_fails_while_another_agent_waits() {
     let ops = [
         CONNECT,
         ANSWER,

@@ -1,21 +1,21 @@
-//! What must be true when all is quiet: D1 answers everything, and alarms go off until nothing is
-//! due for long.
+//! Lets all pending work finish: D1 answers everything, and alarms go off until nothing is due for
+//! a minute. Then it checks what must be true in that state.
 
 use farhand_domain::link::call::{Answer, Ask, Forget, Live};
 use farhand_domain::link::event::Event;
 use farhand_domain::link::stored_command::Phase;
 use uuid::Uuid;
 
-use super::world::{Check, What, World};
+use super::world::{CallKind, Check, World};
 use crate::ensure;
 
-/// It is quiet when nothing is due for so long, in seconds.
+/// All work has finished if nothing is due for this time, in seconds.
 const QUIET: i64 = 60;
-/// How many steps that takes at most.
+/// The largest number of steps that this may take.
 const STEPS: u32 = 400;
 
 impl World {
-    /// Lets everything come to its end.
+    /// Lets all pending work finish, and checks the final state.
     pub fn settle(&mut self) -> Check {
         self.crash = None;
         self.d1.denied.clear();
@@ -23,33 +23,34 @@ impl World {
             self.drain()?;
             self.resync()?;
         }
-        // An alarm that a crash has taken is set by the next call.
-        self.call(What::Other, Ask::Live(Live { id: Uuid::max(), wait: None }))?;
+        // The next call sets an alarm that a crash lost.
+        self.call(CallKind::Other, Ask::Live(Live { id: Uuid::max(), wait: None }))?;
         self.drain()?;
-        // Who was not answered asks again: who purges workspaces, and retention.
-        if self.calls.values().any(|call| call.is_dead && matches!(call.what, What::Sever)) {
-            self.call(What::Sever, Ask::Sever)?;
+        // The purge of workspaces and retention repeat calls that were not answered.
+        if self.calls.values().any(|call| call.is_dead && matches!(call.kind, CallKind::Sever)) {
+            self.call(CallKind::Sever, Ask::Sever)?;
         }
-        let is_dead =
-            |what: &What| if let What::Forget { ids } = what { ids.clone() } else { vec![] };
+        let is_dead = |what: &CallKind| {
+            if let CallKind::Forget { ids } = what { ids.clone() } else { vec![] }
+        };
         let ids: Vec<Uuid> = self
             .calls
             .values()
             .filter(|call| call.is_dead)
-            .flat_map(|call| is_dead(&call.what))
+            .flat_map(|call| is_dead(&call.kind))
             .collect();
         let ids: Vec<Uuid> =
             ids.into_iter().filter(|id| !self.store().rows.contains_key(id)).collect();
         if !ids.is_empty() {
             self.call(
-                What::Forget { ids: ids.clone() },
+                CallKind::Forget { ids: ids.clone() },
                 Ask::Forget(Forget { ids, until: self.now }),
             )?;
         }
         for _ in 0..STEPS {
             self.drain()?;
             let end = self.now.plus_seconds(QUIET);
-            let later = self.laters.values().copied().min();
+            let later = self.call_timers.values().copied().min();
             let Some(at) = [later, self.alarm].into_iter().flatten().min().filter(|at| *at <= end)
             else {
                 return self.check_quiet();
@@ -57,30 +58,36 @@ impl World {
             self.now = self.now.max(at).plus_millis(1);
             if later == Some(at) { self.time_is_up_first()? } else { self.alarm_goes_off(0)? }
         }
-        Err("it does not come to rest".to_owned())
+        Err("the work does not finish".to_owned())
     }
 
     fn time_is_up_first(&mut self) -> Check {
-        let first =
-            self.laters.values().enumerate().min_by_key(|(_, at)| **at).map(|(place, _)| place);
+        let first = self
+            .call_timers
+            .values()
+            .enumerate()
+            .min_by_key(|(_, at)| **at)
+            .map(|(place, _)| place);
         first.map_or(Ok(()), |place| self.time_is_up(place))
     }
 
-    /// D1 answers everything, the runtime reports what closed, and the agent answers its pings.
+    /// D1 answers all requests, and the runtime reports the connections that closed.
     fn drain(&mut self) -> Check {
         for _ in 0..STEPS {
             self.now = self.now.plus_millis(1);
-            if !self.flights.is_empty() {
+            if !self.d1_calls.is_empty() {
                 self.answer(0, 0)?;
-            } else if let Some(socket) = self.sockets.iter_mut().find(|socket| socket.closes) {
-                socket.closes = false;
+            } else if let Some(socket) =
+                self.sockets.iter_mut().find(|socket| socket.must_report_close)
+            {
+                socket.must_report_close = false;
                 let generation = socket.generation;
                 self.step(Event::Closed(generation))?;
             } else {
                 return Ok(());
             }
         }
-        Err("D1 is asked again and again".to_owned())
+        Err("requests to D1 do not end".to_owned())
     }
 
     fn check_quiet(&mut self) -> Check {
@@ -88,7 +95,7 @@ impl World {
             ensure!(
                 call.is_dead || call.answer.is_some(),
                 "call {ticket} is not answered: {:?}",
-                call.what
+                call.kind
             );
         }
         let store = self.link.store();
@@ -99,32 +106,32 @@ impl World {
                 "command {id} is {:?}",
                 row.command.phase
             );
-            ensure!(row.is_flushed(), "D1 does not have the latest of {id}");
-            let told = self.d1.commands.get(&id).ok_or(format!("D1 does not have {id}"))?;
+            ensure!(row.is_flushed(), "D1 does not have the latest revision of {id}");
+            let in_d1 = self.d1.commands.get(&id).ok_or(format!("D1 does not have {id}"))?;
             ensure!(
-                told.life == row.command.life,
+                in_d1.life == row.command.life,
                 "D1 has another life: {:?}, {:?}",
-                told.life,
+                in_d1.life,
                 row.command.life
             );
         }
-        // D1 may have been taken back to when it had a command that was withdrawn after that.
-        for id in self.d1.commands.keys().filter(|_| !self.history.was_taken_back) {
+        // The snapshot may have a command that was withdrawn later.
+        for id in self.d1.commands.keys().filter(|_| !self.history.was_restored) {
             ensure!(store.rows.contains_key(id), "D1 has {id}, which was refused");
         }
         for call in self.calls.values() {
-            if let (What::Create { id, .. }, Some(Answer::Refused(_) | Answer::Failed(_))) =
-                (&call.what, &call.answer)
+            if let (CallKind::Create { id, .. }, Some(Answer::Refused(_) | Answer::Failed(_))) =
+                (&call.kind, &call.answer)
             {
-                ensure!(!store.rows.contains_key(id), "a refused command is there");
+                ensure!(!store.rows.contains_key(id), "a refused command is still stored");
             }
         }
         self.check_server()?;
-        let is_exempt = self.history.was_taken_back || self.history.was_severed;
+        let is_exempt = self.history.was_restored || self.history.was_wiped;
         for (id, times) in &self.d1.events {
             ensure!(*times == 1, "an event is {times} times in D1: {id}");
         }
-        for id in &self.history.noted {
+        for id in &self.history.event_ids {
             ensure!(is_exempt || self.d1.events.contains_key(id), "D1 lacks the event {id}");
         }
         Ok(())
@@ -133,22 +140,25 @@ impl World {
     fn check_server(&self) -> Check {
         let store = self.link.store();
         let Some(state) = &store.state else {
-            ensure!(store.rows.is_empty() && store.answers.is_empty(), "something is left over");
+            ensure!(store.rows.is_empty() && store.answers.is_empty(), "a wiped object has rows");
             return Ok(());
         };
-        ensure!(state.unconfirmed.is_none(), "what D1 says is not sure");
-        ensure!(state.resync.is_none(), "the resync is not over");
+        ensure!(state.unconfirmed.is_none(), "the server is still unconfirmed");
+        ensure!(state.resync.is_none(), "the resync has not ended");
         let Some(known) = &state.identity else {
-            ensure!(!store.rows.is_empty(), "an object without a server is left over");
+            ensure!(!store.rows.is_empty(), "an object without server and commands is not wiped");
             return Ok(());
         };
         let row = self.d1.server.as_ref().ok_or("D1 has no such server")?;
         ensure!(row.key_hash == known.key_hash, "D1 has another key");
-        ensure!(row.revision == state.facts.revision, "D1 does not know the latest of the server");
+        ensure!(
+            row.revision == state.facts.revision,
+            "D1 does not have the latest revision of the server"
+        );
         let facts = [&row.facts, &state.facts]
             .map(|facts| (facts.is_connected, facts.agent_version.clone()));
-        // An object that was wiped does not know what D1 was told before it was taken back.
-        ensure!(facts[0] == facts[1] || self.history.was_taken_back, "D1 has other facts");
+        // A wiped object does not have the facts that D1 had before it was restored.
+        ensure!(facts[0] == facts[1] || self.history.was_restored, "D1 has other facts");
         Ok(())
     }
 }

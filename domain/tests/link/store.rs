@@ -1,4 +1,4 @@
-//! The object's storage in memory: naive, with the meaning of the SQLite one.
+//! A naive model of the object's storage, in memory. It behaves like the one in SQLite.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Chunk;
 use uuid::Uuid;
 
-/// A command and what is stored beside it.
+/// A stored command, with its columns and its chunks.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub command: StoredCommand,
@@ -62,7 +62,7 @@ pub struct MemoryStore {
     pub answers: BTreeMap<String, (StoredAnswer, Timestamp)>,
     /// Whether writing the state fails.
     pub is_broken: Cell<bool>,
-    /// How often it was wiped.
+    /// The number of wipes.
     pub wipes: u64,
 }
 
@@ -96,7 +96,7 @@ impl Store for MemoryStore {
     }
 
     fn insert(&mut self, new: &StoredCommand, due_at: Timestamp) -> Result<()> {
-        assert!(self.state.is_some(), "there are tables");
+        assert!(self.state.is_some(), "the tables exist");
         let row =
             Row { command: new.clone(), flushed: 1, due_at: Some(due_at), chunks: BTreeMap::new() };
         assert!(self.rows.insert(new.command.id, row).is_none(), "an id is used once");

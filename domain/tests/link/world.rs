@@ -1,6 +1,6 @@
 //! A simulated world around the machine: a clock, D1, sockets, the alarm, callers and crashes. It
-//! carries a step's effects out as the shell does: messages and closed connections in the turn
-//! of the step, and after that the alarm, the answers and the requests to D1.
+//! carries out effects in the order of the shell: first it sends messages and closes connections,
+//! then it sets the alarm, answers calls and sends requests to D1.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -19,10 +19,10 @@ use uuid::Uuid;
 use super::d1::D1;
 use super::store::MemoryStore;
 
-/// What is wrong with a step.
+/// The result of a check. The error says which invariant is violated.
 pub type Check = Result<(), String>;
 
-/// Fails with a message unless something holds.
+/// Returns an error with a message unless a condition holds.
 #[macro_export]
 macro_rules! ensure {
     ($holds:expr, $($message:tt)+) => {
@@ -32,52 +32,52 @@ macro_rules! ensure {
     };
 }
 
-/// How many commands the agent has at most.
+/// The largest number of unfinished commands of the agent.
 pub const WINDOW: u64 = 3;
 
-/// A connection, as the runtime has it.
+/// A connection in the runtime.
 #[derive(Clone, Debug)]
 pub struct Socket {
     pub kind: Kind,
     pub generation: u64,
     pub features: Features,
     pub key: String,
-    /// Whether the runtime has it.
-    pub is_there: bool,
-    /// Whether messages cannot leave over it.
+    /// Whether the runtime still has it.
+    pub is_open: bool,
+    /// Whether sending over it fails.
     pub is_broken: bool,
-    /// Whether the machine has still to be told that it closed.
-    pub closes: bool,
+    /// Whether the event that it closed is still pending.
+    pub must_report_close: bool,
 }
 
-/// A request to D1 that is under way.
+/// A request to D1 without an answer.
 #[derive(Clone, Debug)]
-pub struct Flight {
+pub struct D1Call {
     pub id: RequestId,
     pub request: Box<ToD1>,
     pub sent_at: Timestamp,
-    /// What D1 answered, which is still to arrive.
+    /// D1's answer, if D1 has carried the request out. It has not arrived yet.
     pub answer: Option<FromD1>,
-    /// Whether the machine was told that it failed: then it can only be late.
-    pub is_given_up: bool,
-    /// Whether the object was wiped: the machine does not know of it any more.
-    pub is_orphan: bool,
+    /// Whether the shell has reported it as failed. Then it can only end late.
+    pub is_timed_out: bool,
+    /// Whether the object was wiped, so that the machine has forgotten the request.
+    pub is_abandoned: bool,
     /// Whether the alarm's handler waits for it.
     pub is_of_alarm: bool,
 }
 
-/// A call that is made.
+/// A call to the object.
 #[derive(Clone, Debug)]
 pub struct Call {
-    pub what: What,
+    pub kind: CallKind,
     pub answer: Option<Answer>,
-    /// The object crashed before it was answered.
+    /// Whether the object crashed before it answered.
     pub is_dead: bool,
 }
 
-/// What a call is about.
+/// The kind of a call, with the values that the checks need.
 #[derive(Clone, Debug)]
-pub enum What {
+pub enum CallKind {
     Create { id: Uuid, key: Option<(String, String)> },
     Replay { key: (String, String) },
     Agent { key: String },
@@ -92,61 +92,64 @@ pub enum What {
 /// A crash in the next step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Crash {
-    /// After how many effects; `None`: before the step's writes are durable.
+    /// The number of effects before the crash; `None`: it comes before the step's writes are
+    /// durable.
     pub after: Option<u8>,
-    /// What else the crash takes along, a bit each.
+    /// What else the crash loses. Each bit is a request to D1 or the sockets.
     pub loss: u8,
 }
 
-/// The world.
+/// The simulated world.
 pub struct World {
     pub now: Timestamp,
     pub link: Link<MemoryStore>,
     pub d1: D1,
     pub snapshot: Option<D1>,
     pub sockets: Vec<Socket>,
-    pub flights: Vec<Flight>,
+    pub d1_calls: Vec<D1Call>,
     pub calls: BTreeMap<Ticket, Call>,
-    pub laters: BTreeMap<Ticket, Timestamp>,
+    pub call_timers: BTreeMap<Ticket, Timestamp>,
     pub alarm: Option<Timestamp>,
-    /// Whether the alarm's handler is at work.
-    pub is_alarm_at_work: bool,
-    /// A crash came before the alarm was set: the next event has it set.
+    /// Whether the alarm's handler is running.
+    pub is_alarm_running: bool,
+    /// Whether a crash came before the alarm was set. The next event sets it.
     pub is_alarm_lost: bool,
     pub crash: Option<Crash>,
     pub last_ticket: Ticket,
-    /// What was created, in its order.
+    /// The ids of created commands, in order.
     pub commands: Vec<Uuid>,
     /// How often each command was sent.
     pub sent: BTreeMap<Uuid, u32>,
-    /// What is just answered: when it was sent, and the answer.
+    /// The request to D1 whose answer the present step handles: when it was sent, the request, and
+    /// the answer.
     pub answered: Option<(Timestamp, Box<ToD1>, FromD1)>,
-    /// How many keys the agent had.
+    /// The number of key changes.
     pub keys: u32,
     pub history: History,
 }
 
-/// What the checks remember.
+/// What the checks remember of earlier steps.
 #[derive(Default)]
 pub struct History {
     pub lives: BTreeMap<Uuid, (i64, Lifecycle)>,
-    /// Commands that a failed message gave back in this step.
-    pub given_back: BTreeSet<Uuid>,
-    pub noted: BTreeSet<Uuid>,
+    /// Commands whose message failed in this step, so that they wait again.
+    pub unsent: BTreeSet<Uuid>,
+    pub event_ids: BTreeSet<Uuid>,
     pub revoked: BTreeSet<String>,
-    /// Keys that D1 may take after any other.
+    /// Keys of requests that timed out: D1 may still set them.
     pub late_keys: BTreeSet<String>,
-    /// The command that each Idempotency-Key made, and when.
-    pub made: BTreeMap<(String, String), (Uuid, Timestamp)>,
-    pub forgotten: BTreeSet<Uuid>,
-    /// D1 was taken back, and the resync is not answered.
+    /// The command that each Idempotency-Key created, and when.
+    pub keyed_commands: BTreeMap<(String, String), (Uuid, Timestamp)>,
+    pub deleted: BTreeSet<Uuid>,
+    /// Whether D1 was restored to a snapshot, and the resync is not answered yet.
     pub needs_resync: bool,
-    /// The object was just begun after a crash: what D1 was asked is due when it had its time.
+    /// Whether the object has just started after a crash. Timers that wait for D1 may then be up to
+    /// `D1_TIMEOUT` late.
     pub is_fresh: bool,
-    /// When it was taken back, by the number of the last call.
-    pub taken_back_at: Ticket,
-    pub was_taken_back: bool,
-    pub was_severed: bool,
+    /// The number of the last call before D1 was restored.
+    pub restored_at: Ticket,
+    pub was_restored: bool,
+    pub was_wiped: bool,
 }
 
 fn settings() -> Settings {
@@ -177,11 +180,11 @@ impl Default for World {
             d1: D1::new("key-0"),
             snapshot: None,
             sockets: vec![],
-            flights: vec![],
+            d1_calls: vec![],
             calls: BTreeMap::new(),
-            laters: BTreeMap::new(),
+            call_timers: BTreeMap::new(),
             alarm: None,
-            is_alarm_at_work: false,
+            is_alarm_running: false,
             is_alarm_lost: false,
             crash: None,
             last_ticket: 0,
@@ -194,16 +197,16 @@ impl Default for World {
     }
 }
 
-/// What is left to do after the turn of a step.
+/// Effects that are carried out after the turn of a step.
 #[derive(Default)]
-struct Rest {
+struct Deferred {
     alarm: Option<Timestamp>,
     replies: Vec<(Ticket, Answer)>,
     requests: Vec<(RequestId, Box<ToD1>)>,
 }
 
-/// Whether there is one more effect before the crash.
-fn spend(left: &mut Option<u8>) -> bool {
+/// Counts an effect. Returns false if the crash comes before it.
+fn has_effects_left(left: &mut Option<u8>) -> bool {
     match left {
         None => true,
         Some(0) => false,
@@ -214,10 +217,10 @@ fn spend(left: &mut Option<u8>) -> bool {
     }
 }
 
-impl Flight {
-    /// Whether the machine waits for it.
+impl D1Call {
+    /// Whether the machine still waits for the answer.
     pub fn is_awaited(&self) -> bool {
-        !self.is_given_up && !self.is_orphan
+        !self.is_timed_out && !self.is_abandoned
     }
 }
 
@@ -226,15 +229,15 @@ impl World {
         self.link.store()
     }
 
-    pub fn ticket(&mut self, what: What) -> Ticket {
+    pub fn ticket(&mut self, kind: CallKind) -> Ticket {
         self.last_ticket += 1;
-        self.calls.insert(self.last_ticket, Call { what, answer: None, is_dead: false });
+        self.calls.insert(self.last_ticket, Call { kind, answer: None, is_dead: false });
         self.last_ticket
     }
 
-    /// Makes a call.
-    pub fn call(&mut self, what: What, ask: Ask) -> Result<Ticket, String> {
-        let ticket = self.ticket(what);
+    /// Sends a call to the machine.
+    pub fn call(&mut self, kind: CallKind, ask: Ask) -> Result<Ticket, String> {
+        let ticket = self.ticket(kind);
         self.step(Event::Call { ticket, ask: Box::new(ask) })?;
         Ok(ticket)
     }
@@ -242,7 +245,7 @@ impl World {
     fn scene(&self) -> Scene {
         let newest = |kind| {
             let there =
-                self.sockets.iter().filter(move |socket| socket.is_there && socket.kind == kind);
+                self.sockets.iter().filter(move |socket| socket.is_open && socket.kind == kind);
             there.max_by_key(|socket| socket.generation)
         };
         Scene {
@@ -252,20 +255,20 @@ impl World {
         }
     }
 
-    /// Has the machine take an event and carries out what follows, and checks all of it.
+    /// Lets the machine handle an event, carries out the effects, and checks the invariants.
     pub fn step(&mut self, event: Event) -> Check {
         self.step_of(event, false)
     }
 
-    /// The same. `is_of_alarm`: the alarm's handler waits for what is asked.
+    /// Like [`Self::step`]. `is_of_alarm`: the alarm's handler waits for the requests to D1.
     pub fn step_of(&mut self, event: Event, is_of_alarm: bool) -> Check {
         let crash = self.crash.take();
         let before = crash.filter(|crash| crash.after.is_none()).map(|_| self.store().clone());
-        // How many more effects there are before the crash.
+        // The number of effects before the crash.
         let mut left = crash.and_then(|crash| crash.after);
-        self.history.given_back.clear();
+        self.history.unsent.clear();
         self.history.is_fresh = false;
-        let (mut rest, mut sent) = (Rest::default(), vec![]);
+        let (mut deferred, mut sent) = (Deferred::default(), vec![]);
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let wipes = self.store().wipes;
@@ -275,55 +278,56 @@ impl World {
             }
             if self.store().wipes > wipes {
                 self.alarm = None;
-                self.flights.iter_mut().for_each(|flight| flight.is_orphan = true);
+                self.d1_calls.iter_mut().for_each(|d1_call| d1_call.is_abandoned = true);
             }
             for effect in effects {
-                events.extend(self.carry_out(effect, &mut rest, &mut sent, &mut left)?);
+                events.extend(self.carry_out(effect, &mut deferred, &mut sent, &mut left)?);
             }
         }
         if let Some(before) = before {
             return self.crash_now(before, crash);
         }
         self.check_order(&sent)?;
-        self.is_alarm_lost &= rest.alarm.is_none() && self.store().state.is_some();
-        if let Some(at) = rest.alarm {
-            if spend(&mut left) {
+        self.is_alarm_lost &= deferred.alarm.is_none() && self.store().state.is_some();
+        if let Some(at) = deferred.alarm {
+            if has_effects_left(&mut left) {
                 self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
             } else {
                 self.is_alarm_lost = true;
             }
         }
-        for (ticket, answer) in rest.replies {
-            if spend(&mut left) {
+        for (ticket, answer) in deferred.replies {
+            if has_effects_left(&mut left) {
                 self.reply(ticket, answer)?;
             }
         }
-        for (id, request) in rest.requests {
-            if spend(&mut left) {
+        for (id, request) in deferred.requests {
+            if has_effects_left(&mut left) {
                 let sent_at = self.now;
-                self.flights.push(Flight {
+                self.d1_calls.push(D1Call {
                     id,
                     request,
                     sent_at,
                     answer: None,
-                    is_given_up: false,
-                    is_orphan: false,
+                    is_timed_out: false,
+                    is_abandoned: false,
                     is_of_alarm,
                 });
             }
         }
-        self.is_alarm_at_work = self.flights.iter().any(|flight| flight.is_of_alarm);
+        self.is_alarm_running = self.d1_calls.iter().any(|d1_call| d1_call.is_of_alarm);
         if crash.is_some() {
             self.crash_now(self.store().clone(), crash)?;
         }
         self.check()
     }
 
-    /// Carries out what is done in the turn of the step, and returns what happens at that.
+    /// Carries out an effect in the turn of the step, or defers it. Returns the event that follows
+    /// immediately, if one does.
     fn carry_out(
         &mut self,
         effect: Effect,
-        rest: &mut Rest,
+        deferred: &mut Deferred,
         sent: &mut Vec<Uuid>,
         left: &mut Option<u8>,
     ) -> Result<Option<Event>, String> {
@@ -333,17 +337,17 @@ impl World {
                 let socket = self
                     .sockets
                     .iter_mut()
-                    .find(|socket| socket.generation == generation && socket.is_there);
+                    .find(|socket| socket.generation == generation && socket.is_open);
                 let leaves = socket.as_ref().is_some_and(|socket| !socket.is_broken);
                 if let Some(socket) = socket.filter(|socket| socket.is_broken) {
-                    socket.is_there = generation % 2 == 0;
+                    socket.is_open = generation % 2 == 0;
                 }
                 if !leaves {
-                    self.history.given_back.extend(before.as_ref().map(|before| before.command.id));
+                    self.history.unsent.extend(before.as_ref().map(|before| before.command.id));
                     return Ok(Some(Event::NotSent { generation, before }));
                 }
                 if let ToAgent::Command { command } = message
-                    && spend(left)
+                    && has_effects_left(left)
                 {
                     self.check_send(command.id)?;
                     sent.push(command.id);
@@ -351,21 +355,21 @@ impl World {
             }
             Effect::Close { kind, .. } => {
                 for socket in
-                    self.sockets.iter_mut().filter(|socket| socket.kind == kind && socket.is_there)
+                    self.sockets.iter_mut().filter(|socket| socket.kind == kind && socket.is_open)
                 {
-                    (socket.is_there, socket.closes) = (false, true);
+                    (socket.is_open, socket.must_report_close) = (false, true);
                 }
             }
             Effect::Accept { ticket, kind, generation, features } => {
                 self.accept(ticket, kind, generation, features)?
             }
-            Effect::Reply(ticket, answer) => rest.replies.push((ticket, answer)),
-            Effect::Alarm(at) => rest.alarm = Some(at),
+            Effect::Reply(ticket, answer) => deferred.replies.push((ticket, answer)),
+            Effect::Alarm(at) => deferred.alarm = Some(at),
             Effect::Later(ticket, at) if at <= self.now => return Ok(Some(Event::TimeUp(ticket))),
-            Effect::Later(ticket, at) => _ = self.laters.insert(ticket, at),
+            Effect::Later(ticket, at) => _ = self.call_timers.insert(ticket, at),
             Effect::Ask(id, request) => {
-                self.check_ask(&request, &rest.requests)?;
-                rest.requests.push((id, request));
+                self.check_ask(&request, &deferred.requests)?;
+                deferred.requests.push((id, request));
             }
             Effect::Seal(_) => {}
             Effect::Log { event, error, .. } => {
@@ -382,12 +386,12 @@ impl World {
         let call = self.calls.get_mut(&ticket).ok_or("an unknown call is accepted")?;
         ensure!(call.answer.is_none() && !call.is_dead, "call {ticket} is accepted twice");
         call.answer = Some(Answer::NOTHING);
-        let What::Connect { kind: asked, key, features: announced } = call.what.clone() else {
+        let CallKind::Connect { kind: asked, key, features: announced } = call.kind.clone() else {
             return Err("a call that is no connection is accepted".to_owned());
         };
         ensure!(asked == kind && announced == features, "another connection is accepted");
         ensure!(!self.history.revoked.contains(&key), "an agent with a revoked key is accepted");
-        self.laters.remove(&ticket);
+        self.call_timers.remove(&ticket);
         let is_new = self
             .sockets
             .iter()
@@ -398,9 +402,9 @@ impl World {
             generation,
             features,
             key,
-            is_there: true,
+            is_open: true,
             is_broken: false,
-            closes: false,
+            must_report_close: false,
         };
         self.sockets.push(socket);
         Ok(())
@@ -413,52 +417,53 @@ impl World {
             "call {ticket} is answered twice: {:?}, {answer:?}",
             call.answer
         );
-        ensure!(!call.is_dead, "a call of before the crash is answered");
+        ensure!(!call.is_dead, "a call from before the crash is answered");
         call.answer = Some(answer.clone());
-        let what = call.what.clone();
-        self.laters.remove(&ticket);
+        let what = call.kind.clone();
+        self.call_timers.remove(&ticket);
         self.check_reply(&what, &answer)
     }
 
-    /// The object dies: its memory is lost, and what D1 was asked is done or not.
+    /// The object crashes: its memory is lost. D1 may or may not carry out its requests.
     fn crash_now(&mut self, store: MemoryStore, crash: Option<Crash>) -> Check {
         let loss = crash.map_or(0, |crash| crash.loss);
-        for (place, mut flight) in std::mem::take(&mut self.flights).into_iter().enumerate() {
-            // Not covered: D1 does what was given up, and the object dies before it hears of that.
-            if flight.is_given_up && flight.answer.is_some() {
-                self.flights.push(flight);
+        for (place, mut d1_call) in std::mem::take(&mut self.d1_calls).into_iter().enumerate() {
+            // Not covered: D1 carries out a request that timed out, and the object crashes before
+            // it learns that.
+            if d1_call.is_timed_out && d1_call.answer.is_some() {
+                self.d1_calls.push(d1_call);
                 continue;
             }
-            if flight.answer.is_none() && !flight.is_given_up && loss >> (place % 4) & 1 == 1 {
-                flight.answer = Some(self.d1.apply(&flight.request));
+            if d1_call.answer.is_none() && !d1_call.is_timed_out && loss >> (place % 4) & 1 == 1 {
+                d1_call.answer = Some(self.d1.apply(&d1_call.request));
             }
         }
-        if std::mem::take(&mut self.is_alarm_at_work) && self.alarm.is_none() {
+        if std::mem::take(&mut self.is_alarm_running) && self.alarm.is_none() {
             self.alarm = Some(self.now);
         }
         if loss & 16 != 0 {
             self.sockets
                 .iter_mut()
-                .for_each(|socket| (socket.is_there, socket.closes) = (false, false));
+                .for_each(|socket| (socket.is_open, socket.must_report_close) = (false, false));
         }
         for call in self.calls.values_mut().filter(|call| call.answer.is_none()) {
             call.is_dead = true;
         }
-        self.laters.clear();
+        self.call_timers.clear();
         self.history.is_fresh = true;
         let seed = self.last_ticket << 32 | self.now.as_millis();
         self.link = Link::new(store, settings(), random(seed), self.scene());
         Ok(())
     }
 
-    /// The object dies between two events.
+    /// The object crashes between two events.
     pub fn die(&mut self, loss: u8) -> Check {
         self.crash_now(self.store().clone(), Some(Crash { after: None, loss }))
     }
 
-    /// The alarm goes off, if it is set and its handler is not at work.
+    /// The alarm goes off, if it is set and its handler is not running.
     pub fn alarm_goes_off(&mut self, late_millis: i64) -> Check {
-        let Some(at) = self.alarm.filter(|_| !self.is_alarm_at_work) else { return Ok(()) };
+        let Some(at) = self.alarm.filter(|_| !self.is_alarm_running) else { return Ok(()) };
         self.now = self.now.max(at).plus_millis(late_millis);
         self.alarm = None;
         let crash = self.crash;
@@ -470,70 +475,73 @@ impl World {
         Ok(())
     }
 
-    /// D1 does what it was asked.
+    /// D1 carries out a request. Its answer has not arrived yet.
     pub fn apply(&mut self, place: usize, parts: u64) {
-        if let Some(flight) = self.flights.get_mut(place)
-            && flight.answer.is_none()
+        if let Some(d1_call) = self.d1_calls.get_mut(place)
+            && d1_call.answer.is_none()
         {
-            flight.answer = Some(self.d1.apply_in_part(&flight.request, parts));
+            d1_call.answer = Some(self.d1.apply_in_part(&d1_call.request, parts));
         }
     }
 
-    /// The answer of D1 arrives; D1 does it before that if need be.
+    /// The answer of D1 to a request arrives. If D1 has not carried the request out, it does so
+    /// first.
     pub fn answer(&mut self, place: usize, parts: u64) -> Check {
-        if place >= self.flights.len() {
+        if place >= self.d1_calls.len() {
             return Ok(());
         }
         self.apply(place, parts);
-        let flight = self.flights.remove(place);
-        let Some(answer) = flight.answer.clone() else { return Ok(()) };
-        let event = match flight.is_given_up {
-            true => Event::Late(flight.request.clone()),
-            false => Event::Answered { id: flight.id, answer: Ok(answer.clone()) },
+        let d1_call = self.d1_calls.remove(place);
+        let Some(answer) = d1_call.answer.clone() else { return Ok(()) };
+        let event = match d1_call.is_timed_out {
+            true => Event::Late(d1_call.request.clone()),
+            false => Event::Answered { id: d1_call.id, answer: Ok(answer.clone()) },
         };
-        if flight.is_given_up && self.crash.is_some_and(|crash| crash.after.is_none()) {
-            self.flights.push(flight.clone());
+        if d1_call.is_timed_out && self.crash.is_some_and(|crash| crash.after.is_none()) {
+            self.d1_calls.push(d1_call.clone());
         }
-        self.answered = Some((flight.sent_at, flight.request, answer));
-        let checked = self.step_of(event, flight.is_of_alarm);
+        self.answered = Some((d1_call.sent_at, d1_call.request, answer));
+        let checked = self.step_of(event, d1_call.is_of_alarm);
         self.answered = None;
         checked
     }
 
-    /// A request fails, before or after D1 did it.
+    /// A request to D1 fails, whether D1 has carried it out or not.
     pub fn fail(&mut self, place: usize) -> Check {
-        if self.flights.get(place).is_none_or(|flight| flight.is_given_up) {
+        if self.d1_calls.get(place).is_none_or(|d1_call| d1_call.is_timed_out) {
             return Ok(());
         }
-        let flight = self.flights.remove(place);
-        let event = Event::Answered { id: flight.id, answer: Err("D1 failed".to_owned()) };
-        self.step_of(event, flight.is_of_alarm)
+        let d1_call = self.d1_calls.remove(place);
+        let event = Event::Answered { id: d1_call.id, answer: Err("D1 failed".to_owned()) };
+        self.step_of(event, d1_call.is_of_alarm)
     }
 
-    /// A request takes too long. It may still be done, and answered late.
+    /// A request to D1 times out. D1 may still carry it out, and answer late.
     pub fn time_out(&mut self, place: usize) -> Check {
-        let Some(flight) = self.flights.get_mut(place).filter(|flight| !flight.is_given_up) else {
+        let Some(d1_call) = self.d1_calls.get_mut(place).filter(|d1_call| !d1_call.is_timed_out)
+        else {
             return Ok(());
         };
-        self.now = self.now.max(flight.sent_at.plus_seconds(30));
-        flight.is_given_up = true;
-        if let ToD1::Change(_, ServerChange::Key { key_hash, .. }) = &*flight.request {
+        self.now = self.now.max(d1_call.sent_at.plus_seconds(30));
+        d1_call.is_timed_out = true;
+        if let ToD1::Change(_, ServerChange::Key { key_hash, .. }) = &*d1_call.request {
             self.history.late_keys.insert(key_hash.clone());
         }
-        let is_of_alarm = std::mem::take(&mut flight.is_of_alarm);
+        let is_of_alarm = std::mem::take(&mut d1_call.is_of_alarm);
         let event =
-            Event::Answered { id: flight.id, answer: Err("D1 did not answer in time".to_owned()) };
+            Event::Answered { id: d1_call.id, answer: Err("D1 did not answer in time".to_owned()) };
         self.step_of(event, is_of_alarm)
     }
 
     /// A timer of a call runs out.
     pub fn time_is_up(&mut self, place: usize) -> Check {
-        let Some((ticket, at)) = self.laters.iter().map(|(ticket, at)| (*ticket, *at)).nth(place)
+        let Some((ticket, at)) =
+            self.call_timers.iter().map(|(ticket, at)| (*ticket, *at)).nth(place)
         else {
             return Ok(());
         };
         self.now = self.now.max(at);
-        self.laters.remove(&ticket);
+        self.call_timers.remove(&ticket);
         self.step(Event::TimeUp(ticket))
     }
 }
