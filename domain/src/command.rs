@@ -64,7 +64,7 @@ pub enum ServerRef {
     Name(String),
 }
 
-/// How long the answer to an Idempotency-Key is replayed, in seconds (contract 3.11).
+/// Seconds for which the answer to an Idempotency-Key is replayed (contract 3.11).
 pub const KEY_LASTS: i64 = 24 * 60 * 60;
 
 /// Environment variables by name.
@@ -418,7 +418,7 @@ impl Command {
     }
 
     /// A feature that the command needs and an agent with these features lacks.
-    pub fn missing_feature(&self, inputs: Option<&Inputs>, features: Features) -> Option<Feature> {
+    pub fn lacks(&self, inputs: Option<&Inputs>, features: Features) -> Option<Feature> {
         let needs_words = self.argv.as_ref().is_some_and(|words| !shell_words::fit_a_line(words));
         let has = |is_set: fn(&Inputs) -> bool| inputs.is_some_and(is_set);
         let lacking = [
@@ -429,7 +429,7 @@ impl Command {
         lacking.into_iter().find_map(|(is_lacking, feature)| is_lacking.then_some(feature))
     }
 
-    /// The message for the agent, which must not lack a feature ([`Command::missing_feature`]).
+    /// The message for the agent, which must not lack a feature ([`Command::lacks`]).
     pub fn order(&self, inputs: Option<&Inputs>, timeout: i64, features: Features) -> Order {
         let inputs = inputs.cloned().unwrap_or_default();
         let env = inputs
@@ -719,27 +719,24 @@ mod tests {
             (order.line.as_str(), order.allow_sh, order.timeout, order.argv),
             ("echo A=a", false, None, None)
         );
-        assert_eq!(command.missing_feature(None, none), None);
+        assert_eq!(command.lacks(None, none), None);
         let blank = Command { argv: Some(vec!["echo".into(), String::new()]), ..command.clone() };
-        assert_eq!(
-            (blank.missing_feature(None, none), blank.missing_feature(None, all)),
-            (Some(Feature::Argv), None)
-        );
+        assert_eq!((blank.lacks(None, none), blank.lacks(None, all)), (Some(Feature::Argv), None));
         let inputs = Inputs { stdin: Some("x".into()), cwd: Some("/".into()), ..Inputs::default() };
         assert_eq!(
-            command.missing_feature(Some(&inputs), Features { stdin: false, ..all }),
+            command.lacks(Some(&inputs), Features { stdin: false, ..all }),
             Some(Feature::Stdin)
         );
         assert_eq!(
-            command.missing_feature(Some(&inputs), Features { cwd: false, ..all }),
+            command.lacks(Some(&inputs), Features { cwd: false, ..all }),
             Some(Feature::Cwd)
         );
-        assert_eq!(command.missing_feature(Some(&inputs), all), None);
+        assert_eq!(command.lacks(Some(&inputs), all), None);
         let order = command.order(Some(&inputs), 60, all);
         assert_eq!((order.stdin.as_deref(), order.cwd.as_deref()), (Some("x"), Some("/")));
         let line = Command { argv: None, ..command };
         let order = line.order(None, 60, all);
         assert_eq!((order.line.as_str(), order.allow_sh, order.argv), ("echo 'A=a'", true, None));
-        assert_eq!(line.missing_feature(None, none), None);
+        assert_eq!(line.lacks(None, none), None);
     }
 }

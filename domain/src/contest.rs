@@ -1,16 +1,18 @@
 //! Detects two hosts with one identity (agent-protocol 5.2). While they keep replacing each other's
 //! connection, a newer connection must first prove that the older one is dead.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::time::Timestamp;
 
 /// After this number of replacements within [`REPLACEMENT_WINDOW`], the older connection is pinged.
 const MAX_REPLACEMENTS: usize = 3;
-/// How long a replacement counts, in seconds.
-const REPLACEMENT_WINDOW: i64 = 60;
-/// How long a refusal counts, in seconds. Agents dial at least every 60 s.
-const REFUSAL_WINDOW: i64 = 180;
+/// How long a replacement counts.
+const REPLACEMENT_WINDOW: Duration = Duration::from_secs(60);
+/// How long a refusal counts. Agents dial at least every 60 s.
+const REFUSAL_WINDOW: Duration = Duration::from_secs(180);
 
 /// The recent history of one kind of connection: when a connection replaced an older one, and when
 /// a connection was refused.
@@ -24,7 +26,7 @@ pub struct ReplacementHistory {
 impl ReplacementHistory {
     /// Whether the older connection must be pinged before a newer one may replace it.
     pub fn is_contested(&self, now: Timestamp) -> bool {
-        let is_within = |at: &Timestamp, seconds| *at <= now && at.plus_seconds(seconds) > now;
+        let is_within = |at: &Timestamp, window| *at <= now && at.plus(window) > now;
         let replacements =
             self.replaced_at.iter().filter(|at| is_within(at, REPLACEMENT_WINDOW)).count();
         replacements >= MAX_REPLACEMENTS
@@ -77,9 +79,6 @@ mod tests {
             assert!(history.is_contested(at(seconds)), "{seconds}");
             history.record_refusal(at(seconds));
         }
-        assert!(
-            history.is_contested(at(195 + REFUSAL_WINDOW - 1))
-                && !history.is_contested(at(195 + REFUSAL_WINDOW))
-        );
+        assert!(history.is_contested(at(195 + 179)) && !history.is_contested(at(195 + 180)));
     }
 }

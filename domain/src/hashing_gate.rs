@@ -13,7 +13,9 @@
 //!
 //! A request that is cut off never runs again, and the runtime does not report that. So each entry
 //! is a lease. The request renews it while it waits or hashes. A lease that is not renewed for
-//! [`LEASE_MILLIS`] ends.
+//! [`LEASE`] ends.
+
+use std::time::Duration;
 
 use crate::time::Timestamp;
 
@@ -27,9 +29,8 @@ const MAX_PLACES_PER_USER: usize = 2;
 const MAX_REQUESTS_PER_USER: usize = 32;
 /// One of this number of turns goes to the oldest request, of any rank.
 const OLDEST_EVERY: u64 = 4;
-/// A lease that is not renewed ends after this time, in milliseconds. It is much longer than a
-/// slice of hashing.
-const LEASE_MILLIS: i64 = 3_000;
+/// A lease that is not renewed ends after this time, which is much longer than a slice of hashing.
+const LEASE: Duration = Duration::from_secs(3);
 
 /// Whether the caller of a request is known. Known callers go first.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -87,7 +88,7 @@ pub struct Gate {
 /// Whether a lease has ended. If the clock was set back by more than a lease, it has ended too, so
 /// that it does not block the gate.
 fn has_lapsed(renewed_at: Timestamp, now: Timestamp) -> bool {
-    renewed_at.plus_millis(LEASE_MILLIS) < now || now.plus_millis(LEASE_MILLIS) < renewed_at
+    renewed_at.plus(LEASE) < now || now.plus(LEASE) < renewed_at
 }
 
 impl Gate {
@@ -213,6 +214,8 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LEASE_MILLIS: i64 = LEASE.as_millis() as i64;
 
     fn at(millis: i64) -> Timestamp {
         Timestamp::parse("2026-11-21T00:00:00Z").unwrap().plus_millis(millis)

@@ -1,21 +1,22 @@
 //! The life of a command: its timestamps, the events that set them, and the resulting state and
 //! status (contract 7 and 8).
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::command_end::{Cancellation, End, Outcome};
 use crate::features::Feature;
 use crate::time::Timestamp;
 
-/// A delivered command is stuck if it is not acknowledged within this time, in seconds.
-const ACK_TIMEOUT: i64 = 60;
-/// A running command is stuck this much after its timeout, in seconds.
-const RESULT_GRACE: i64 = 60;
-/// After a restart of the agent or the deletion of the server, a running command is stuck after
-/// this time, in seconds.
-const LOST_AGENT_GRACE: i64 = 60;
-/// The default of `expires_at`: this much after `scheduled_at`, in seconds.
-const DEFAULT_EXPIRY: i64 = 3_600;
+/// A delivered command is stuck if it is not acknowledged within this time.
+const ACK_TIMEOUT: Duration = Duration::from_secs(60);
+/// A running command is stuck this long after its timeout.
+const RESULT_GRACE: Duration = Duration::from_secs(60);
+/// A running command is stuck this long after a restart of the agent or the deletion of the server.
+const LOST_AGENT_GRACE: Duration = Duration::from_secs(60);
+/// The default of `expires_at` is this long after `scheduled_at`.
+const DEFAULT_EXPIRY: Duration = Duration::from_secs(3_600);
 
 /// Rounds seconds to microseconds. A number that is too large for that stays as it is.
 pub fn round_to_micros(seconds: f64) -> f64 {
@@ -178,7 +179,7 @@ impl Lifecycle {
         Self {
             added_at: now,
             scheduled_at,
-            expires_at: expires_at.unwrap_or_else(|| scheduled_at.plus_seconds(DEFAULT_EXPIRY)),
+            expires_at: expires_at.unwrap_or_else(|| scheduled_at.plus(DEFAULT_EXPIRY)),
             timeout,
             delivered_at: None,
             acked_at: None,
@@ -404,11 +405,11 @@ impl Lifecycle {
             (Some(_), ..) => return None,
             (None, None, None) if self.scheduled_at > now => self.scheduled_at.min(self.expires_at),
             (None, None, None) => self.expires_at,
-            (None, Some(acked), _) => acked.plus_seconds(self.timeout + RESULT_GRACE),
-            (None, None, Some(delivered)) => delivered.plus_seconds(ACK_TIMEOUT),
+            (None, Some(acked), _) => acked.plus_seconds(self.timeout).plus(RESULT_GRACE),
+            (None, None, Some(delivered)) => delivered.plus(ACK_TIMEOUT),
         };
         let lost_at = [self.restarted_at, self.server_deleted_at].into_iter().flatten().min();
-        Some(lost_at.map_or(usual, |at| at.plus_seconds(LOST_AGENT_GRACE).min(usual)))
+        Some(lost_at.map_or(usual, |at| at.plus(LOST_AGENT_GRACE).min(usual)))
     }
 
     /// Ends the command if it is past its deadline: as stuck, or as expired if it was not

@@ -2,6 +2,7 @@
 //! agent-protocol 1.2).
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use serde_json::Value;
@@ -17,18 +18,17 @@ use crate::time::Timestamp;
 const MAX_USES: i64 = 100_000;
 /// The default of `uses`.
 const DEFAULT_USES: i64 = 10;
-/// The default of `expires_at`: this much after the creation, in seconds.
-const DEFAULT_LIFETIME: i64 = 24 * 60 * 60;
+/// The default of `expires_at` is this long after the creation.
+const DEFAULT_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest `name_pattern`, in characters: as long as a name.
 const MAX_PATTERN: usize = 64;
 /// The largest number of wildcards in a pattern.
 const MAX_WILDCARDS: usize = 8;
 /// The largest number of networks of a token.
 const MAX_NETWORKS: usize = 100;
-/// A pending server cannot get the name of a server that was deleted or renamed within this time,
-/// in seconds.
+/// Seconds for which a pending server cannot get the name of a server that was deleted or renamed.
 pub const NAME_KEPT: i64 = 30 * 24 * 60 * 60;
-/// A pending server that is not approved within this time is deleted, in seconds.
+/// Seconds after which a pending server that is not approved is deleted.
 pub const APPROVED_WITHIN: i64 = 24 * 60 * 60;
 /// The longest `platform`, in characters.
 const MAX_PLATFORM: usize = 64;
@@ -128,8 +128,8 @@ impl NewRegistrationToken {
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let name = fields.text("name", 1..=128);
         let groups = fields.optional_groups().unwrap_or_default();
-        let expires_at = api_token::expires_at(&mut fields, now)
-            .unwrap_or(Some(now.plus_seconds(DEFAULT_LIFETIME)));
+        let expires_at =
+            api_token::expires_at(&mut fields, now).unwrap_or(Some(now.plus(DEFAULT_LIFETIME)));
         let uses = match fields.any("uses") {
             None => Some(DEFAULT_USES),
             Some(_) => fields.optional_integer("uses", 1..=MAX_USES),

@@ -103,8 +103,9 @@ impl Purpose {
 /// ```
 /// # use farhand_domain::secret::{Purpose, Secret, credential_hash};
 /// let secret = Secret::new("s3cret");
-/// assert_eq!(credential_hash(Purpose::Token, &secret).len(), 64);
-/// assert_ne!(credential_hash(Purpose::Token, &secret), credential_hash(Purpose::AgentKey, &secret));
+/// let hash = credential_hash(Purpose::Token, &secret);
+/// assert_eq!(hash.len(), 64);
+/// assert_ne!(hash, credential_hash(Purpose::AgentKey, &secret));
 /// ```
 pub fn credential_hash(purpose: Purpose, secret: &Secret) -> String {
     let prefix = format!("farhand {} 1\0", purpose.label());

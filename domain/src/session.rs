@@ -1,21 +1,23 @@
 //! The lifetime of a login session (contract 4.3).
 
+use std::time::Duration;
+
 use crate::time::Timestamp;
 
-/// A login token expires this much after its last use, in seconds.
-const LIFETIME: i64 = 14 * 24 * 3600;
-/// The expiry is extended at most once in this time, in seconds. To write it at each request would
-/// cost too much.
-const EXTENSION_INTERVAL: i64 = 600;
+/// A login token expires this long after its last use.
+const LIFETIME: Duration = Duration::from_secs(14 * 24 * 3_600);
+/// The expiry is extended at most once in this time, because a write at each request would cost too
+/// much.
+const EXTENSION_INTERVAL: Duration = Duration::from_secs(600);
 
 /// When a login token that is used now expires.
 pub fn expires_at(now: Timestamp) -> Timestamp {
-    now.plus_seconds(LIFETIME)
+    now.plus(LIFETIME)
 }
 
 /// Whether a request now extends an expiry that was last extended at `moved_at`.
 pub fn is_refresh_due(moved_at: Timestamp, now: Timestamp) -> bool {
-    moved_at.plus_seconds(EXTENSION_INTERVAL) <= now
+    moved_at.plus(EXTENSION_INTERVAL) <= now
 }
 
 /// A login token is accepted now if its stored expiry is later than this time.
@@ -24,7 +26,7 @@ pub fn is_refresh_due(moved_at: Timestamp, now: Timestamp) -> bool {
 /// accepted that much longer: for at least 14 days after its last use, and for at most ten minutes
 /// more.
 pub fn dead_until(now: Timestamp) -> Timestamp {
-    now.plus_seconds(-EXTENSION_INTERVAL)
+    now.minus(EXTENSION_INTERVAL)
 }
 
 #[cfg(test)]

@@ -6,9 +6,14 @@
 //!
 //! ```
 //! use farhand_domain::smtp::{Mail, Next, Security, Session};
-//! let mail = Mail { from: "farhand@localhost".into(), to: "boss@example.com".into(), mime: "Subject: Hello\r\n".into() };
+//! let mail = Mail {
+//!     from: "farhand@localhost".into(),
+//!     to: "boss@example.com".into(),
+//!     mime: "Subject: Hello\r\n".into(),
+//! };
 //! let mut session = Session::new(Security::StartTls, None, mail);
-//! assert_eq!(session.receive(b"220 mx.example ESMTP\r\n"), Ok(Next::Send("EHLO [127.0.0.1]\r\n".into())));
+//! let next = session.receive(b"220 mx.example ESMTP\r\n");
+//! assert_eq!(next, Ok(Next::Send("EHLO [127.0.0.1]\r\n".into())));
 //! ```
 
 use base64ct::{Base64, Encoding};

@@ -42,7 +42,7 @@ use uuid::Uuid;
 use crate::output::sha256;
 use crate::time::Timestamp;
 
-/// An attempt that has not ended after this time has failed, in seconds.
+/// Seconds after which an attempt that has not ended has failed.
 pub const LEASE_SECONDS: i64 = 60;
 
 /// The largest number of failures of a username at an address, in a login window.
@@ -69,7 +69,7 @@ const OPERATOR_SECONDS: i64 = 60;
 pub const KNOWN_DAYS: i64 = 30;
 /// The largest number of known addresses of a user. Only the newest are kept.
 pub const MAX_KNOWN_ADDRESSES: u32 = 16;
-/// The time of the last login from a known address is stored at most once in this time, in seconds.
+/// Seconds after which a login from a known address stores its time again.
 pub const KNOWN_STORED_EVERY: i64 = 24 * 3_600;
 
 /// The settings of a deployment: the lengths of the windows, in seconds, and the limits of networks

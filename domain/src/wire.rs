@@ -88,7 +88,7 @@ pub struct Order {
     /// Unused. Alpamon needs a string or null.
     #[serde(default)]
     pub data: Option<String>,
-    /// The agent kills the command after this time, in seconds. Only for agents that announce
+    /// Seconds after which the agent kills the command. Only for agents that announce
     /// [`FEATURE_KILL`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,

@@ -75,8 +75,8 @@ impl<S: Store> Link<S> {
         let now = self.scene.now;
         let backhaul = self.backhaul();
         let features = backhaul.map(|(_, features)| features);
-        if let Some(feature) = features
-            .and_then(|features| create.command.missing_feature(create.inputs.as_ref(), features))
+        if let Some(feature) =
+            features.and_then(|features| create.command.lacks(create.inputs.as_ref(), features))
         {
             self.refuse(ticket, Refusal::AgentCannot(feature));
             return Ok(());

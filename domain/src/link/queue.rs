@@ -106,7 +106,7 @@ impl<S: Store> Link<S> {
                 return self.cancel_stored(stored, why, None);
             }
         };
-        if let Some(feature) = stored.command.missing_feature(inputs.as_ref(), features) {
+        if let Some(feature) = stored.command.lacks(inputs.as_ref(), features) {
             // When the command was created, another agent was connected, or none.
             if stored.life.fail_undeliverable(self.scene.now, feature) {
                 self.add_finish_event(&mut stored)?;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::world::{CallKind, Check, World};
 use crate::ensure;
 
-/// All work has finished if nothing is due for this time, in seconds.
+/// All work has finished if nothing is due for this number of seconds.
 const QUIET: i64 = 60;
 /// The largest number of steps that this may take.
 const STEPS: u32 = 400;
