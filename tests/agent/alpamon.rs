@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
-use farhand_tests::alpamon::{Alpamon, BACKHAUL, CONTROL, End, Habits, Host, Run};
-use farhand_tests::commands::{command_when_within, ended_within};
+use farhand_tests::alpamon::{
+    AgentBehaviour, Alpamon, BACKHAUL, CONTROL, CommandScript, Host, SocketEnd,
+};
+use farhand_tests::commands::{wait_for_command_within, wait_until_ended_within};
 use farhand_tests::{Instance, Workspace, eventually};
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
@@ -16,24 +18,24 @@ const PATH: &str = "/api/events/commands/";
 /// How long a test waits for what takes its time on a slow machine.
 const LONG: Duration = Duration::from_secs(240);
 
-/// Habits of an agent whose clock is fast.
-fn hasty() -> Habits {
-    Habits { second: Duration::from_millis(20), ..Habits::default() }
+/// AgentBehaviour of an agent whose clock is fast.
+fn hasty() -> AgentBehaviour {
+    AgentBehaviour { second: Duration::from_millis(20), ..AgentBehaviour::default() }
 }
 
 #[track_caller]
 fn check_clean(agent: &Alpamon) {
-    assert_eq!(agent.ledger().complaints(), Vec::<String>::new());
+    assert_eq!(agent.log().complaints(), Vec::<String>::new());
 }
 
-/// Runs a command; returns its id.
+/// ScriptChooser a command; returns its id.
 async fn create(workspace: &Workspace, body: &Value) -> String {
     workspace.admin.post(PATH, body).await.expect(201)["id"].as_str().unwrap().to_owned()
 }
 
 /// A command once it has ended.
-async fn ended(workspace: &Workspace, id: &str) -> Value {
-    ended_within(LONG, &workspace.admin, id).await
+async fn wait_until_ended(workspace: &Workspace, id: &str) -> Value {
+    wait_until_ended_within(LONG, &workspace.admin, id).await
 }
 
 /// Waits until a server shows a host's facts.
@@ -67,14 +69,14 @@ async fn one_that_was_never_here_commits() {
     agent.until_idle(LONG).await;
     // Five minutes of its clock are over: heartbeats come.
     agent
-        .until("a heartbeat", |ledger| {
-            ledger.calls_of("PATCH", "/api/servers/servers/-/status/").next().is_some()
+        .until("a heartbeat", |log| {
+            log.calls_of("PATCH", "/api/servers/servers/-/status/").next().is_some()
         })
         .await;
-    let ledger = agent.ledger();
-    assert_eq!(ledger.commissioned, Some(false));
-    assert_eq!(ledger.calls_of("PUT", "/api/servers/servers/-/commit/").count(), 1);
-    assert_eq!(ledger.calls_of("POST", "/api/events/events/").count(), 2, "started, and committed");
+    let log = agent.log();
+    assert_eq!(log.commissioned, Some(false));
+    assert_eq!(log.calls_of("PUT", "/api/servers/servers/-/commit/").count(), 1);
+    assert_eq!(log.calls_of("POST", "/api/events/events/").count(), 2, "started, and committed");
     check_clean(&agent);
     agent.leave().await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
@@ -96,18 +98,19 @@ async fn one_that_was_here_before_tells_what_changed() {
         os_version: "26.04".into(),
     };
     let agent =
-        Alpamon::connect(&workspace, &server, Habits { host: host.clone(), ..hasty() }).await;
+        Alpamon::connect(&workspace, &server, AgentBehaviour { host: host.clone(), ..hasty() })
+            .await;
     shows(&workspace, &server, &host).await;
     agent
-        .until("the end of its start", |ledger| {
-            ledger.calls.iter().any(|call| call.path.ends_with("/access-policy/"))
+        .until("the end of its start", |log| {
+            log.calls.iter().any(|call| call.path.ends_with("/access-policy/"))
         })
         .await;
     agent.until_idle(LONG).await;
-    let ledger = agent.ledger();
-    assert_eq!(ledger.commissioned, Some(true));
-    assert_eq!(ledger.calls_of("PUT", "/api/servers/servers/-/commit/").count(), 0);
-    assert_eq!(ledger.calls_of("PATCH", "/api/servers/servers/-/sync/").count(), 1);
+    let log = agent.log();
+    assert_eq!(log.commissioned, Some(true));
+    assert_eq!(log.calls_of("PUT", "/api/servers/servers/-/commit/").count(), 0);
+    assert_eq!(log.calls_of("PATCH", "/api/servers/servers/-/sync/").count(), 1);
     check_clean(&agent);
 }
 
@@ -147,7 +150,7 @@ async fn facts_are_taken_by_any_method() {
 }
 
 /// What the command with a number writes, and how it ends.
-fn work(number: usize) -> Run {
+fn work(number: usize) -> CommandScript {
     let line = format!("{number}: ärger 日本 🦀 ");
     let mut pieces: Vec<String> =
         (0..number % 5).map(|piece| format!("{line}{piece}\n").repeat(number % 11 + 1)).collect();
@@ -155,7 +158,10 @@ fn work(number: usize) -> Run {
         // Many chunks, cut between bytes of a character where nobody pays attention.
         pieces.push("é€🦀x".repeat(2_000));
     }
-    Run { exit_code: if number.is_multiple_of(7) { 3 } else { 0 }, ..Run::writing(pieces) }
+    CommandScript {
+        exit_code: if number.is_multiple_of(7) { 3 } else { 0 },
+        ..CommandScript::writing(pieces)
+    }
 }
 
 /// The number in an order's line.
@@ -186,12 +192,12 @@ async fn a_days_work() {
     };
     let mut made: Vec<(usize, String)> =
         stream::iter(0..30).map(create).buffer_unordered(4).collect().await;
-    let habits = Habits {
+    let behaviour = AgentBehaviour {
         runs: Box::new(|order| work(number(order))),
         second: Duration::from_millis(100),
-        ..Habits::default()
+        ..AgentBehaviour::default()
     };
-    let agent = Alpamon::connect(&workspace, &server, habits).await;
+    let agent = Alpamon::connect(&workspace, &server, behaviour).await;
     made.extend(stream::iter(30..ALL).map(create).buffer_unordered(8).collect::<Vec<_>>().await);
 
     let checks = made.iter().map(|(number, id)| {
@@ -202,7 +208,7 @@ async fn a_days_work() {
             let has_result =
                 |done: &Value| done["handled_at"].is_string() && done["state"] != "stuck";
             let done =
-                command_when_within(LONG, &workspace.admin, id, "the result", has_result).await;
+                wait_for_command_within(LONG, &workspace.admin, id, "the result", has_result).await;
             let run = work(*number);
             let result = run.pieces.concat();
             assert!(done["result"] == json!(result), "{number}: {done}");
@@ -226,13 +232,13 @@ async fn a_days_work() {
     stream::iter(checks).buffer_unordered(8).collect::<Vec<()>>().await;
     agent.until_idle(LONG).await;
 
-    let ledger = agent.ledger();
+    let log = agent.log();
     let (came, created): (HashSet<String>, HashSet<String>) =
-        (ledger.ids().into_iter().collect(), made.iter().map(|(_, id)| id.clone()).collect());
-    assert_eq!((came, ledger.orders.len()), (created, ALL));
+        (log.ids().into_iter().collect(), made.iter().map(|(_, id)| id.clone()).collect());
+    assert_eq!((came, log.delivered.len()), (created, ALL));
     for kind in ["ack", "fin"] {
         assert_eq!(
-            ledger.calls.iter().filter(|call| call.path.ends_with(&format!("/{kind}/"))).count(),
+            log.calls.iter().filter(|call| call.path.ends_with(&format!("/{kind}/"))).count(),
             ALL,
             "{kind}"
         );
@@ -259,20 +265,22 @@ async fn an_older_one_and_odd_output() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let runs = |order: &Value| match order["line"].as_str().unwrap() {
-        "odd" => Run::writing(["a\u{0}b\u{0}", "\u{FFFD}\u{FFFD}", "\r\n\u{1b}[0m\u{2028}"]),
-        "nothing" => Run { exit_code: 1, ..Run::default() },
+        "odd" => {
+            CommandScript::writing(["a\u{0}b\u{0}", "\u{FFFD}\u{FFFD}", "\r\n\u{1b}[0m\u{2028}"])
+        }
+        "nothing" => CommandScript { exit_code: 1, ..CommandScript::default() },
         // A fin of some MB, as each of these is six bytes in JSON.
-        _ => Run::writing([
+        _ => CommandScript::writing([
             "\u{0}".repeat(1 << 20),
             "the last megabyte is all that an agent tells".repeat(1_000),
         ]),
     };
-    let habits = Habits { runs: Box::new(runs), is_older: true, ..hasty() };
-    let agent = Alpamon::connect(&workspace, &server, habits).await;
+    let behaviour = AgentBehaviour { runs: Box::new(runs), is_older: true, ..hasty() };
+    let agent = Alpamon::connect(&workspace, &server, behaviour).await;
     let mut done = Vec::new();
     for line in ["odd", "nothing", "much"] {
         let id = create(&workspace, &json!({"server": "web-1", "line": line})).await;
-        done.push(ended(&workspace, &id).await);
+        done.push(wait_until_ended(&workspace, &id).await);
     }
     agent.until_idle(LONG).await;
     check_clean(&agent);
@@ -299,19 +307,20 @@ async fn an_older_one_and_odd_output() {
 async fn more_than_it_has_room_for_waits_in_the_service() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let runs = |_: &Value| Run { is_held: true, ..Run::writing(["x"]) };
+    let runs = |_: &Value| CommandScript { is_held: true, ..CommandScript::writing(["x"]) };
     let agent =
-        Alpamon::connect(&workspace, &server, Habits { runs: Box::new(runs), ..hasty() }).await;
+        Alpamon::connect(&workspace, &server, AgentBehaviour { runs: Box::new(runs), ..hasty() })
+            .await;
     let body = json!({"server": "web-1", "line": "hold", "on_offline": "queue"});
     let creations = (0..230).map(|_| create(&workspace, &body));
     let ids: Vec<String> = stream::iter(creations).buffer_unordered(8).collect().await;
-    agent.until("as many as it has room for", |ledger| ledger.orders.len() >= 200).await;
+    agent.until("as many as it has room for", |log| log.delivered.len() >= 200).await;
     agent.release();
     for id in &ids {
-        assert_eq!(ended(&workspace, id).await["status"]["text"], "Success");
+        assert_eq!(wait_until_ended(&workspace, id).await["status"]["text"], "Success");
     }
     agent.until_idle(LONG).await;
-    assert_eq!(agent.ledger().orders.len(), ids.len());
+    assert_eq!(agent.log().delivered.len(), ids.len());
     check_clean(&agent);
 }
 
@@ -322,7 +331,7 @@ async fn reports_in_any_order_and_twice() {
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let chunk = |seq: u32| json!({"seq": seq, "content": format!("{seq};")});
     let fin = json!({"success": true, "result": "0;1;2;", "elapsed_time": 0.5, "exit_code": 0});
-    let orders: [&[(&str, Option<Value>)]; 3] = [
+    let delivered: [&[(&str, Option<Value>)]; 3] = [
         &[
             ("fin", Some(fin.clone())),
             ("chunk", Some(chunk(2))),
@@ -350,7 +359,7 @@ async fn reports_in_any_order_and_twice() {
             ("chunk", Some(chunk(2))),
         ],
     ];
-    for reports in orders {
+    for reports in delivered {
         let id = create(&workspace, &json!({"server": "web-1", "line": "id"})).await;
         assert_eq!(agent.next_command().await["id"], json!(id));
         for (kind, body) in reports {
@@ -485,7 +494,7 @@ async fn one_registers_itself_works_and_unregisters() {
     let agent = Alpamon::connect(&workspace, &server, hasty()).await;
     shows(&workspace, &server, &Host::default()).await;
     let id = create(&workspace, &json!({"server": "web-1", "line": "work"})).await;
-    assert_eq!(ended(&workspace, &id).await["result"], "work\n");
+    assert_eq!(wait_until_ended(&workspace, &id).await["result"], "work\n");
     agent.until_idle(LONG).await;
     check_clean(&agent);
 
@@ -497,17 +506,15 @@ async fn one_registers_itself_works_and_unregisters() {
     Alpamon::unregister(&workspace, &server).await.expect(204);
     workspace.admin.get(&path).await.expect_detail(404, None);
     agent
-        .until("its sockets to be closed and refused", |ledger| {
-            !ledger.is_open(BACKHAUL)
-                && !ledger.is_open(CONTROL)
-                && ledger.refused.contains(&Some(403))
+        .until("its sockets to be closed and refused", |log| {
+            !log.is_open(BACKHAUL) && !log.is_open(CONTROL) && log.refused.contains(&Some(403))
         })
         .await;
-    let ledger = agent.ledger();
+    let log = agent.log();
     assert!(
-        ledger.sockets.iter().all(|socket| socket.end != Some(End::Quit)),
+        log.sockets.iter().all(|socket| socket.end != Some(SocketEnd::Quit)),
         "{:?}",
-        ledger.sockets
+        log.sockets
     );
     agent.api().get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
     Alpamon::unregister(&workspace, &server).await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -534,10 +541,10 @@ async fn its_reports_cost_no_read_of_d1() {
     for server in [&created, &registered] {
         let agent = Alpamon::connect(&workspace, server, hasty()).await;
         let id = create(&workspace, &json!({"server": server["id"], "line": "work"})).await;
-        assert_eq!(ended(&workspace, &id).await["result"], "work\n");
+        assert_eq!(wait_until_ended(&workspace, &id).await["result"], "work\n");
         agent
-            .until("a heartbeat", |ledger| {
-                ledger.calls.iter().any(|call| call.path.ends_with("/status/"))
+            .until("a heartbeat", |log| {
+                log.calls.iter().any(|call| call.path.ends_with("/status/"))
             })
             .await;
         agent.until_idle(LONG).await;
@@ -546,8 +553,8 @@ async fn its_reports_cost_no_read_of_d1() {
         // As the one that was here before.
         let agent = Alpamon::connect(&workspace, server, hasty()).await;
         agent
-            .until("the end of its start", |ledger| {
-                ledger.calls.iter().any(|call| call.path.ends_with("/access-policy/"))
+            .until("the end of its start", |log| {
+                log.calls.iter().any(|call| call.path.ends_with("/access-policy/"))
             })
             .await;
         agent.until_idle(LONG).await;
@@ -576,9 +583,9 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let (patient, hasty_one) = (workspace.server("patient").await, workspace.server("hasty").await);
-    let runs = |order: &Value| Run {
+    let runs = |order: &Value| CommandScript {
         is_held: true,
-        ..Run::writing(["begun\n", order["line"].as_str().unwrap()])
+        ..CommandScript::writing(["begun\n", order["line"].as_str().unwrap()])
     };
     // The service may take some time to come back. One still tries after two minutes, the other
     // gives up in a second.
@@ -586,11 +593,15 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
     let patient_agent = Alpamon::connect(
         &workspace,
         &patient,
-        Habits { second, runs: Box::new(runs), ..Habits::default() },
+        AgentBehaviour { second, runs: Box::new(runs), ..AgentBehaviour::default() },
     )
     .await;
-    let hasty_agent =
-        Alpamon::connect(&workspace, &hasty_one, Habits { runs: Box::new(runs), ..hasty() }).await;
+    let hasty_agent = Alpamon::connect(
+        &workspace,
+        &hasty_one,
+        AgentBehaviour { runs: Box::new(runs), ..hasty() },
+    )
+    .await;
     let mut late = Vec::new();
     for number in 0..6 {
         late.push(
@@ -601,10 +612,9 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
     let lost = create(&workspace, &json!({"server": "hasty", "line": "lost", "timeout": 1})).await;
     for (agent, ids) in [(&patient_agent, late.len()), (&hasty_agent, 1)] {
         agent
-            .until("all that comes before the end", |ledger| {
-                ledger.calls.iter().filter(|call| call.path.ends_with("/chunk/")).count() == 2 * ids
-                    && ledger.calls.iter().filter(|call| call.path.ends_with("/ack/")).count()
-                        == ids
+            .until("all that comes before the end", |log| {
+                log.calls.iter().filter(|call| call.path.ends_with("/chunk/")).count() == 2 * ids
+                    && log.calls.iter().filter(|call| call.path.ends_with("/ack/")).count() == ids
             })
             .await;
         check_clean(agent);
@@ -614,47 +624,43 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
     instance.kill().await;
     patient_agent.release();
     hasty_agent.release();
-    hasty_agent.until("the report to be dropped", |ledger| ledger.dropped.len() == 1).await;
+    hasty_agent.until("the report to be dropped", |log| log.dropped.len() == 1).await;
     patient_agent
-        .until("reports to fail", |ledger| {
-            ledger.calls.iter().any(|call| call.path.ends_with("/fin/"))
-        })
+        .until("reports to fail", |log| log.calls.iter().any(|call| call.path.ends_with("/fin/")))
         .await;
     let _instance = Instance::restart_at(port, state.path(), &[]).await;
 
     for (number, id) in late.iter().enumerate() {
-        let done = ended(&workspace, id).await;
+        let done = wait_until_ended(&workspace, id).await;
         assert_eq!(
             (&done["status"]["text"], &done["result"]),
             (&json!("Success"), &json!(format!("begun\nlate {number}")))
         );
     }
     patient_agent.until_idle(LONG).await;
-    let stuck = ended(&workspace, &lost).await;
+    let stuck = wait_until_ended(&workspace, &lost).await;
     assert_eq!((&stuck["status"]["text"], &stuck["success"]), (&json!("Stuck"), &json!(false)));
 
     // Both are back, and nothing came twice.
     for agent in [&patient_agent, &hasty_agent] {
         agent
-            .until_within(LONG, "both sockets", |ledger| {
-                ledger.is_open(BACKHAUL) && ledger.is_open(CONTROL)
-            })
+            .until_within(LONG, "both sockets", |log| log.is_open(BACKHAUL) && log.is_open(CONTROL))
             .await;
-        let ledger = agent.ledger();
-        assert_eq!((ledger.repeated, ledger.warnings), (vec![], vec![]));
-        let answered = ledger.calls.iter().filter(|call| call.status.is_some());
+        let log = agent.log();
+        assert_eq!((log.repeated, log.warnings), (vec![], vec![]));
+        let answered = log.calls.iter().filter(|call| call.status.is_some());
         let refused: Vec<_> = answered.filter(|call| !call.is_success()).collect();
         assert!(refused.is_empty(), "{refused:?}");
     }
-    assert_eq!(patient_agent.ledger().dropped, Vec::<String>::new());
+    assert_eq!(patient_agent.log().dropped, Vec::<String>::new());
     let fins = patient_agent
-        .ledger()
+        .log()
         .calls
         .into_iter()
         .filter(|call| call.path.ends_with("/fin/") && call.is_success());
     assert_eq!(fins.count(), late.len(), "each was taken the first time that it arrived");
     for name in ["patient", "hasty"] {
         let id = create(&workspace, &json!({"server": name, "line": "again"})).await;
-        assert_eq!(ended(&workspace, &id).await["result"], "begun\nagain");
+        assert_eq!(wait_until_ended(&workspace, &id).await["result"], "begun\nagain");
     }
 }

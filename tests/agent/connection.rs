@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, dial, own_account, wait_until_connected};
-use farhand_tests::alpamon::{Alpamon, BACKHAUL, CONTROL, End, Habits, Ledger, Run};
+use farhand_tests::alpamon::{
+    AgentBehaviour, AgentLog, Alpamon, BACKHAUL, CONTROL, CommandScript, SocketEnd,
+};
 use farhand_tests::client::unique;
-use farhand_tests::commands::{ended_within, has_become};
+use farhand_tests::commands::{wait_for_status, wait_until_ended_within};
 use farhand_tests::processes::Process;
 use farhand_tests::{Instance, RealAgent, Workspace, eventually, eventually_within};
 use futures_util::future::join_all;
@@ -49,7 +51,7 @@ async fn connection_is(workspace: &Workspace, server: &Value, connected: bool) -
     .await
 }
 
-/// Runs a command to its end.
+/// ScriptChooser a command to its end.
 async fn run(workspace: &Workspace, server: &Value, line: &str) -> Value {
     let body = json!({"server": server["id"], "line": line, "username": own_account()});
     let request = workspace.admin.request("POST", PATH).header("Prefer", "wait=30").json(&body);
@@ -75,7 +77,7 @@ async fn the_moments_of_a_connection() {
     assert_eq!(connected["remote_ip"], "127.0.0.1");
 
     // A clean end: since when it was connected stays readable.
-    first.hang_up().await;
+    first.close().await;
     let gone = connection_is(&workspace, &server, false).await;
     assert_eq!(
         (&gone["connected_at"], &gone["remote_ip"]),
@@ -108,9 +110,9 @@ async fn a_killed_agent_is_gone_and_its_command_stays_acked() {
     let path = format!("{PATH}{}/", made["id"].as_str().unwrap());
     let status =
         || async { workspace.admin.get(&path).await.expect(200)["status"]["text"].clone() };
-    has_become(&workspace.admin, made["id"].as_str().unwrap(), "Acked").await;
+    wait_for_status(&workspace.admin, made["id"].as_str().unwrap(), "Acked").await;
     agent.process.signal(Signal::SIGKILL);
-    agent.process.ended(LONG).await;
+    agent.process.wait_for_exit(LONG).await;
     connection_is(&workspace, &server, false).await;
     assert_eq!(status().await, "Acked", "it may still run, and its agent come back");
     workspace.admin.post(PATH, &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
@@ -177,7 +179,7 @@ struct Namespace {
     address: String,
 }
 
-/// Runs iproute2.
+/// ScriptChooser iproute2.
 fn ip(arguments: &str) -> Result<(), String> {
     let output = Command::new("ip").args(arguments.split(' ')).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("ip {arguments}: {error}; iproute2 is needed"))?;
@@ -308,7 +310,7 @@ async fn a_cut_network_is_noticed_and_survived() {
         let workspace = &workspace;
         async move { workspace.admin.get(&path).await.expect(200)["status"]["text"].clone() }
     };
-    has_become(&workspace.admin, &running, "Acked").await;
+    wait_for_status(&workspace.admin, &running, "Acked").await;
 
     way.set_cut(true);
     // Nobody was told. What finds it is a ping that is not answered.
@@ -322,7 +324,7 @@ async fn a_cut_network_is_noticed_and_survived() {
 
     way.set_cut(false);
     for (id, result) in [(&running, "begun\ndone\n"), (&queued, "after\n")] {
-        let done = ended_within(LONG, &workspace.admin, id).await;
+        let done = wait_until_ended_within(LONG, &workspace.admin, id).await;
         assert_eq!((&done["status"]["text"], &done["result"]), (&json!("Success"), &json!(result)));
     }
     let back = connection_is(&workspace, &server, true).await;
@@ -339,8 +341,9 @@ async fn a_restart_of_the_runtime_is_noticed() {
         workspace.server("called").await,
         workspace.server("alarmed").await,
     ];
-    let habits = Habits { second: Duration::from_millis(200), ..Habits::default() };
-    let agent = Alpamon::connect(&workspace, &returns, habits).await;
+    let behaviour =
+        AgentBehaviour { second: Duration::from_millis(200), ..AgentBehaviour::default() };
+    let agent = Alpamon::connect(&workspace, &returns, behaviour).await;
     let others = [
         ScriptedAgent::connect(&workspace, &called).await,
         ScriptedAgent::connect(&workspace, &alarmed).await,
@@ -362,8 +365,8 @@ async fn a_restart_of_the_runtime_is_noticed() {
     connection_is(&workspace, &alarmed, false).await;
 
     agent
-        .until_within(LONG, "the agent's return", |ledger| {
-            ledger.sockets_of(BACKHAUL).count() > 1 && ledger.is_open(BACKHAUL)
+        .until_within(LONG, "the agent's return", |log| {
+            log.sockets_of(BACKHAUL).count() > 1 && log.is_open(BACKHAUL)
         })
         .await;
     let back = eventually_within(LONG, "the new connection", || async {
@@ -375,14 +378,13 @@ async fn a_restart_of_the_runtime_is_noticed() {
     assert!(moment(&back, "last_seen_at") >= moment(&back, "connected_at"), "{back}");
     assert_eq!(run(&workspace, &returns, "echo").await["result"], "echo\n");
     // Only the network failed the agent; no answer did.
-    let ledger = agent.ledger();
+    let log = agent.log();
     assert!(
-        ledger
-            .calls
+        log.calls
             .iter()
             .all(|call| call.status.is_none_or(|status| status != 500 && status / 100 != 3))
     );
-    assert_eq!((ledger.warnings, ledger.repeated), (vec![], vec![]));
+    assert_eq!((log.warnings, log.repeated), (vec![], vec![]));
 }
 
 #[tokio::test]
@@ -390,16 +392,21 @@ async fn a_hibernated_connection_wakes_for_a_command() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("sleepy").await;
-    let runs =
-        |order: &Value| Run { is_held: true, ..Run::writing([order["line"].as_str().unwrap()]) };
-    let habits =
-        Habits { second: Duration::from_millis(500), runs: Box::new(runs), ..Habits::default() };
-    let agent = Alpamon::connect(&workspace, &server, habits).await;
+    let runs = |order: &Value| CommandScript {
+        is_held: true,
+        ..CommandScript::writing([order["line"].as_str().unwrap()])
+    };
+    let behaviour = AgentBehaviour {
+        second: Duration::from_millis(500),
+        runs: Box::new(runs),
+        ..AgentBehaviour::default()
+    };
+    let agent = Alpamon::connect(&workspace, &server, behaviour).await;
     // While somebody waits for a command's end the object is awake.
     let awake = async {
-        agent.until("the command", |ledger| ledger.orders.len() == 1).await;
+        agent.until("the command", |log| log.delivered.len() == 1).await;
         eventually("the object to be awake", || async {
-            instance.has_objects_awake("ServerLink").then_some(())
+            instance.has_objects_in_memory("ServerLink").then_some(())
         })
         .await;
         agent.release();
@@ -410,19 +417,14 @@ async fn a_hibernated_connection_wakes_for_a_command() {
     for number in 0..2 {
         // The agent pings by the WebSocket's own means, and is answered without waking the object.
         eventually_within(LONG, "pings to be answered in the object's sleep", || async {
-            instance.until_objects_sleep("ServerLink").await;
-            let before: Vec<u64> =
-                agent.ledger().sockets.iter().map(|socket| socket.pongs).collect();
+            instance.wait_until_objects_are_evicted("ServerLink").await;
+            let before: Vec<u64> = agent.log().sockets.iter().map(|socket| socket.pongs).collect();
             agent
-                .until_within(LONG, "answers to pings", |ledger| {
-                    ledger
-                        .sockets
-                        .iter()
-                        .zip(&before)
-                        .all(|(socket, before)| socket.pongs > *before)
+                .until_within(LONG, "answers to pings", |log| {
+                    log.sockets.iter().zip(&before).all(|(socket, before)| socket.pongs > *before)
                 })
                 .await;
-            (!instance.has_objects_awake("ServerLink")).then_some(())
+            (!instance.has_objects_in_memory("ServerLink")).then_some(())
         })
         .await;
         assert_eq!(shown(&workspace, &server).await["is_connected"], true);
@@ -430,9 +432,9 @@ async fn a_hibernated_connection_wakes_for_a_command() {
         assert_eq!(run(&workspace, &server, &line).await["result"], json!(line));
     }
     agent.until_idle(LONG).await;
-    let ledger = agent.ledger();
-    assert_eq!((ledger.orders.len(), ledger.sockets.len()), (3, 2), "{ledger:?}");
-    assert_eq!(ledger.complaints(), Vec::<String>::new());
+    let log = agent.log();
+    assert_eq!((log.delivered.len(), log.sockets.len()), (3, 2), "{log:?}");
+    assert_eq!(log.complaints(), Vec::<String>::new());
 }
 
 /// The next message on a socket, or the code with which the service closed it. Both may take more
@@ -472,7 +474,7 @@ async fn pings_and_older_sockets_survive_hibernation() {
         assert_eq!(hear(socket).await, Ok(ping.clone()));
     }
     // The question is out, and the objects fall asleep over it.
-    instance.until_objects_sleep("ServerLink").await;
+    instance.wait_until_objects_are_evicted("ServerLink").await;
     alive_socket.send(pong.clone()).await.unwrap();
     older.send(pong.clone()).await.unwrap();
     drop(closing);
@@ -559,7 +561,7 @@ async fn of_twenty_racing_dials_one_gets_the_commands() {
         );
     }
     connection_is(&workspace, &server, true).await;
-    agent.hang_up().await;
+    agent.close().await;
     connection_is(&workspace, &server, false).await;
 }
 
@@ -568,17 +570,18 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     const ALL: usize = 60;
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let habits = || Habits { second: Duration::from_millis(100), ..Habits::default() };
+    let behaviour =
+        || AgentBehaviour { second: Duration::from_millis(100), ..AgentBehaviour::default() };
     // Each dials immediately when the other one has replaced its socket.
     let agents = [
-        Alpamon::start(&workspace, &server, habits()),
-        Alpamon::start(&workspace, &server, habits()),
+        Alpamon::start(&workspace, &server, behaviour()),
+        Alpamon::start(&workspace, &server, behaviour()),
     ];
-    let both = |found: fn(&Ledger) -> usize| -> usize {
-        agents.iter().map(|agent| found(&agent.ledger())).sum()
+    let both = |found: fn(&AgentLog) -> usize| -> usize {
+        agents.iter().map(|agent| found(&agent.log())).sum()
     };
     eventually("the first refusals on both sockets", || async {
-        (both(|ledger| ledger.refused.len()) > 1).then_some(())
+        (both(|log| log.refused.len()) > 1).then_some(())
     })
     .await;
     let creations = (0..ALL).map(|number| {
@@ -591,36 +594,36 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     });
     let ids: Vec<String> = stream::iter(creations).buffered(4).collect().await;
     for (number, id) in ids.iter().enumerate() {
-        let done = ended_within(LONG, &workspace.admin, id).await;
+        let done = wait_until_ended_within(LONG, &workspace.admin, id).await;
         let expected = (&json!("Success"), &json!(format!("{number}\n")));
         assert_eq!((&done["status"]["text"], &done["result"]), expected, "{done}");
     }
     // More refusals come, later and later, and no socket is opened or closed by them.
-    let opened = both(|ledger| ledger.sockets.len());
-    let refused = both(|ledger| ledger.refused.len());
+    let opened = both(|log| log.sockets.len());
+    let refused = both(|log| log.refused.len());
     eventually_within(LONG, "four more refusals", || async {
-        (both(|ledger| ledger.refused.len()) >= refused + 4).then_some(())
+        (both(|log| log.refused.len()) >= refused + 4).then_some(())
     })
     .await;
-    assert_eq!(both(|ledger| ledger.sockets.len()), opened);
+    assert_eq!(both(|log| log.sockets.len()), opened);
     assert!(opened <= 10, "{opened} sockets: five of each kind are enough");
     for path in [BACKHAUL, CONTROL] {
-        assert_eq!(agents.iter().filter(|agent| agent.ledger().is_open(path)).count(), 1, "{path}");
+        assert_eq!(agents.iter().filter(|agent| agent.log().is_open(path)).count(), 1, "{path}");
     }
-    let ledgers = agents.each_ref().map(Alpamon::ledger);
+    let ledgers = agents.each_ref().map(Alpamon::log);
     assert!(
-        ledgers.iter().all(|ledger| ledger.refused.iter().all(|status| *status == Some(503))),
+        ledgers.iter().all(|log| log.refused.iter().all(|status| *status == Some(503))),
         "{ledgers:?}"
     );
-    let mut came: Vec<String> = ledgers.iter().flat_map(|ledger| ledger.ids()).collect();
+    let mut came: Vec<String> = ledgers.iter().flat_map(|log| log.ids()).collect();
     came.sort();
     let mut made = ids.clone();
     made.sort();
     assert_eq!(came, made, "each to one of the two, once");
-    assert!(ledgers.iter().all(|ledger| ledger.warnings.is_empty()), "{ledgers:?}");
+    assert!(ledgers.iter().all(|log| log.warnings.is_empty()), "{ledgers:?}");
     let ends: Vec<_> =
-        ledgers.iter().flat_map(|ledger| &ledger.sockets).filter_map(|socket| socket.end).collect();
-    assert!(ends.iter().all(|end| *end == End::Closed(Some(1000))), "{ends:?}");
+        ledgers.iter().flat_map(|log| &log.sockets).filter_map(|socket| socket.end).collect();
+    assert!(ends.iter().all(|end| *end == SocketEnd::Closed(Some(1000))), "{ends:?}");
 
     // It is shown, and recorded once a minute.
     let conflict = eventually("the conflict", || async {
@@ -642,9 +645,9 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     // When the connected one has left, the other one connects.
     let [first, second] = agents;
     let (leaves, stays) =
-        if first.ledger().is_open(BACKHAUL) { (first, second) } else { (second, first) };
+        if first.log().is_open(BACKHAUL) { (first, second) } else { (second, first) };
     leaves.leave().await;
-    let is_open = |ledger: &Ledger| ledger.is_open(BACKHAUL) && ledger.is_open(CONTROL);
+    let is_open = |log: &AgentLog| log.is_open(BACKHAUL) && log.is_open(CONTROL);
     stays.until_within(LONG, "the other agent's sockets", is_open).await;
     connection_is(&workspace, &server, true).await;
     assert_eq!(run(&workspace, &server, "alone").await["result"], "alone\n");
@@ -685,12 +688,12 @@ async fn an_idle_fleet_costs_next_to_nothing() {
     for number in 0..FLEET {
         let server = workspace.server(&format!("web-{number}")).await;
         // Shorter than all that follows takes: only the service's pings keep the sockets open.
-        let habits = Habits { read_deadline: Duration::from_secs(20), ..Habits::default() };
-        agents.push(Alpamon::connect(&workspace, &server, habits).await);
+        let behaviour =
+            AgentBehaviour { read_deadline: Duration::from_secs(20), ..AgentBehaviour::default() };
+        agents.push(Alpamon::connect(&workspace, &server, behaviour).await);
     }
-    let pings = |agent: &Alpamon| {
-        agent.ledger().sockets.iter().map(|socket| socket.pings).collect::<Vec<_>>()
-    };
+    let pings =
+        |agent: &Alpamon| agent.log().sockets.iter().map(|socket| socket.pings).collect::<Vec<_>>();
     for agent in &agents {
         agent.until_idle(LONG).await;
     }
@@ -712,13 +715,13 @@ async fn an_idle_fleet_costs_next_to_nothing() {
         };
         text.lines().filter(is_other).map(str::to_owned).collect::<Vec<_>>()
     };
-    let calls = || agents.iter().map(|agent| agent.ledger().calls.len()).sum::<usize>();
+    let calls = || agents.iter().map(|agent| agent.log().calls.len()).sum::<usize>();
     let (logged, called, heard) = (log(), calls(), agents.iter().map(pings).collect::<Vec<_>>());
 
     for (agent, heard) in agents.iter().zip(heard) {
         agent
-            .until_within(LONG, "fifteen more pings on both sockets", |ledger| {
-                ledger.sockets.iter().zip(&heard).all(|(socket, heard)| socket.pings >= heard + 15)
+            .until_within(LONG, "fifteen more pings on both sockets", |log| {
+                log.sockets.iter().zip(&heard).all(|(socket, heard)| socket.pings >= heard + 15)
             })
             .await;
     }
@@ -738,7 +741,7 @@ async fn an_idle_fleet_costs_next_to_nothing() {
     assert_eq!(log(), logged);
     assert_eq!(calls(), called);
     for agent in &agents {
-        assert_eq!(agent.ledger().complaints(), Vec::<String>::new());
+        assert_eq!(agent.log().complaints(), Vec::<String>::new());
     }
 }
 
@@ -746,21 +749,24 @@ async fn an_idle_fleet_costs_next_to_nothing() {
 async fn an_agent_hears_of_a_command_on_the_newer_socket_only() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let runs = |_: &Value| Run { is_held: true, ..Run::writing(["x"]) };
-    let agent =
-        Alpamon::connect(&workspace, &server, Habits { runs: Box::new(runs), ..Habits::default() })
-            .await;
+    let runs = |_: &Value| CommandScript { is_held: true, ..CommandScript::writing(["x"]) };
+    let agent = Alpamon::connect(
+        &workspace,
+        &server,
+        AgentBehaviour { runs: Box::new(runs), ..AgentBehaviour::default() },
+    )
+    .await;
     let first =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "1"})).await.expect(201);
-    agent.until("the command", |ledger| ledger.orders.len() == 1).await;
+    agent.until("the command", |log| log.delivered.len() == 1).await;
     // Another one takes the agent's place for a moment, and the agent takes it back.
     let mut other = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(other.next().await, Err(Some(1000)));
-    agent.until("the newer socket", |ledger| ledger.sockets_of(BACKHAUL).count() == 2).await;
+    agent.until("the newer socket", |log| log.sockets_of(BACKHAUL).count() == 2).await;
     drop(other);
     let second =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "2"})).await.expect(201);
-    agent.until("the second command", |ledger| ledger.orders.len() == 2).await;
+    agent.until("the second command", |log| log.delivered.len() == 2).await;
     agent.release();
     for made in [first, second] {
         let path = format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap());
@@ -770,8 +776,8 @@ async fn an_agent_hears_of_a_command_on_the_newer_socket_only() {
             "a socket's end is no command's end"
         );
     }
-    let ledger = agent.ledger();
-    assert_eq!(ledger.repeated, Vec::<String>::new());
-    let ends: Vec<_> = ledger.sockets_of(BACKHAUL).map(|socket| socket.end).collect();
-    assert_eq!(ends, [Some(End::Closed(Some(1000))), None]);
+    let log = agent.log();
+    assert_eq!(log.repeated, Vec::<String>::new());
+    let ends: Vec<_> = log.sockets_of(BACKHAUL).map(|socket| socket.end).collect();
+    assert_eq!(ends, [Some(SocketEnd::Closed(Some(1000))), None]);
 }

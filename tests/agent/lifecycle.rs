@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use farhand_tests::agents::{own_account, wait_until_connected};
-use farhand_tests::commands::command_when;
+use farhand_tests::commands::wait_for_command;
 use farhand_tests::processes::Process;
 use farhand_tests::{PATIENCE, Workspace, eventually, secrets, setting};
 use serde_json::{Value, json};
@@ -89,7 +89,7 @@ impl Host {
         ]);
         let told = end(command.env("FARHAND_REGISTRATION_TOKEN", token)).await;
         if let Some(key) = self.fact("key") {
-            secrets::note("key", &key);
+            secrets::record("key", &key);
             assert!(
                 ![&told.1, &told.2].iter().any(|text| text.contains(&key) || text.contains(token))
             );
@@ -185,7 +185,7 @@ async fn a_restart_loses_nothing_and_runs_nothing_twice() {
     let made = workspace.admin.post(COMMANDS, &body).await.expect(201);
     let path = format!("{COMMANDS}{}/", made["id"].as_str().unwrap());
     let acked = |command: &Value| command["acked_at"].is_string();
-    command_when(&workspace.admin, made["id"].as_str().unwrap(), "the command to begin", acked)
+    wait_for_command(&workspace.admin, made["id"].as_str().unwrap(), "the command to begin", acked)
         .await;
     check(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
     // It takes no more commands; the one that came meanwhile is for the agent as it is afterwards.
@@ -261,7 +261,7 @@ async fn a_host_registers_runs_commands_and_unregisters() {
     assert!(out.contains("still runs here: stop it") && !one.config().exists(), "{out}");
     workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect_detail(404, None);
     agent.signal(nix::sys::signal::Signal::SIGTERM);
-    agent.ended(PATIENCE).await;
+    agent.wait_for_exit(PATIENCE).await;
     // The name is free again, and the other server is another one.
     let (code, out, _) = one.register(&workspace, &token, "web-1").await;
     assert!(code == 0 && out.starts_with("registered as web-1,"), "{out}");

@@ -311,7 +311,7 @@ async fn a_newer_connection_wins() {
         .expect(201);
     second.next_command().await;
     wait_until_connected(&workspace, id, true).await;
-    second.hang_up().await;
+    second.close().await;
     wait_until_connected(&workspace, id, false).await;
 }
 
@@ -324,7 +324,7 @@ async fn the_connection_shows_at_the_server() {
     let shown = workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
     assert_eq!(shown["remote_ip"], "127.0.0.1");
     assert!(shown["connected_at"].is_string() && shown["last_seen_at"].is_string());
-    agent.hang_up().await;
+    agent.close().await;
     wait_until_connected(&workspace, id, false).await;
 }
 

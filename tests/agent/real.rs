@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use farhand_tests::agents::{own_account, wait_until_connected};
-use farhand_tests::commands::has_become;
+use farhand_tests::commands::wait_for_status;
 use farhand_tests::processes::Process;
 use farhand_tests::{RealAgent, Workspace};
 use nix::sys::signal::Signal;
@@ -190,9 +190,9 @@ async fn sigterm_drains() {
     let body = json!({"server": "here", "line": "echo begun; sleep 2; echo done", "username": own_account()});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     let path = format!("{PATH}{}/", made["id"].as_str().unwrap());
-    has_become(&workspace.admin, made["id"].as_str().unwrap(), "Acked").await;
+    wait_for_status(&workspace.admin, made["id"].as_str().unwrap(), "Acked").await;
     agent.process.signal(Signal::SIGTERM);
-    let ended = agent.process.ended(Duration::from_secs(30)).await;
+    let ended = agent.process.wait_for_exit(Duration::from_secs(30)).await;
     assert!(ended.success(), "{ended}");
     check(&workspace.admin.get(&path).await.expect(200), 0, "begun\ndone\n");
     wait_until_connected(&workspace, id, false).await;
@@ -251,7 +251,7 @@ async fn dies_and_tells_of_its_commands(has_cgroups: bool) {
     })
     .await;
     agent.signal(Signal::SIGKILL);
-    agent.ended(Duration::from_secs(30)).await;
+    agent.wait_for_exit(Duration::from_secs(30)).await;
     assert!(begun().lines().all(is_running), "it died with its agent");
     let _agent = spawn_agent(&config, has_cgroups);
     let path = format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap());
@@ -302,20 +302,20 @@ async fn ends_all_of_a_command(has_cgroups: bool) {
         let escaped = std::fs::read_to_string(&log).unwrap().trim().to_owned();
         (made["id"].as_str().unwrap().to_owned(), escaped)
     };
-    let ended =
+    let wait_until_ended =
         async |id: &str| workspace.admin.get(&format!("{PATH}{id}/?wait=30")).await.expect(200);
 
     let (id, escaped) = ask("sleep 600", 10).await;
-    assert_eq!(ended(&id).await["exit_code"], 124);
+    assert_eq!(wait_until_ended(&id).await["exit_code"], 124);
     assert!(!is_running(&escaped), "it escaped the timeout");
 
     let (id, escaped) = ask("sleep 600", 600).await;
     workspace.admin.post(&format!("{PATH}{id}/kill/"), &json!({})).await;
-    assert_eq!(ended(&id).await["exit_code"], 143);
+    assert_eq!(wait_until_ended(&id).await["exit_code"], 143);
     assert!(!is_running(&escaped), "it escaped the kill");
 
     let (id, escaped) = ask("exit 3", 601).await;
-    assert_eq!(ended(&id).await["exit_code"], 3);
+    assert_eq!(wait_until_ended(&id).await["exit_code"], 3);
     assert!(is_running(&escaped), "it was killed");
     nix::sys::signal::kill(Pid::from_raw(escaped.parse().unwrap()), Signal::SIGKILL).unwrap();
 }

@@ -11,7 +11,7 @@ use farhand_tests::client::{PASSWORD, encoded, unique};
 use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
 use farhand_tests::mail::{key_of, mails_to, reset_link};
 use farhand_tests::people::{
-    COMMANDS, GROUPS, MEMBERSHIPS, NO_UUID, SERVERS, USERS, at, group_path, keys,
+    COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_UUID, USERS, at, group_path, keys,
 };
 use farhand_tests::{
     Api, Dice, Events, Instance, Person, ScriptedAgent, Workspace, eventually, far_ahead, now,
@@ -322,10 +322,10 @@ async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing
         .post(USERS, &json!({"username": "plain", "email": "x@example.com", "password": PASSWORD}))
         .await
         .expect(400);
-    admin.delete(&format!("{TOKENS}{NO_UUID}/")).await.expect(404);
-    admin.patch(&format!("{TOKENS}{NO_UUID}/"), &json!({"name": "x"})).await.expect(404);
-    admin.delete(&format!("/api/auth/sessions/{NO_UUID}/")).await.expect(404);
-    admin.delete(&format!("{REGISTRATION_TOKENS}{NO_UUID}/")).await.expect(404);
+    admin.delete(&format!("{TOKENS}{UNKNOWN_UUID}/")).await.expect(404);
+    admin.patch(&format!("{TOKENS}{UNKNOWN_UUID}/"), &json!({"name": "x"})).await.expect(404);
+    admin.delete(&format!("/api/auth/sessions/{UNKNOWN_UUID}/")).await.expect(404);
+    admin.delete(&format!("{REGISTRATION_TOKENS}{UNKNOWN_UUID}/")).await.expect(404);
     admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(503);
     plain.api.get(&at(SERVERS, &server)).await.expect(404);
     workspace.anonymous.with_token(&"A".repeat(128)).post(TOKENS, &json!({})).await.expect(403);
@@ -422,7 +422,7 @@ async fn a_command_is_told_of_from_its_request_to_its_end() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let server = workspace.server("web-1").await;
-    let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
+    let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
     let run = async |body: Value| {
         let mut whole = json!({"server": "web-1", "username": "root"});
         whole.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
@@ -1042,7 +1042,7 @@ async fn what_ran_can_be_compared() {
     let admin = &workspace.admin;
     let server = workspace.server("web-1").await;
     let mut agent =
-        ScriptedAgent::announcing(&workspace, &server, "kill, replay, stdin, cwd").await;
+        ScriptedAgent::connect_with_features(&workspace, &server, "kill, replay, stdin, cwd").await;
     let mut run = async |body: Value| {
         let mut whole = json!({"server": "web-1", "username": "root"});
         whole.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
@@ -1184,7 +1184,7 @@ async fn an_agents_new_address_and_version_leave_an_event() {
     let connect = async |address: &str| {
         ScriptedAgent::over(&agent.from_address(address), "/ws/servers/backhaul/")
             .await
-            .hang_up()
+            .close()
             .await;
         farhand_tests::agents::wait_until_connected(
             &workspace,

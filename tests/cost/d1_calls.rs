@@ -11,7 +11,7 @@ use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::commands::stored_bytes;
 use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, USERS, at, group_path};
 use farhand_tests::{
-    Api, Instance, ScriptedAgent, Workspace, eventually, far_ahead, setting_of_instance,
+    Api, Instance, ScriptedAgent, Workspace, eventually, far_ahead, instance_setting,
 };
 use futures_util::future;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ const TOKENS: &str = "/api/auth/tokens/";
 const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
 
 fn shared_log() -> PathBuf {
-    Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log")
+    Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log")
 }
 
 /// The lines of a log that are JSON.
@@ -49,7 +49,7 @@ async fn use_everything(workspace: &Workspace, admin: &Api) {
     let server = send(admin, "POST", "/api/servers/", json!({"name": "web-1"})).await;
     let second = send(admin, "POST", SERVERS, json!({"name": "web-2"})).await;
     let third = send(admin, "POST", SERVERS, json!({"name": "web-3"})).await;
-    let mut agent = ScriptedAgent::that_kills(workspace, &server).await;
+    let mut agent = ScriptedAgent::connect_with_kill(workspace, &server).await;
     dial(&agent.api, "/ws/servers/control/").await.unwrap();
 
     send(admin, "GET", "/api/status/", Value::Null).await;

@@ -1,5 +1,5 @@
-//! A service with its agents that faults are done to, what is asked of it meanwhile, and the look
-//! at what became of it.
+//! A service with agents into which faults are injected, the workload during faults, and the checks
+//! after them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farhand_tests::agents::own_account;
-use farhand_tests::alpamon::{Alpamon, Habits, Run};
+use farhand_tests::alpamon::{AgentBehaviour, Alpamon, CommandScript};
 use farhand_tests::client::unique;
 use farhand_tests::people::{COMMANDS, SERVERS};
 use farhand_tests::processes::Process;
@@ -22,62 +22,63 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 
 use super::figures::Figures;
-use super::ledger::{Answer, Asked, Finding, Ledger, Seen, is_over, token_of};
+use super::ledger::{
+    Finding, Ledger, Observation, RequestOutcome, RequestedCommand, has_ended, token_of,
+};
 
-/// How long everything that was accepted may take to end: a minute for what got stuck, as much for
-/// an agent that is slow to come back, and what a loaded machine adds.
-const ENDS_WITHIN: Duration = Duration::from_secs(300);
-/// How long a command of these may run, in seconds.
-const TIMEOUT: u32 = 10;
-/// How many requests of a look are under way at once.
-const AT_ONCE: usize = 8;
-/// How often a request with an Idempotency-Key is sent until it is answered.
-const TRIES: usize = 480;
+/// Time limit for every accepted command to end. Stuck commands need a minute, a reconnecting agent
+/// up to another minute, and a loaded machine more.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// The time limit of each command, in seconds.
+const COMMAND_TIMEOUT_SECONDS: u32 = 10;
+/// How count commands are read concurrently during a check.
+const CONCURRENT_READS: usize = 8;
+/// How count times a request with an `Idempotency-Key` is sent until it gets a response.
+const MAX_ATTEMPTS: usize = 480;
 
-/// A service on a state folder of its own, and what was asked of it.
+/// A service with its own state folder, and the workload for it.
 pub struct Cell {
     instance: Option<Instance>,
     state: TempDir,
     variables: Vec<(String, String)>,
     port: u16,
-    /// Where commands are asked for, also while the service is not there.
-    pub desk: Arc<Desk>,
-    /// What the faults came to.
+    /// Requests commands, even while the service is down.
+    pub workload: Arc<Workload>,
     figures: Figures,
 }
 
-/// Where commands are asked for, and what came of it is noted.
-pub struct Desk {
-    /// The workspace in which everything happens.
+/// Requests commands, and records the outcomes.
+pub struct Workload {
+    /// The workspace of all commands.
     pub workspace: Workspace,
     ledger: Mutex<Ledger>,
     tokens: AtomicUsize,
-    /// Held by each request that is under way, and wholly by who looks: what is accepted meanwhile
-    /// would look lost.
+    /// Each request holds this for reading, and a check holds it for writing. A command that is
+    /// accepted during a check would look lost.
     gate: tokio::sync::RwLock<()>,
-    /// Ids that were read one by one already.
-    looked: tokio::sync::Mutex<BTreeSet<String>>,
-    /// Where processes of commands tell that they ran.
-    outside: TempDir,
+    /// Ids of commands that an earlier check has read individually.
+    already_read: tokio::sync::Mutex<BTreeSet<String>>,
+    /// The folder in which the commands' processes record that they ran.
+    run_folder: TempDir,
 }
 
-/// What of a request for a command is not usual.
+/// How a command is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// It goes out now, or is refused.
+pub enum CommandKind {
+    /// Delivered now, or refused if the agent is offline.
     Immediate,
-    /// It waits for its agent.
+    /// Queued if the agent is offline.
     Queued,
-    /// It goes out in so many seconds.
-    In(i64),
-    /// It is sent with an Idempotency-Key until it is answered.
+    /// Scheduled after some seconds.
+    After(i64),
+    /// Retried with an `Idempotency-Key` until the service responds.
     Keyed,
-    /// It waits for its agent, and runs for some seconds.
+    /// Queued if the agent is offline, and runs for some seconds.
     Long,
 }
 
 impl Cell {
-    /// Starts a service, with further variables. `kind` is the row of the figures.
+    /// Starts a service with additional variables. `kind` names the row of the figures.
     pub async fn start(kind: &'static str, variables: &[(&str, &str)]) -> Self {
         let (instance, state) = Instance::new_with(variables).await;
         let workspace = Workspace::made_by(&instance.operator(), "faults").await;
@@ -87,173 +88,176 @@ impl Cell {
             instance: Some(instance),
             state,
             variables: variables.iter().map(owned).collect(),
-            desk: Arc::new(Desk {
+            workload: Arc::new(Workload {
                 workspace,
                 ledger: Mutex::default(),
                 tokens: AtomicUsize::default(),
                 gate: tokio::sync::RwLock::default(),
-                looked: tokio::sync::Mutex::default(),
-                outside: tempfile::tempdir().unwrap(),
+                already_read: tokio::sync::Mutex::default(),
+                run_folder: tempfile::tempdir().unwrap(),
             }),
-            figures: Figures::of(kind),
+            figures: Figures::new(kind),
         }
     }
 
-    /// The service.
     pub fn instance(&self) -> &Instance {
         self.instance.as_ref().unwrap()
     }
 
-    /// Its state folder.
     pub fn state(&self) -> &Path {
         self.state.path()
     }
 
-    /// Where it listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Notes that a fault was done.
-    pub fn fault(&mut self) {
+    /// Counts an injected fault.
+    pub fn count_fault(&mut self) {
         self.figures.faults += 1;
     }
 
-    /// Kills the service with SIGKILL, workerd included.
+    /// Kills the service, including workerd, with SIGKILL.
     pub async fn kill(&mut self) {
         self.instance.take().unwrap().kill().await;
     }
 
-    /// Starts it again where it was.
+    /// Starts the service again on the same port.
     pub async fn restart(&mut self) {
         let variables: Vec<_> =
             self.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         self.instance = Some(Instance::restart_at(self.port, self.state.path(), &variables).await);
     }
 
-    /// Starts a scripted agent whose seconds are short. Its commands write their line.
-    pub async fn scripted(&self, server: &Value, is_held: bool) -> Alpamon {
-        let runs = move |order: &Value| Run {
+    /// Connects a scripted agent with a fast clock. Its commands write their line.
+    pub async fn connect_scripted(&self, server: &Value, is_held: bool) -> Alpamon {
+        let runs = move |order: &Value| CommandScript {
             is_held,
-            ..Run::writing([order["line"].as_str().unwrap_or_default()])
+            ..CommandScript::writing([order["line"].as_str().unwrap_or_default()])
         };
-        let habits = Habits {
+        let behaviour = AgentBehaviour {
             second: Duration::from_millis(200),
             runs: Box::new(runs),
-            ..Habits::default()
+            ..AgentBehaviour::default()
         };
-        Alpamon::connect(&self.desk.workspace, server, habits).await
+        Alpamon::connect(&self.workload.workspace, server, behaviour).await
     }
 }
 
-impl Desk {
-    /// The line of a command that tells outside that it ran, and writes some output.
-    fn line(&self, token: &str, kind: Kind) -> String {
-        let seconds = if kind == Kind::Long { "5" } else { "0.3" };
+impl Workload {
+    /// The line of a command that appends its token to a file, and writes some output.
+    fn line(&self, token: &str, kind: CommandKind) -> String {
+        let seconds = if kind == CommandKind::Long { "5" } else { "0.3" };
         format!(
             "echo {token} >> {}; echo begun; sleep {seconds}; echo done",
-            self.outside.path().join("ran").display()
+            self.run_folder.path().join("ran").display()
         )
     }
 
-    /// Whether something ran, by its token.
     pub fn has_run(&self, token: &str) -> bool {
         self.ran().iter().any(|ran| ran == token)
     }
 
     fn ran(&self) -> Vec<String> {
-        let text = std::fs::read_to_string(self.outside.path().join("ran")).unwrap_or_default();
+        let text = std::fs::read_to_string(self.run_folder.path().join("ran")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Asks for a command, and notes what came of it. Returns its token, and its id where it was
+    /// Requests a command and records the outcome. Returns its token, and its id if it was
     /// accepted.
-    pub async fn ask(&self, server: &Value, kind: Kind) -> (String, Option<String>) {
+    pub async fn request(&self, server: &Value, kind: CommandKind) -> (String, Option<String>) {
         let token = format!("t{}", self.tokens.fetch_add(1, Ordering::Relaxed));
         let mut body = json!({
-            "server": server["id"], "line": self.line(&token, kind), "username": own_account(), "timeout": TIMEOUT,
+            "server": server["id"], "line": self.line(&token, kind), "username": own_account(), "timeout": COMMAND_TIMEOUT_SECONDS,
         });
         match kind {
-            Kind::Immediate => {}
-            Kind::Queued | Kind::Keyed | Kind::Long => body["on_offline"] = json!("queue"),
-            Kind::In(seconds) => {
+            CommandKind::Immediate => {}
+            CommandKind::Queued | CommandKind::Keyed | CommandKind::Long => {
+                body["on_offline"] = json!("queue")
+            }
+            CommandKind::After(seconds) => {
                 body["scheduled_at"] = json!(now().plus_seconds(seconds).to_string())
             }
         }
-        // Before it is sent: what is not answered was asked for, too.
-        let asked = Asked {
+        // Recorded before the request is sent, because the response may be lost.
+        let requested = RequestedCommand {
             server: server["id"].as_str().unwrap().to_owned(),
             at: now(),
-            answer: Answer::Unknown,
+            answer: RequestOutcome::Unknown,
         };
-        self.ledger.lock().unwrap().asked.insert(token.clone(), asked);
-        let key = (kind == Kind::Keyed).then(|| unique("key"));
-        let tries = if key.is_some() { TRIES } else { 1 };
-        let mut answer = Answer::Unknown;
+        self.ledger.lock().unwrap().requested.insert(token.clone(), requested);
+        let key = (kind == CommandKind::Keyed).then(|| unique("key"));
+        let tries = if key.is_some() { MAX_ATTEMPTS } else { 1 };
+        let mut answer = RequestOutcome::Unknown;
         for _ in 0..tries {
-            let under_way = self.gate.read().await;
+            let request_in_progress = self.gate.read().await;
             answer = self.send(&body, key.as_deref()).await;
-            self.ledger.lock().unwrap().asked.get_mut(&token).unwrap().answer = answer.clone();
-            drop(under_way);
-            if answer != Answer::Unknown {
+            self.ledger.lock().unwrap().requested.get_mut(&token).unwrap().answer = answer.clone();
+            drop(request_in_progress);
+            if answer != RequestOutcome::Unknown {
                 break;
             }
-            // The service may be away for a while.
+            // The service may be down for a while.
             if key.is_some() {
                 sleep(Duration::from_millis(250)).await;
             }
         }
-        let id = if let Answer::Accepted(id) = answer { Some(id) } else { None };
+        let id = if let RequestOutcome::Accepted(id) = answer { Some(id) } else { None };
         (token, id)
     }
 
-    async fn send(&self, body: &Value, key: Option<&str>) -> Answer {
+    async fn send(&self, body: &Value, key: Option<&str>) -> RequestOutcome {
         let mut request =
             self.workspace.admin.request("POST", COMMANDS).json(body).timeout(PATIENCE);
         if let Some(key) = key {
             request = request.header("Idempotency-Key", key);
         }
-        let Ok(response) = request.send().await else { return Answer::Unknown };
+        let Ok(response) = request.send().await else { return RequestOutcome::Unknown };
         let status = response.status().as_u16();
-        let Ok(body) = response.json::<Value>().await else { return Answer::Unknown };
+        let Ok(body) = response.json::<Value>().await else { return RequestOutcome::Unknown };
         match status {
-            201 => Answer::Accepted(body["id"].as_str().unwrap().to_owned()),
-            // Its first try was cut off; the service says so until it knows what became of that.
-            409 if body["code"] == "IDEMPOTENCY_KEY_IN_USE" => Answer::Unknown,
+            201 => RequestOutcome::Accepted(body["id"].as_str().unwrap().to_owned()),
+            // An earlier attempt was cut off, and the service does not know its outcome yet.
+            409 if body["code"] == "IDEMPOTENCY_KEY_IN_USE" => RequestOutcome::Unknown,
             400..500 => panic!("{status}: {body}"),
-            503 if body["code"] == "SERVER_NOT_CONNECTED" => Answer::Refused,
-            _ => Answer::Unknown,
+            503 if body["code"] == "SERVER_NOT_CONNECTED" => RequestOutcome::Refused,
+            _ => RequestOutcome::Unknown,
         }
     }
 
-    /// Asks for so many commands, a few at a time: of each kind, on each server in turn.
-    pub async fn load(&self, servers: &[&Value], many: usize) {
-        const KINDS: [Kind; 4] = [Kind::Immediate, Kind::Queued, Kind::In(1), Kind::Keyed];
-        let asked = (0..many).map(|number| {
-            self.ask(servers[number % servers.len()], KINDS[number / servers.len() % 4])
+    /// Requests `count` commands, four concurrently: every kind in turn, on every server.
+    pub async fn run(&self, servers: &[&Value], count: usize) {
+        const KINDS: [CommandKind; 4] = [
+            CommandKind::Immediate,
+            CommandKind::Queued,
+            CommandKind::After(1),
+            CommandKind::Keyed,
+        ];
+        let requested = (0..count).map(|number| {
+            self.request(servers[number % servers.len()], KINDS[number / servers.len() % 4])
         });
-        stream::iter(asked).buffer_unordered(4).for_each(async |_| {}).await;
+        stream::iter(requested).buffer_unordered(4).for_each(async |_| {}).await;
     }
 
-    /// Waits until so many commands were asked for.
-    pub async fn until_asked(&self, many: usize) {
-        while self.tokens.load(Ordering::Relaxed) < many {
+    /// Waits until `count` commands have been requested.
+    pub async fn wait_until_requested(&self, count: usize) {
+        while self.tokens.load(Ordering::Relaxed) < count {
             sleep(Duration::from_millis(2)).await;
         }
     }
 
-    /// How many commands were asked for.
-    pub fn asked(&self) -> usize {
+    /// How count commands have been requested.
+    pub fn requested(&self) -> usize {
         self.tokens.load(Ordering::Relaxed)
     }
 
-    /// Reads one command.
+    /// Reads one command, or `None` for a 404.
     pub async fn read(&self, id: &str) -> Option<Value> {
         let reply = self.workspace.admin.get(&format!("{COMMANDS}{id}/")).await;
         (reply.status != 404).then(|| reply.expect(200))
     }
 
-    /// All commands of the list, page by page, where the list's own count is theirs.
+    /// All commands in the list, page by page. Asserts that the list's own count matches.
     async fn listed(&self) -> Vec<Value> {
         let mut found = Vec::new();
         for page in 1.. {
@@ -261,30 +265,35 @@ impl Desk {
             let list = self.workspace.admin.get(&path).await.expect(200);
             found.extend(list["results"].as_array().unwrap().clone());
             if list["next"].is_null() {
-                assert_eq!(list["count"], found.len(), "the list's count");
+                assert_eq!(
+                    list["count"],
+                    found.len(),
+                    "the list's count is the number of its items"
+                );
                 break;
             }
         }
         found
     }
 
-    /// Waits until a command is over.
-    pub async fn ended(&self, id: &str) -> Value {
-        eventually_within(ENDS_WITHIN, "the command's end", || async {
-            self.read(id).await.filter(is_over)
+    /// Waits until a command has ended.
+    pub async fn wait_until_ended(&self, id: &str) -> Value {
+        eventually_within(SETTLE_TIMEOUT, "the command's end", || async {
+            self.read(id).await.filter(has_ended)
         })
         .await
     }
 
-    /// What can be seen of all that was asked for. Those of earlier looks are read one by one again
-    /// only at the end.
-    async fn seen(&self, agents: &[&Alpamon], is_settled: bool) -> Seen {
+    /// Everything that can be observed of the requested commands. Commands that an earlier check
+    /// has read individually are taken from the list, except in the last check.
+    async fn observe(&self, agents: &[&Alpamon], is_settled: bool) -> Observation {
         let listed = self.listed().await;
         let mut by_id: BTreeMap<String, Option<Value>> = BTreeMap::new();
-        let mut looked = self.looked.lock().await;
+        let mut already_read = self.already_read.lock().await;
         if !is_settled {
-            let earlier =
-                listed.iter().filter(|command| looked.contains(command["id"].as_str().unwrap()));
+            let earlier = listed
+                .iter()
+                .filter(|command| already_read.contains(command["id"].as_str().unwrap()));
             by_id.extend(earlier.map(|command| {
                 (command["id"].as_str().unwrap().to_owned(), Some(command.clone()))
             }));
@@ -295,36 +304,36 @@ impl Desk {
             .iter()
             .filter(|id| !by_id.contains_key(*id))
             .map(async |id| (id.clone(), self.read(id).await));
-        let read: Vec<_> = stream::iter(read).buffer_unordered(AT_ONCE).collect().await;
+        let read: Vec<_> = stream::iter(read).buffer_unordered(CONCURRENT_READS).collect().await;
         by_id.extend(read);
-        looked.extend(ids);
-        let orders = agents.iter().flat_map(|agent| agent.ledger().orders);
-        Seen {
+        already_read.extend(ids);
+        let orders = agents.iter().flat_map(|agent| agent.log().delivered);
+        Observation {
             by_id,
             listed,
             ran: self.ran(),
-            handed: orders.map(|order| token_of(&order).to_owned()).collect(),
+            delivered: orders.map(|order| token_of(&order).to_owned()).collect(),
             is_settled,
         }
     }
 }
 
 impl Cell {
-    /// Looks at everything after a fault: nothing is lost, nothing was repeated, and the counters
-    /// are right. `agents` are all scripted ones that there ever were.
-    pub async fn look(&mut self, agents: &[&Alpamon]) {
-        let desk = self.desk.clone();
-        let _nothing_is_under_way = desk.gate.write().await;
-        let seen = desk.seen(agents, false).await;
-        self.judge(&seen);
-        self.counters_are_right();
+    /// Asserts that no command was lost or repeated, and that the counters are correct. `agents`
+    /// are all scripted agents that were ever connected.
+    pub async fn check(&mut self, agents: &[&Alpamon]) {
+        let workload = self.workload.clone();
+        let _no_request_is_in_progress = workload.gate.write().await;
+        let observed = workload.observe(agents, false).await;
+        self.assert_no_findings(&observed);
+        self.assert_counters_match_rows();
     }
 
-    /// Waits until everything that was accepted is over and D1 has all that the objects have, and
-    /// looks at it.
-    pub async fn settle(mut self, agents: &[&Alpamon]) {
-        eventually_within(ENDS_WITHIN, "every command to end", || async {
-            // D1's rows: the list can be behind by a second, and here there may be hundreds.
+    /// Waits until every accepted command has ended, and until D1 has every change. Then does the
+    /// last check.
+    pub async fn settle_and_check(mut self, agents: &[&Alpamon]) {
+        eventually_within(SETTLE_TIMEOUT, "every command to end", || async {
+            // This reads D1 because the list may be a second behind.
             let open = self.rows("SELECT id FROM commands WHERE handled_at IS NULL");
             if !open.is_empty() {
                 sleep(Duration::from_secs(1)).await;
@@ -344,30 +353,30 @@ impl Cell {
             (of_objects.into_iter().collect::<BTreeSet<_>>() == of_d1).then_some(())
         })
         .await;
-        let seen = self.desk.seen(agents, true).await;
-        self.judge(&seen);
-        self.counters_are_right();
-        for command in &seen.listed {
+        let observed = self.workload.observe(agents, true).await;
+        self.assert_no_findings(&observed);
+        self.assert_counters_match_rows();
+        for command in &observed.listed {
             *self
                 .figures
                 .ends
                 .entry(command["status"]["text"].as_str().unwrap().to_lowercase())
                 .or_insert(0) += 1;
         }
-        self.figures.ran = seen.ran.len() + seen.handed.len();
-        for asked in self.desk.ledger.lock().unwrap().asked.values() {
-            match asked.answer {
-                Answer::Accepted(_) => self.figures.accepted += 1,
-                Answer::Refused => self.figures.refused += 1,
-                Answer::Unknown => self.figures.unanswered += 1,
+        self.figures.ran = observed.ran.len() + observed.delivered.len();
+        for requested in self.workload.ledger.lock().unwrap().requested.values() {
+            match requested.answer {
+                RequestOutcome::Accepted(_) => self.figures.accepted += 1,
+                RequestOutcome::Refused => self.figures.refused += 1,
+                RequestOutcome::Unknown => self.figures.unanswered += 1,
             }
         }
         self.figures.write();
     }
 
-    /// Notes and asserts that nothing is wrong.
-    fn judge(&mut self, seen: &Seen) {
-        let findings = self.desk.ledger.lock().unwrap().findings(seen);
+    /// Records the figures, and asserts that there are no findings.
+    fn assert_no_findings(&mut self, observed: &Observation) {
+        let findings = self.workload.ledger.lock().unwrap().findings(observed);
         let figures = &mut self.figures;
         let commands = |is_such: fn(&Finding) -> bool| {
             findings
@@ -382,22 +391,24 @@ impl Cell {
         if !findings.is_empty() {
             figures.write();
         }
-        let ledger = self.desk.ledger.lock().unwrap();
-        let told = findings.iter().map(|finding| {
-            let asked = ledger.asked.get(finding.token());
-            let told = asked.map(|asked| format!("asked for at {}, {:?}", asked.at, asked.answer));
-            format!("{finding:?}: {}", told.unwrap_or_default())
+        let ledger = self.workload.ledger.lock().unwrap();
+        let details = findings.iter().map(|finding| {
+            let requested = ledger.requested.get(finding.token());
+            let details = requested.map(|requested| {
+                format!("requested for at {}, {:?}", requested.at, requested.answer)
+            });
+            format!("{finding:?}: {}", details.unwrap_or_default())
         });
-        assert!(findings.is_empty(), "{:#?} {figures:#?}", told.collect::<Vec<_>>());
+        assert!(findings.is_empty(), "{:#?} {figures:#?}", details.collect::<Vec<_>>());
     }
 
-    /// A column of text of D1, as it is now.
+    /// Reads a text column from D1.
     fn rows(&self, sql: &str) -> Vec<String> {
         self.instance().read_d1(sql)
     }
 
-    /// The counters that D1 keeps are what its rows come to.
-    fn counters_are_right(&self) {
+    /// Asserts that the counters in D1 agree with the rows.
+    fn assert_counters_match_rows(&self) {
         let wrong = self.rows(
             "SELECT 'all' FROM counted_commands n WHERE total <>
                 (SELECT count(*) FROM commands r WHERE r.workspace_id = n.workspace_id AND r.seq <= n.up_to)
@@ -409,37 +420,36 @@ impl Cell {
                 (SELECT count(iif(k.name = 'server', r.server_id, r.requested_by)) FROM commands r
                     JOIN counted_commands n USING (workspace_id) WHERE r.seq <= n.up_to)",
         );
-        assert_eq!(wrong, Vec::<String>::new(), "counters that are not what the rows come to");
+        assert_eq!(wrong, Vec::<String>::new(), "counters that differ from the rows");
     }
 
-    /// Waits until the service shows which servers have an agent and which have not.
-    pub async fn connections_are(&self, expected: &[(&Value, bool)]) {
+    /// Waits until the service shows the expected connection of each server.
+    pub async fn wait_for_connections(&self, expected: &[(&Value, bool)]) {
         for (server, is_connected) in expected {
             let path = format!("{SERVERS}{}/", server["id"].as_str().unwrap());
-            // The agent dials again after up to a minute where it was often cut off.
-            eventually_within(ENDS_WITHIN, "the server's connection", || async {
-                let shown = self.desk.workspace.admin.get(&path).await.expect(200);
+            // An agent that was often cut off waits up to a minute before it reconnects.
+            eventually_within(SETTLE_TIMEOUT, "the server's connection", || async {
+                let shown = self.workload.workspace.admin.get(&path).await.expect(200);
                 (shown["is_connected"] == *is_connected).then_some(())
             })
             .await;
         }
     }
 
-    /// Makes servers.
-    pub async fn servers<const N: usize>(&self, names: [&str; N]) -> [Value; N] {
-        let made = names.map(async |name| self.desk.workspace.server(name).await);
+    pub async fn create_servers<const N: usize>(&self, names: [&str; N]) -> [Value; N] {
+        let made = names.map(async |name| self.workload.workspace.server(name).await);
         futures_util::future::join_all(made).await.try_into().unwrap()
     }
 }
 
-/// A host with the project's agent, which can be killed and started again with what it remembers.
-pub struct Host {
+/// A host with the project's agent, which keeps its journal across restarts.
+pub struct AgentHost {
     folder: TempDir,
     process: Option<Process>,
 }
 
-impl Host {
-    /// A host for a server's agent, which reaches the service at a port. Nothing runs yet.
+impl AgentHost {
+    /// A host for a server's agent that connects to a port. The agent is not started yet.
     pub fn new(workspace: &Workspace, server: &Value, port: u16) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (id, key) = (server["id"].as_str().unwrap(), server["key"].as_str().unwrap());
@@ -452,7 +462,6 @@ impl Host {
         Self { folder, process: None }
     }
 
-    /// Starts the agent.
     pub fn start(&mut self) {
         let log = File::options().create(true).append(true).open(self.log_file()).unwrap();
         let mut command = tokio::process::Command::new(setting("FARHAND_AGENT"));
@@ -465,20 +474,19 @@ impl Host {
         self.folder.path().join("agent.log")
     }
 
-    /// The number of its process.
     pub fn pid(&mut self) -> i32 {
         self.process.as_mut().unwrap().child().id().unwrap().try_into().unwrap()
     }
 
-    /// Kills it with SIGKILL. What it runs is left as it is.
+    /// Kills the agent with SIGKILL. Its commands' processes are left alone.
     pub async fn kill(&mut self) {
         self.process.as_ref().unwrap().signal(Signal::SIGKILL);
-        self.dead().await;
+        self.wait_for_exit().await;
     }
 
-    /// Waits until it was killed.
-    pub async fn dead(&mut self) {
-        self.process.as_mut().unwrap().ended(PATIENCE).await;
+    /// Waits until the killed agent has ended.
+    pub async fn wait_for_exit(&mut self) {
+        self.process.as_mut().unwrap().wait_for_exit(PATIENCE).await;
         self.process = None;
     }
 }

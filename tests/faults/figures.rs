@@ -1,4 +1,4 @@
-//! What the faults came to, for `docs/reliability.md`.
+//! The results of the fault tests, for `docs/reliability.md`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -6,35 +6,34 @@ use std::io::Write;
 
 use serde_json::json;
 
-/// The figures of one kind of fault.
+/// The results for one kind of fault.
 #[derive(Clone, Default, Debug)]
 pub struct Figures {
     kind: &'static str,
-    /// Faults that were done.
+    /// How many faults were injected.
     pub faults: usize,
-    /// Commands that were accepted.
+    /// How many commands were accepted.
     pub accepted: usize,
-    /// Commands that were refused.
+    /// How many commands were refused.
     pub refused: usize,
-    /// Requests without an answer, or with 500.
+    /// How many requests got no response, or a 500.
     pub unanswered: usize,
-    /// How often something ran, or was handed to a scripted agent.
+    /// How many times a command ran, or was delivered to a scripted agent.
     pub ran: usize,
-    /// Commands that were accepted and then not found, or did not end.
+    /// How many accepted commands were not found afterwards, or did not end.
     pub losses: usize,
-    /// Commands that ran, or were handed out, twice.
+    /// How many commands ran, or were delivered, twice.
     pub repeats: usize,
-    /// How many commands ended how.
+    /// How many commands ended in each state.
     pub ends: BTreeMap<String, usize>,
 }
 
 impl Figures {
-    /// Those of a kind of fault, before the first.
-    pub fn of(kind: &'static str) -> Self {
+    pub fn new(kind: &'static str) -> Self {
         Self { kind, ..Self::default() }
     }
 
-    /// Leaves them where `npm run faults` looks for them.
+    /// Appends the figures to the file that `npm run faults` reads.
     pub fn write(&self) {
         let Ok(file) = std::env::var("FARHAND_FAULTS_FIGURES") else { return };
         let line = json!({
@@ -43,7 +42,7 @@ impl Figures {
             "ends": self.ends,
         });
         let mut file = File::options().create(true).append(true).open(file).unwrap();
-        // One write, as others write beside this.
+        // A single write, because concurrent tests append to the same file.
         file.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 }

@@ -1,84 +1,80 @@
-//! What was asked of a service, kept outside it, and what is wrong with what the service tells of
-//! it (contract 8).
+//! A record of the requested commands, kept outside the service, and a comparison with what the
+//! service and the agents show afterwards (contract 8).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use farhand_domain::time::Timestamp;
 use serde_json::Value;
 
-/// How the service answered a request for a command.
+/// How the service responded to the request for a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Answer {
-    /// 201, with that id: it is the service's from now on.
+pub enum RequestOutcome {
+    /// 201, with this id: the service must not lose the command.
     Accepted(String),
-    /// A refusal after which nothing may have been stored.
+    /// An error after which the service must not have stored the command.
     Refused,
-    /// None, or 500: it may have been taken or not, but not twice.
+    /// No response, or 500: the service may have stored the command, but only once.
     Unknown,
 }
 
-/// A command that was asked for.
+/// A command that was requested.
 #[derive(Clone, Debug)]
-pub struct Asked {
-    /// The server.
+pub struct RequestedCommand {
     pub server: String,
-    /// When, by this machine's clock.
+    /// The time of the request, by this machine's clock.
     pub at: Timestamp,
-    /// The answer.
-    pub answer: Answer,
+    pub answer: RequestOutcome,
 }
 
-/// All that was asked for, by a token that is in the command's line and in nothing else.
+/// All requested commands, by a token that occurs only in the command's line.
 #[derive(Clone, Default, Debug)]
 pub struct Ledger {
-    /// What was asked for.
-    pub asked: BTreeMap<String, Asked>,
+    pub requested: BTreeMap<String, RequestedCommand>,
 }
 
-/// What can be seen of it afterwards.
+/// What can be observed afterwards.
 #[derive(Clone, Default, Debug)]
-pub struct Seen {
-    /// Each accepted command, by the id of its 201: what `GET` told, or `None` for a 404.
+pub struct Observation {
+    /// The response to a GET for each accepted command, by id. `None` stands for a 404.
     pub by_id: BTreeMap<String, Option<Value>>,
-    /// All commands of the list.
+    /// All commands in the list.
     pub listed: Vec<Value>,
-    /// Tokens of what ran, as often as it did, as the processes told it themselves.
+    /// The token of each run, as written by the commands' own processes.
     pub ran: Vec<String>,
-    /// Tokens of what scripted agents were handed, as often as they were.
-    pub handed: Vec<String>,
-    /// Whether everything had the time to end.
+    /// The token of each delivery to a scripted agent.
+    pub delivered: Vec<String>,
+    /// True if every command has had the time to end.
     pub is_settled: bool,
 }
 
-/// Something that must not be.
+/// A violation of contract 8. The field is the token of the command.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Finding {
-    /// A 201 that is not found by its id.
+    /// An accepted command has no detail page.
     Lost(String),
-    /// A 201 that is not in the list, or there more than once.
+    /// An accepted command is not in the list exactly once.
     NotListed(String),
-    /// It succeeded, and nothing ran.
+    /// A command succeeded without running.
     NeverRan(String),
-    /// It did not end.
+    /// A command did not end.
     Unended(String),
-    /// It ran, or was handed out, so many times.
+    /// A command ran, or was delivered, more than once.
     Repeated(String, usize),
-    /// One request made several commands.
+    /// One request created several commands.
     Twins(String),
-    /// It was refused and is there, or ran.
+    /// A refused command exists or ran.
     NotRefused(String),
-    /// The list has what nobody asked for.
+    /// A listed command was never requested.
     Unasked(String),
-    /// It is another server's than the one that it was asked for.
+    /// A command belongs to another server than requested.
     Elsewhere(String),
-    /// Its timestamps are not in the order of contract 8.4.
+    /// The timestamps are not in the order of contract 8.4.
     OutOfOrder(String),
-    /// It never went out by its status, and ran or was handed out.
+    /// The status says that the command was never delivered, but it ran or was delivered.
     RanUnsent(String),
 }
 
 impl Finding {
-    /// The token of the command.
     pub fn token(&self) -> &str {
         match self {
             Self::Lost(token)
@@ -95,12 +91,12 @@ impl Finding {
         }
     }
 
-    /// Whether it is something that was accepted and forgotten.
+    /// True if an accepted command was lost.
     pub fn is_loss(&self) -> bool {
         matches!(self, Self::Lost(_) | Self::NotListed(_) | Self::NeverRan(_) | Self::Unended(_))
     }
 
-    /// Whether it is something that happened twice.
+    /// True if something happened twice.
     pub fn is_repeat(&self) -> bool {
         matches!(self, Self::Repeated(..) | Self::Twins(_))
     }
@@ -111,8 +107,7 @@ pub fn token_of(command: &Value) -> &str {
     command["line"].as_str().and_then(|line| line.split(' ').nth(1)).unwrap_or_default()
 }
 
-/// Whether a command is over.
-pub fn is_over(command: &Value) -> bool {
+pub fn has_ended(command: &Value) -> bool {
     command["handled_at"].is_string()
 }
 
@@ -124,7 +119,7 @@ fn count<'a>(tokens: impl IntoIterator<Item = &'a String>) -> BTreeMap<&'a str, 
     counts
 }
 
-/// Whether the moments of a command come one after the other.
+/// True if the timestamps of a command are in order.
 fn is_in_order(command: &Value) -> bool {
     let names = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
     let moments: Vec<_> =
@@ -134,35 +129,36 @@ fn is_in_order(command: &Value) -> bool {
 }
 
 impl Ledger {
-    /// Those that were accepted: token and id.
+    /// The token and id of each accepted command.
     pub fn accepted(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.asked.iter().filter_map(|(token, asked)| match &asked.answer {
-            Answer::Accepted(id) => Some((token.as_str(), id.as_str())),
+        self.requested.iter().filter_map(|(token, requested)| match &requested.answer {
+            RequestOutcome::Accepted(id) => Some((token.as_str(), id.as_str())),
             _ => None,
         })
     }
 
-    /// All that is wrong with what can be seen.
-    pub fn findings(&self, seen: &Seen) -> BTreeSet<Finding> {
+    /// All violations that the observation shows.
+    pub fn findings(&self, observed: &Observation) -> BTreeSet<Finding> {
         let mut findings = BTreeSet::new();
-        let (ran, handed) = (count(&seen.ran), count(&seen.handed));
+        let (ran, delivered) = (count(&observed.ran), count(&observed.delivered));
         let tokens: Vec<String> =
-            seen.listed.iter().map(|command| token_of(command).to_owned()).collect();
+            observed.listed.iter().map(|command| token_of(command).to_owned()).collect();
         let listed = count(&tokens);
-        for counts in [&ran, &handed] {
+        for counts in [&ran, &delivered] {
             for (token, times) in counts.iter().filter(|(_, times)| **times > 1) {
                 findings.insert(Finding::Repeated((*token).to_owned(), *times));
             }
         }
-        for (token, asked) in &self.asked {
+        for (token, requested) in &self.requested {
             let times = listed.get(token.as_str()).copied().unwrap_or(0);
-            let went_out = ran.contains_key(token.as_str()) || handed.contains_key(token.as_str());
+            let was_delivered =
+                ran.contains_key(token.as_str()) || delivered.contains_key(token.as_str());
             if times > 1 {
                 findings.insert(Finding::Twins(token.clone()));
             }
-            match &asked.answer {
-                Answer::Accepted(id) => {
-                    let found = seen.by_id.get(id).cloned().flatten();
+            match &requested.answer {
+                RequestOutcome::Accepted(id) => {
+                    let found = observed.by_id.get(id).cloned().flatten();
                     if found.is_none_or(|command| token_of(&command) != token) {
                         findings.insert(Finding::Lost(token.clone()));
                     }
@@ -170,31 +166,34 @@ impl Ledger {
                         findings.insert(Finding::NotListed(token.clone()));
                     }
                 }
-                Answer::Refused if times > 0 || went_out => {
+                RequestOutcome::Refused if times > 0 || was_delivered => {
                     findings.insert(Finding::NotRefused(token.clone()));
                 }
-                Answer::Refused | Answer::Unknown => {}
+                RequestOutcome::Refused | RequestOutcome::Unknown => {}
             }
         }
-        for command in seen.listed.iter().chain(seen.by_id.values().flatten()) {
+        for command in observed.listed.iter().chain(observed.by_id.values().flatten()) {
             let token = token_of(command).to_owned();
-            let went_out = ran.contains_key(token.as_str()) || handed.contains_key(token.as_str());
+            let was_delivered =
+                ran.contains_key(token.as_str()) || delivered.contains_key(token.as_str());
             match command["status"]["text"].as_str().unwrap_or_default() {
-                "Success" if !went_out => drop(findings.insert(Finding::NeverRan(token.clone()))),
-                "Cancelled" | "Expired" if went_out => {
+                "Success" if !was_delivered => {
+                    findings.insert(Finding::NeverRan(token.clone()));
+                }
+                "Cancelled" | "Expired" if was_delivered => {
                     findings.insert(Finding::RanUnsent(token.clone()));
                 }
                 _ => {}
             }
-            if seen.is_settled && !is_over(command) {
+            if observed.is_settled && !has_ended(command) {
                 findings.insert(Finding::Unended(token.clone()));
             }
             if !is_in_order(command) {
                 findings.insert(Finding::OutOfOrder(token.clone()));
             }
-            match self.asked.get(&token) {
+            match self.requested.get(&token) {
                 None => drop(findings.insert(Finding::Unasked(token))),
-                Some(asked) if command["server"] != asked.server => {
+                Some(requested) if command["server"] != requested.server => {
                     findings.insert(Finding::Elsewhere(token));
                 }
                 Some(_) => {}
@@ -218,73 +217,83 @@ mod tests {
         })
     }
 
-    /// Two that were accepted, one that was refused and one that nobody knows of; and all as it
-    /// should be.
-    fn fair() -> (Ledger, Seen) {
+    /// Two accepted commands, a refused one and one with an unknown outcome; and a matching
+    /// observation without violations.
+    fn example() -> (Ledger, Observation) {
         let mut ledger = Ledger::default();
-        let accepted = |token: &str| Answer::Accepted(format!("id-{token}"));
+        let accepted = |token: &str| RequestOutcome::Accepted(format!("id-{token}"));
         for (token, answer) in [
             ("a", accepted("a")),
             ("b", accepted("b")),
-            ("c", Answer::Refused),
-            ("d", Answer::Unknown),
+            ("c", RequestOutcome::Refused),
+            ("d", RequestOutcome::Unknown),
         ] {
-            let asked = Asked { server: "web-1".into(), at: farhand_tests::now(), answer };
-            ledger.asked.insert(token.into(), asked);
+            let requested =
+                RequestedCommand { server: "web-1".into(), at: farhand_tests::now(), answer };
+            ledger.requested.insert(token.into(), requested);
         }
         let commands = [command("a", "Success"), command("b", "Failed")];
         let by_id = ["a", "b"].into_iter().zip(&commands);
-        let seen = Seen {
+        let observed = Observation {
             by_id: by_id
                 .map(|(token, command)| (format!("id-{token}"), Some(command.clone())))
                 .collect(),
             listed: commands.to_vec(),
             ran: vec!["a".into(), "b".into()],
-            handed: vec![],
+            delivered: vec![],
             is_settled: true,
         };
-        (ledger, seen)
+        (ledger, observed)
     }
 
-    /// What is found when something is not as it should be.
+    /// Changes the example, and asserts the findings.
     #[track_caller]
-    fn is_found(forge: impl FnOnce(&mut Ledger, &mut Seen), expected: &[Finding]) {
-        let (mut ledger, mut seen) = fair();
-        forge(&mut ledger, &mut seen);
-        assert_eq!(ledger.findings(&seen).into_iter().collect::<Vec<_>>(), expected);
+    fn assert_findings(forge: impl FnOnce(&mut Ledger, &mut Observation), expected: &[Finding]) {
+        let (mut ledger, mut observed) = example();
+        forge(&mut ledger, &mut observed);
+        assert_eq!(ledger.findings(&observed).into_iter().collect::<Vec<_>>(), expected);
     }
 
     #[test]
-    fn what_is_as_it_should_be_has_no_findings() {
-        is_found(|_, _| {}, &[]);
-        // Nobody knows what became of it: it may be there.
-        is_found(|_, seen| seen.listed.push(command("d", "Stuck")), &[]);
+    fn correct_behaviour_has_no_findings() {
+        assert_findings(|_, _| {}, &[]);
+        // After an unknown outcome, the command may exist.
+        assert_findings(|_, observed| observed.listed.push(command("d", "Stuck")), &[]);
     }
 
     #[test]
-    fn a_loss_is_found() {
-        is_found(
-            |_, seen| drop(seen.by_id.insert("id-a".into(), None)),
+    fn losses_are_found() {
+        assert_findings(
+            |_, observed| drop(observed.by_id.insert("id-a".into(), None)),
             &[Finding::Lost("a".into())],
         );
-        is_found(|_, seen| drop(seen.by_id.remove("id-a")), &[Finding::Lost("a".into())]);
-        is_found(|_, seen| drop(seen.listed.pop()), &[Finding::NotListed("b".into())]);
-        is_found(|_, seen| seen.ran.retain(|token| token != "a"), &[Finding::NeverRan("a".into())]);
-        let unended = |seen: &mut Seen| {
-            for command in seen.by_id.values_mut().flatten().chain(&mut seen.listed) {
+        assert_findings(
+            |_, observed| drop(observed.by_id.remove("id-a")),
+            &[Finding::Lost("a".into())],
+        );
+        assert_findings(
+            |_, observed| drop(observed.listed.pop()),
+            &[Finding::NotListed("b".into())],
+        );
+        assert_findings(
+            |_, observed| observed.ran.retain(|token| token != "a"),
+            &[Finding::NeverRan("a".into())],
+        );
+        let unended = |observed: &mut Observation| {
+            for command in observed.by_id.values_mut().flatten().chain(&mut observed.listed) {
                 command["handled_at"] = Value::Null;
                 command["status"]["text"] = json!("Acked");
             }
         };
-        is_found(
-            |_, seen| unended(seen),
+        assert_findings(
+            |_, observed| unended(observed),
             &[Finding::Unended("a".into()), Finding::Unended("b".into())],
         );
-        // While it is waited for, that is not wrong.
-        is_found(
-            |_, seen| {
-                unended(seen);
-                seen.is_settled = false;
+        // Until everything has settled, that is no violation.
+        assert_findings(
+            |_, observed| {
+                unended(observed);
+                observed.is_settled = false;
             },
             &[],
         );
@@ -292,42 +301,50 @@ mod tests {
     }
 
     #[test]
-    fn a_repeat_is_found() {
-        is_found(|_, seen| seen.ran.push("b".into()), &[Finding::Repeated("b".into(), 2)]);
-        is_found(
-            |_, seen| seen.handed.extend(["a".into(), "a".into()]),
+    fn repeats_are_found() {
+        assert_findings(
+            |_, observed| observed.ran.push("b".into()),
+            &[Finding::Repeated("b".into(), 2)],
+        );
+        assert_findings(
+            |_, observed| observed.delivered.extend(["a".into(), "a".into()]),
             &[Finding::Repeated("a".into(), 2)],
         );
-        let twins = |_: &mut Ledger, seen: &mut Seen| {
-            seen.listed.extend([command("d", "Failed"), command("d", "Failed")])
+        let twins = |_: &mut Ledger, observed: &mut Observation| {
+            observed.listed.extend([command("d", "Failed"), command("d", "Failed")])
         };
-        is_found(twins, &[Finding::Twins("d".into())]);
+        assert_findings(twins, &[Finding::Twins("d".into())]);
         assert!(
             Finding::Repeated("a".into(), 2).is_repeat() && !Finding::Twins("a".into()).is_loss()
         );
     }
 
     #[test]
-    fn what_else_must_not_be_is_found() {
-        is_found(
-            |_, seen| seen.listed.push(command("c", "Stuck")),
+    fn other_violations_are_found() {
+        assert_findings(
+            |_, observed| observed.listed.push(command("c", "Stuck")),
             &[Finding::NotRefused("c".into())],
         );
-        is_found(|_, seen| seen.ran.push("c".into()), &[Finding::NotRefused("c".into())]);
-        is_found(
-            |_, seen| seen.listed.push(command("e", "Stuck")),
+        assert_findings(
+            |_, observed| observed.ran.push("c".into()),
+            &[Finding::NotRefused("c".into())],
+        );
+        assert_findings(
+            |_, observed| observed.listed.push(command("e", "Stuck")),
             &[Finding::Unasked("e".into())],
         );
-        is_found(
-            |_, seen| seen.listed[1]["status"]["text"] = json!("Expired"),
+        assert_findings(
+            |_, observed| observed.listed[1]["status"]["text"] = json!("Expired"),
             &[Finding::RanUnsent("b".into())],
         );
-        is_found(
-            |_, seen| seen.listed[1]["server"] = json!("web-2"),
+        assert_findings(
+            |_, observed| observed.listed[1]["server"] = json!("web-2"),
             &[Finding::Elsewhere("b".into())],
         );
-        is_found(
-            |_, seen| seen.listed[0]["acked_at"] = json!("2026-11-21T12:00:03.000000+00:00"),
+        assert_findings(
+            |_, observed| {
+                observed.listed[0]["acked_at"] = json!("2026-11-21T12:00:03.000000+00:00")
+            },
             &[Finding::OutOfOrder("a".into())],
         );
     }

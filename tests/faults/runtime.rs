@@ -1,27 +1,27 @@
-//! workerd is killed.
+//! workerd is killed while commands are requested.
 
 use farhand_tests::Dice;
 
-use super::cell::{Cell, Host};
+use super::cell::{AgentHost, Cell};
 use super::rounds;
 
-/// How many commands are asked for around each kill.
-const LOAD: usize = 24;
+/// The number of commands that are requested around each kill.
+const COMMANDS_PER_KILL: usize = 24;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_runtime_is_killed_under_load() {
-    // A connection whose agent did not survive the service is noticed by the next ping.
+async fn nothing_is_lost_when_the_runtime_is_killed_under_load() {
+    // After a restart, the service notices with the next ping that an agent has gone.
     let variables = [("AGENT_PING_SECONDS", "5")];
     let mut cell = Cell::start("workerd killed under load, and started again", &variables).await;
     let [stays, dies, scripted, late, gone] =
-        cell.servers(["stays", "dies", "scripted", "late", "gone"]).await;
-    let [mut one, mut other, mut latecomer] =
-        [&stays, &dies, &late].map(|server| Host::new(&cell.desk.workspace, server, cell.port()));
+        cell.create_servers(["stays", "dies", "scripted", "late", "gone"]).await;
+    let [mut one, mut other, mut latecomer] = [&stays, &dies, &late]
+        .map(|server| AgentHost::new(&cell.workload.workspace, server, cell.port()));
     one.start();
     other.start();
-    let agent = cell.scripted(&scripted, false).await;
-    let mut leaver = Some(cell.scripted(&gone, false).await);
-    cell.connections_are(&[
+    let agent = cell.connect_scripted(&scripted, false).await;
+    let mut leaver = Some(cell.connect_scripted(&gone, false).await);
+    cell.wait_for_connections(&[
         (&stays, true),
         (&dies, true),
         (&scripted, true),
@@ -32,31 +32,35 @@ async fn the_runtime_is_killed_under_load() {
     let mut dice = Dice(7);
     let mut loads = Vec::new();
     for round in rounds(2, 50) {
-        let (desk, servers) =
-            (cell.desk.clone(), [&stays, &dies, &scripted, &late].map(Clone::clone));
-        let asked = desk.asked();
-        loads.push(tokio::spawn(async move { desk.load(&servers.each_ref(), LOAD).await }));
-        cell.desk.until_asked(asked + 4 + dice.roll(LOAD - 4)).await;
+        let (workload, servers) =
+            (cell.workload.clone(), [&stays, &dies, &scripted, &late].map(Clone::clone));
+        let requested = workload.requested();
+        loads.push(tokio::spawn(async move {
+            workload.run(&servers.each_ref(), COMMANDS_PER_KILL).await
+        }));
+        cell.workload.wait_until_requested(requested + 4 + dice.roll(COMMANDS_PER_KILL - 4)).await;
         if round == 0 {
-            // Nobody tells the service that this agent is gone, too.
+            // This agent ends together with the service, so its connection never closes properly.
             drop(leaver.take());
         }
         cell.kill().await;
-        cell.fault();
-        // A whole machine that fails: an agent dies with the service, and is back after it.
+        cell.count_fault();
+        // Simulates a whole machine that fails: one agent dies with the service and starts after
+        // it.
         other.kill().await;
         cell.restart().await;
         other.start();
-        // The third one dials again after up to a minute, having been cut off so often.
-        cell.connections_are(&[(&dies, true), (&scripted, true), (&late, false)]).await;
-        cell.look(&[&agent]).await;
+        // The agent of `stays` was cut off so often that it may take a minute to reconnect.
+        cell.wait_for_connections(&[(&dies, true), (&scripted, true), (&late, false)]).await;
+        cell.check(&[&agent]).await;
     }
-    // A request with a key whose first try was cut off in the middle is taken after half a minute.
+    // If the first attempt of a request with a key was cut off, the service accepts a retry after
+    // half a minute.
     for load in loads {
         load.await.unwrap();
     }
     latecomer.start();
-    cell.connections_are(&[
+    cell.wait_for_connections(&[
         (&stays, true),
         (&dies, true),
         (&scripted, true),
@@ -64,5 +68,5 @@ async fn the_runtime_is_killed_under_load() {
         (&gone, false),
     ])
     .await;
-    cell.settle(&[&agent]).await;
+    cell.settle_and_check(&[&agent]).await;
 }

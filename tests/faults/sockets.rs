@@ -1,43 +1,50 @@
-//! Connections are cut at every step of a command, before, amid and after what goes by.
+//! Connections are cut at every step of a command: before, within and after each message.
 
 use futures_util::future::join_all;
 use serde_json::Value;
 
-use super::cell::{Cell, Desk, Host, Kind};
+use super::cell::{AgentHost, Cell, CommandKind, Workload};
+use super::proxy::{CutPoint, Direction, Proxy, Step};
 use super::rounds;
-use super::wire::{Moment, Step, Way, Wire};
 
-/// What goes by, and which way.
-const MESSAGES: [(&str, Way, &str); 5] = [
-    ("dial", Way::ToService, "GET /ws/servers/backhaul/"),
-    ("order", Way::ToAgent, "\"query\":\"command\""),
-    ("ack", Way::ToService, "/ack/ HTTP"),
-    ("chunk", Way::ToService, "/chunk/ HTTP"),
-    ("fin", Way::ToService, "/fin/ HTTP"),
+/// The messages of a command, with their direction and the text that identifies them.
+const MESSAGES: [(&str, Direction, &str); 5] = [
+    ("dial", Direction::ToService, "GET /ws/servers/backhaul/"),
+    ("order", Direction::ToAgent, "\"query\":\"command\""),
+    ("ack", Direction::ToService, "/ack/ HTTP"),
+    ("chunk", Direction::ToService, "/chunk/ HTTP"),
+    ("fin", Direction::ToService, "/fin/ HTTP"),
 ];
-/// When it is cut.
-const MOMENTS: [Moment; 4] = [Moment::Before, Moment::Half, Moment::After, Moment::Answered];
+const CUT_POINTS: [CutPoint; 4] =
+    [CutPoint::Before, CutPoint::Half, CutPoint::After, CutPoint::Answered];
 
 fn steps() -> impl Iterator<Item = Step> {
-    let all = MESSAGES.iter().flat_map(|message| MOMENTS.map(|moment| (message, moment)));
-    all.filter(|((_, way, _), moment)| *way == Way::ToService || *moment != Moment::Answered)
-        .map(|((name, way, sign), moment)| Step { name, way: *way, sign, moment })
+    let all = MESSAGES.iter().flat_map(|message| CUT_POINTS.map(|cut_point| (message, cut_point)));
+    all.filter(|((_, direction, _), cut_point)| {
+        *direction == Direction::ToService || *cut_point != CutPoint::Answered
+    })
+    .map(|((name, direction, pattern), cut_point)| Step {
+        name,
+        direction: *direction,
+        pattern,
+        cut_point,
+    })
 }
 
-/// Cuts a connection of an agent's at a step, and waits for the end of what was under way.
-async fn cut(desk: &Desk, server: &Value, wire: &Wire, step: Step) {
-    let before = wire.times();
-    wire.set(step, || {});
+/// Cuts an agent's connection at a step, and waits until its command has ended.
+async fn cut(workload: &Workload, server: &Value, proxy: &Proxy, step: Step) {
+    let before = proxy.triggered();
+    proxy.arm(step, || {});
     if step.name == "dial" {
-        // It dials again when its socket is cut.
-        wire.cut();
+        // The agent connects again when its open sockets are cut.
+        proxy.cut();
     }
-    let (_, id) = desk.ask(server, Kind::Queued).await;
-    wire.until_more_than(before).await;
-    let done = desk.ended(&id.unwrap()).await;
-    // An order that did not come through whole is never sent again, also where it went out on a
-    // socket that was just cut; all else is tried again until it comes through.
-    let is_lost = step.name == "order" && step.moment != Moment::After;
+    let (_, id) = workload.request(server, CommandKind::Queued).await;
+    proxy.wait_for_more_than(before).await;
+    let done = workload.wait_until_ended(&id.unwrap()).await;
+    // A delivery that did not arrive completely is never repeated, even if it was written to a
+    // socket that had just been cut. Every other message is retried until it arrives.
+    let is_lost = step.name == "order" && step.cut_point != CutPoint::After;
     let expected: &[&str] = match step.name {
         _ if is_lost => &["Stuck"],
         "order" | "dial" => &["Stuck", "Success"],
@@ -47,28 +54,31 @@ async fn cut(desk: &Desk, server: &Value, wire: &Wire, step: Step) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sockets_are_cut_at_every_step() {
+async fn connections_may_be_cut_at_every_step() {
     let mut cell = Cell::start("connection cut at each step of a command", &[]).await;
     let mut agents = Vec::new();
-    // Those whose commands get stuck take a minute, so that each step has an agent of its own.
+    // A stuck command takes a minute, so each step has its own agent and all steps run
+    // concurrently.
     for (number, step) in steps().enumerate() {
-        let server = cell.desk.workspace.server(&format!("step-{number}")).await;
-        let wire = Wire::to(cell.port()).await;
-        let mut host = Host::new(&cell.desk.workspace, &server, wire.port);
+        let server = cell.workload.workspace.server(&format!("step-{number}")).await;
+        let proxy = Proxy::start(cell.port()).await;
+        let mut host = AgentHost::new(&cell.workload.workspace, &server, proxy.port);
         host.start();
-        agents.push((server, wire, host, step));
+        agents.push((server, proxy, host, step));
     }
     let connected: Vec<_> = agents.iter().map(|(server, ..)| (server, true)).collect();
-    cell.connections_are(&connected).await;
+    cell.wait_for_connections(&connected).await;
     for _ in rounds(1, 6) {
-        let desk = cell.desk.clone();
-        join_all(agents.iter().map(|(server, wire, _, step)| cut(&desk, server, wire, *step)))
-            .await;
+        let workload = cell.workload.clone();
+        join_all(
+            agents.iter().map(|(server, proxy, _, step)| cut(&workload, server, proxy, *step)),
+        )
+        .await;
         for _ in &agents {
-            cell.fault();
+            cell.count_fault();
         }
-        cell.connections_are(&connected).await;
-        cell.look(&[]).await;
+        cell.wait_for_connections(&connected).await;
+        cell.check(&[]).await;
     }
-    cell.settle(&[]).await;
+    cell.settle_and_check(&[]).await;
 }

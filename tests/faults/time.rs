@@ -1,4 +1,4 @@
-//! The clock jumps; alarms come late or twice.
+//! The clock jumps, and alarms fire late or twice.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use farhand_tests::agents::wait_until_connected;
 use farhand_tests::alpamon::Alpamon;
-use farhand_tests::instance::{ALARM_IS_LONG_AGO, change_objects, delay_alarms, set_off_alarms};
+use farhand_tests::instance::{
+    ALARM_IS_LONG_AGO, change_objects, delay_alarms, fire_alarms_at_start,
+};
 use farhand_tests::people::COMMANDS;
 use farhand_tests::{Instance, ScriptedAgent, Workspace, eventually, now};
 use futures_util::future::join_all;
@@ -16,11 +18,11 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::sleep;
 
-use super::cell::{Cell, Host, Kind};
-use super::{either, rounds};
+use super::cell::{AgentHost, Cell, CommandKind};
+use super::{few_or_many, rounds};
 
-/// The clock that workerd sees: that of the machine, and so many seconds. What counts seconds goes
-/// on as before, as it does when somebody sets a machine's clock.
+/// A clock for workerd: the machine's time of day plus an offset in seconds. Monotonic clocks are
+/// not changed, as when somebody sets the clock of a machine.
 struct Clock {
     folder: TempDir,
 }
@@ -33,7 +35,10 @@ impl Clock {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/faults/clock.c");
         let built =
             Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
-        assert!(built.is_ok_and(|status| status.success()), "the clock needs a C compiler, as cc");
+        assert!(
+            built.is_ok_and(|status| status.success()),
+            "the test clock needs a C compiler named cc"
+        );
         let program = format!(
             "#!/bin/sh\nexport LD_PRELOAD='{}' FARHAND_CLOCK='{}'\nexec '{}' \"$@\"\n",
             library.display(),
@@ -49,12 +54,13 @@ impl Clock {
         self.folder.path().join("offset")
     }
 
-    /// What is to be run in workerd's place.
+    /// The path of a script that runs workerd with this clock.
     fn program(&self) -> PathBuf {
         self.folder.path().join("workerd")
     }
 
-    /// Sets the clock. The file is written over, as workerd has it in its memory.
+    /// Sets the offset. The file is overwritten in place, because workerd has mapped it into
+    /// memory.
     fn set(&self, offset: i64) {
         let file =
             File::options().create(true).truncate(false).write(true).open(self.file()).unwrap();
@@ -62,7 +68,7 @@ impl Clock {
     }
 }
 
-/// The runtime's program, whatever machine this is.
+/// The workerd program for this machine's platform.
 fn workerd() -> PathBuf {
     let packages =
         std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../node_modules/@cloudflare"))
@@ -74,9 +80,9 @@ fn workerd() -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_clock_jumps() {
-    // Where it stands after each jump, in seconds off the truth: forward over what makes a command
-    // stuck, and back; an hour, over the latest time of what waits.
+async fn commands_survive_jumps_of_the_clock() {
+    // The offset after each jump, in seconds. The clock jumps forward past the limit after which a
+    // command is stuck, and back. Then it jumps by an hour, past the expiry of waiting commands.
     const OFFSETS: [i64; 8] = [90, 45, 3_700, 3_660, 3_720, 3_690, 7_500, 7_440];
     let clock = Clock::new();
     let program = clock.program();
@@ -86,94 +92,98 @@ async fn the_clock_jumps() {
         &variables,
     )
     .await;
-    let [real, scripted] = cell.servers(["real", "scripted"]).await;
-    let mut host = Host::new(&cell.desk.workspace, &real, cell.port());
+    let [real, scripted] = cell.create_servers(["real", "scripted"]).await;
+    let mut host = AgentHost::new(&cell.workload.workspace, &real, cell.port());
     host.start();
-    let agent = cell.scripted(&scripted, false).await;
+    let agent = cell.connect_scripted(&scripted, false).await;
     let connected = [(&real, true), (&scripted, true)];
-    cell.connections_are(&connected).await;
-    for offset in &OFFSETS[..either(2, OFFSETS.len())] {
-        let (desk, servers) = (cell.desk.clone(), [real.clone(), scripted.clone()]);
-        let asked = desk.asked();
-        let load = tokio::spawn(async move { desk.load(&servers.each_ref(), 24).await });
-        cell.desk.until_asked(asked + 12).await;
+    cell.wait_for_connections(&connected).await;
+    for offset in &OFFSETS[..few_or_many(2, OFFSETS.len())] {
+        let (workload, servers) = (cell.workload.clone(), [real.clone(), scripted.clone()]);
+        let requested = workload.requested();
+        let load = tokio::spawn(async move { workload.run(&servers.each_ref(), 24).await });
+        cell.workload.wait_until_requested(requested + 12).await;
         clock.set(*offset);
-        cell.fault();
+        cell.count_fault();
         load.await.unwrap();
-        cell.connections_are(&connected).await;
-        cell.look(&[&agent]).await;
+        cell.wait_for_connections(&connected).await;
+        cell.check(&[&agent]).await;
     }
-    cell.settle(&[&agent]).await;
+    cell.settle_and_check(&[&agent]).await;
 }
 
-/// Asks for commands that go out in some seconds.
-async fn plan(cell: &Cell, servers: &[&Value], seconds: i64) {
-    let asked =
-        servers.iter().cycle().take(8).map(|server| cell.desk.ask(server, Kind::In(seconds)));
-    for (_, id) in join_all(asked).await {
-        assert!(id.is_some(), "nothing is wrong yet");
+/// Requests commands that are due after some seconds.
+async fn schedule_commands(cell: &Cell, servers: &[&Value], seconds: i64) {
+    let requested = servers
+        .iter()
+        .cycle()
+        .take(8)
+        .map(|server| cell.workload.request(server, CommandKind::After(seconds)));
+    for (_, id) in join_all(requested).await {
+        assert!(id.is_some(), "the service works and accepts the command");
     }
 }
 
-/// Waits until a scripted agent was handed more than that.
-async fn until_handed(agent: &Alpamon, many: usize) {
-    while agent.ledger().orders.len() <= many {
+/// Waits until a scripted agent has received more than `count` commands.
+async fn wait_for_more_deliveries(agent: &Alpamon, count: usize) {
+    while agent.log().delivered.len() <= count {
         sleep(Duration::from_millis(2)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn alarms_come_late_or_twice() {
+async fn commands_survive_late_and_repeated_alarms() {
     let mut cell = Cell::start("alarms late, twice, or cut off after what they did", &[]).await;
-    let [real, scripted] = cell.servers(["real", "scripted"]).await;
+    let [real, scripted] = cell.create_servers(["real", "scripted"]).await;
     let servers = [&real, &scripted];
-    let mut host = Host::new(&cell.desk.workspace, &real, cell.port());
+    let mut host = AgentHost::new(&cell.workload.workspace, &real, cell.port());
     host.start();
-    let agent = cell.scripted(&scripted, false).await;
+    let agent = cell.connect_scripted(&scripted, false).await;
     let connected = [(&real, true), (&scripted, true)];
-    cell.connections_are(&connected).await;
+    cell.wait_for_connections(&connected).await;
     for _ in rounds(1, 6) {
-        // Late: the machine stands still when they are due.
-        plan(&cell, &servers, 1).await;
+        // Late: the processes are stopped when the alarms are due.
+        schedule_commands(&cell, &servers, 1).await;
         cell.instance().pause(true);
         sleep(Duration::from_secs(3)).await;
         cell.instance().pause(false);
-        cell.fault();
-        cell.look(&[&agent]).await;
-        // Cut off: the service dies as soon as there is something to be seen of what the alarm
-        // does.
-        let handed = agent.ledger().orders.len();
-        plan(&cell, &servers, 2).await;
-        until_handed(&agent, handed).await;
+        cell.count_fault();
+        cell.check(&[&agent]).await;
+        // Cut off: the service is killed as soon as the alarm's work has a visible effect.
+        let delivered = agent.log().delivered.len();
+        schedule_commands(&cell, &servers, 2).await;
+        wait_for_more_deliveries(&agent, delivered).await;
         cell.kill().await;
-        cell.fault();
-        // Twice: what went off goes off again, and what was to go off later does so as well.
-        assert!(set_off_alarms(cell.state(), "ServerLink") >= servers.len());
+        cell.count_fault();
+        // Twice: alarms that have fired fire again, and later alarms fire immediately.
+        assert!(fire_alarms_at_start(cell.state(), "ServerLink") >= servers.len());
         cell.restart().await;
         eventually("the alarms to go off", || async {
             cell.instance().read_objects("ServerLink", ALARM_IS_LONG_AGO).is_empty().then_some(())
         })
         .await;
-        cell.fault();
-        cell.connections_are(&connected[1..]).await;
-        cell.look(&[&agent]).await;
-        // Much too late: in an hour, unless the object is called and looks.
-        plan(&cell, &servers, 2).await;
+        cell.count_fault();
+        cell.wait_for_connections(&connected[1..]).await;
+        cell.check(&[&agent]).await;
+        // Much too late: the alarm comes after an hour, unless the object notices when it is
+        // called.
+        schedule_commands(&cell, &servers, 2).await;
         cell.kill().await;
         assert!(delay_alarms(cell.state(), "ServerLink", 3_600) >= servers.len());
-        cell.fault();
+        cell.count_fault();
         cell.restart().await;
-        cell.connections_are(&connected[1..]).await;
-        cell.look(&[&agent]).await;
+        cell.wait_for_connections(&connected[1..]).await;
+        cell.check(&[&agent]).await;
     }
-    cell.connections_are(&connected).await;
-    cell.settle(&[&agent]).await;
+    cell.wait_for_connections(&connected).await;
+    cell.settle_and_check(&[&agent]).await;
 }
 
-/// The runtime died when an alarm was about to go off, which then comes an hour late; and the agent
-/// is back just after the time that the object believes its alarm is set for. No other call comes.
+/// The runtime dies shortly before an alarm, which then comes an hour late. The agent reconnects
+/// just after the time for which the object believes its alarm is set. Nothing else calls the
+/// object.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_call_after_a_restart_relies_on_no_alarm_of_the_past() {
+async fn a_call_after_a_restart_does_not_rely_on_old_alarms() {
     let (instance, state) = Instance::new().await;
     let (state, mut workspace) =
         (state.path(), Workspace::made_by(&instance.operator(), "late").await);
@@ -181,7 +191,7 @@ async fn the_first_call_after_a_restart_relies_on_no_alarm_of_the_past() {
     let id = server["id"].as_str().unwrap();
     let agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, id, true).await;
-    // Something that an alarm is set for.
+    // The service sets an alarm for this command.
     let later = now().plus_seconds(3_600).to_string();
     let body = json!({"server": "late", "line": "true", "username": "root", "scheduled_at": later});
     workspace.admin.post(COMMANDS, &body).await.expect(201);
@@ -193,7 +203,7 @@ async fn the_first_call_after_a_restart_relies_on_no_alarm_of_the_past() {
     for api in [&mut workspace.admin, &mut workspace.anonymous] {
         *api = api.on(&instance.url);
     }
-    // Nobody called the object yet.
+    // Nothing has called the object since the restart.
     let just_now = i64::try_from(now().as_millis()).unwrap() - 500;
     let believes = format!("UPDATE _cf_METADATA SET value = {just_now} * 1000000 WHERE key = 1");
     assert!(change_objects(state, "ServerLink", &believes) > 0);

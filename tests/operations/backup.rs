@@ -1,5 +1,6 @@
-//! Backup and restore (docs/operations.md): what `npm run export` writes makes the same service in
-//! an empty cell, and a D1 that was taken back to an earlier moment gets its commands again.
+//! Backup and restore (docs/operations.md). `npm run export` writes SQL that recreates the service
+//! in an empty cell. After D1 was restored to an earlier time, a resync adds the missing commands
+//! from the objects.
 
 use std::path::Path;
 
@@ -13,8 +14,8 @@ use tokio::process::Command;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const COMMANDS: &str = "/api/events/commands/";
 const BACKHAUL: &str = "/ws/servers/backhaul/";
-/// What is compared: all that a list can show.
-const LISTS: &[&str] = &[
+/// The read_lists that are compared before and after.
+const COMPARED_LISTS: &[&str] = &[
     "/api/iam/users/",
     "/api/iam/groups/",
     "/api/iam/memberships/",
@@ -27,8 +28,9 @@ const LISTS: &[&str] = &[
     "/api/events/commands/?is_scheduled=true",
     "/api/events/commands/?ordering=handled_at",
 ];
-/// What triggers keep, and an export leaves out. (The lists compare what is counted.)
-const DERIVED: &[&str] = &[
+/// Tables that triggers maintain and an export leaves out. Counters are not here: comparing the
+/// read_lists compares their counts.
+const TRIGGER_TABLES_SQL: &[&str] = &[
     "SELECT workspace_id, server_id, name FROM command_servers ORDER BY workspace_id, server_id, name",
     "SELECT * FROM command_requesters ORDER BY workspace_id, user_id, server_id",
 ];
@@ -41,19 +43,19 @@ async fn export(state: &Path, file: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The SQL of `docs/operations.md` in a fence with a name.
-fn documented(name: &str) -> &'static str {
+/// The SQL in `docs/operations.md` in the fence with this name.
+fn documented_sql(name: &str) -> &'static str {
     let fence = format!("```sql {name}\n");
     let (_, rest) = include_str!("../../docs/operations.md").split_once(&fence).unwrap();
     rest.split_once("```").unwrap().0
 }
 
-async fn lists(api: &Api) -> Vec<Value> {
+async fn read_lists(api: &Api) -> Vec<Value> {
     let mut all = Vec::new();
-    for list in LISTS {
+    for list in COMPARED_LISTS {
         let and = if list.contains('?') { '&' } else { '?' };
         let mut page = api.get(&format!("{list}{and}page_size=100")).await.expect(200);
-        // The addresses of pages have the port; that of the last use of a token is of the moment.
+        // Links to pages contain the port, and `last_used_at` depends on the time.
         page["next"].take();
         for item in page["results"].as_array_mut().unwrap() {
             item["last_used_at"].take();
@@ -63,21 +65,21 @@ async fn lists(api: &Api) -> Vec<Value> {
     all
 }
 
-async fn derived(instance: &Instance) -> Vec<Value> {
+async fn read_trigger_tables(instance: &Instance) -> Vec<Value> {
     let mut all = Vec::new();
-    for sql in DERIVED {
+    for sql in TRIGGER_TABLES_SQL {
         all.push(instance.d1(sql));
     }
     all
 }
 
-/// The bytes that the instance's workspace stored today.
+/// How many bytes the workspace `acme` has stored today.
 async fn stored_bytes(instance: &Instance) -> i64 {
     farhand_tests::commands::stored_bytes(instance, "acme")
 }
 
-/// Replaces a folder by a copy of another one.
-fn copy(from: &Path, to: &Path) {
+/// Replaces a folder by a replace_folder of another one.
+fn replace_folder(from: &Path, to: &Path) {
     std::fs::remove_dir_all(to).ok();
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
@@ -85,8 +87,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A workspace at another instance.
-fn at_workspace(instance: &Instance, workspace: &Workspace) -> Workspace {
+/// A workspace with its clients directed to another instance.
+fn workspace_on(instance: &Instance, workspace: &Workspace) -> Workspace {
     Workspace {
         slug: workspace.slug.clone(),
         anonymous: workspace.anonymous.on(&instance.url),
@@ -95,7 +97,7 @@ fn at_workspace(instance: &Instance, workspace: &Workspace) -> Workspace {
     }
 }
 
-/// A time that the commands of a test do not reach.
+/// A schedule that is later than any test.
 fn next_year() -> String {
     now().plus_seconds(365 * 24 * 60 * 60).to_string()
 }
@@ -107,7 +109,7 @@ async fn run(api: &Api, line: &str, more: Value) -> Value {
 }
 
 #[tokio::test]
-async fn an_export_makes_the_same_service_in_an_empty_cell() {
+async fn an_export_recreates_the_service_in_an_empty_cell() {
     let (instance, folder) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     Workspace::made_by(&instance.operator(), "other").await;
@@ -115,12 +117,12 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     let alice = Person::staff(&workspace, "alice").await;
     let leaving = Person::staff(&workspace, "leaving").await;
     let group = workspace.group("operators", &[&server]).await;
-    workspace.enroll(&group, &Person::new(&workspace, "bob").await, "manager").await;
+    workspace.add_member(&group, &Person::new(&workspace, "bob").await, "manager").await;
     let body = json!({"name": "rack-1", "groups": [group["id"]], "expires_at": null, "uses": 3});
     workspace.admin.post("/api/servers/registration-tokens/", &body).await.expect(201);
 
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    // More than one statement holds, and what SQL quotes, cuts or splits at.
+    // Texts that exceed one statement, or contain characters that SQL quotes, cuts or splits at.
     let results = [
         "plain",
         "it's -- a; \"quote\"\n\nand\0more\u{1f980}",
@@ -138,7 +140,7 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
     workspace.admin.delete(&leaving.path()).await.expect(204);
     let sent = run(&alice.api, "backup of what is sent", json!({})).await;
     agent.next_command().await;
-    // It would be stuck after a minute, and this machine may be slow.
+    // Without an ack, the command would be stuck after a minute, and this machine may be slow.
     agent
         .api
         .post(&format!("{COMMANDS}{}/ack/", sent["id"].as_str().unwrap()), &json!({}))
@@ -153,47 +155,52 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
         (gone && server["results"][0]["is_connected"] == false).then_some(())
     })
     .await;
-    instance.until_d1_knows().await;
-    let (before, kept) = (lists(&workspace.admin).await, derived(&instance).await);
-    instance.stop_when_d1_knows().await;
+    instance.wait_until_d1_is_current().await;
+    let (before, kept) = (read_lists(&workspace.admin).await, read_trigger_tables(&instance).await);
+    instance.stop_when_d1_is_current().await;
 
     let files = TempDir::new().unwrap();
     let file = files.path().join("export.sql");
     export(folder.path(), &file).await;
     let sql = std::fs::read_to_string(&file).unwrap();
-    assert!(sql.lines().all(|line| line.len() < 100_000), "D1 takes statements of 100 KB");
+    assert!(
+        sql.lines().all(|line| line.len() < 100_000),
+        "D1 accepts statements of at most 100 KB"
+    );
 
     let (cell, _state) = Instance::new().await;
-    cell.d1_file(&sql).await;
+    cell.d1_through_wrangler(&sql).await;
     let here = |api: &Api| api.on(&cell.url);
     let (admin, alice) = (here(&workspace.admin), here(&alice.api));
-    for ((list, found), expected) in LISTS.iter().zip(lists(&admin).await).zip(&before) {
+    for ((list, found), expected) in
+        COMPARED_LISTS.iter().zip(read_lists(&admin).await).zip(&before)
+    {
         assert_eq!(&found, expected, "{list}");
     }
-    assert_eq!(derived(&cell).await, kept);
-    // Login tokens are as good as before, though KV here knows none.
+    assert_eq!(read_trigger_tables(&cell).await, kept);
+    // Login tokens are valid, although the new cell's KV is empty.
     alice.get("/api/status/").await.expect(200);
 
-    // What had not ended does in the way that the document tells.
-    cell.d1_file(documented("end")).await;
+    // The documented_sql statement ends commands that had not ended.
+    cell.d1_through_wrangler(documented_sql("end")).await;
     for (command, text) in [(&sent, "Stuck"), (&planned, "Cancelled")] {
         let found =
             admin.get(&format!("{COMMANDS}{}/", command["id"].as_str().unwrap())).await.expect(200);
         assert_eq!((&found["status"]["text"], &found["success"]), (&json!(text), &json!(false)));
         assert!(found["handled_at"].is_string(), "{found}");
     }
-    // The audit log is there, and sealed anew.
+    // The audit log is complete, and its chain is sealed again.
     let events =
         admin.get("/api/audit/events/?page_size=1").await.expect(200)["count"].as_u64().unwrap();
     eventually("the seals", || async {
-        // Whatever happens has the sealer look.
+        // Every new audit event makes the sealer run.
         run(&alice, "backup has a chain", json!({"on_offline": "queue"})).await;
         let found = admin.post("/api/audit/verify/", &json!({})).await.expect(200);
         assert_eq!(found["valid"], true, "{found}");
         (found["links"].as_u64().unwrap() > events).then_some(())
     })
     .await;
-    // And it goes on: agents with their keys, new commands, new users with numbers of their own.
+    // The new cell works: agents connect with their keys, commands run, and new users get new ids.
     let agent = here(&workspace.anonymous.with(&credential(&server)));
     let mut agent = ScriptedAgent::over(&agent, BACKHAUL).await;
     let new = run(&alice, "backup goes on", json!({})).await;
@@ -206,12 +213,12 @@ async fn an_export_makes_the_same_service_in_an_empty_cell() {
         .max();
     let body = json!({"username": "carol", "email": "carol@example.com", "password": "correct horse battery"});
     let carol = admin.post("/api/iam/users/", &body).await.expect(201);
-    // The one who was deleted had a number, too.
+    // The id of the deleted user is not used again either.
     assert!(carol["id"].as_i64() > highest.map(|id| id.max(leaving.id)), "{carol}");
 }
 
 #[tokio::test]
-async fn a_database_taken_back_gets_its_commands_again() {
+async fn a_resync_restores_lost_commands_to_an_older_database() {
     let (instance, folder) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let (server, other) = (workspace.server("web-1").await, workspace.server("web-2").await);
@@ -227,14 +234,14 @@ async fn a_database_taken_back_gets_its_commands_again() {
     end(&agent, &ended, "early").await;
     let under_way = run(&workspace.admin, "under way then", json!({})).await;
     agent.next_command().await;
-    instance.until_d1_knows().await;
+    instance.wait_until_d1_is_current().await;
     let stored_then = stored_bytes(&instance).await;
-    instance.stop_when_d1_knows().await;
+    instance.stop_when_d1_is_current().await;
     let (d1, copied) =
         (folder.path().join("v3/d1/miniflare-D1DatabaseObject"), TempDir::new().unwrap());
-    copy(&d1, copied.path());
+    replace_folder(&d1, copied.path());
 
-    // What happens after the moment to which D1 is taken back.
+    // Changes after the time to which D1 is restored.
     let instance = Instance::restart(folder.path()).await;
     let here = |api: &Api| api.on(&instance.url);
     let admin = here(&workspace.admin);
@@ -250,7 +257,7 @@ async fn a_database_taken_back_gets_its_commands_again() {
     run(&admin, "queued", json!({"server": "web-3", "on_offline": "queue"})).await;
     let delete = format!("/api/servers/servers/{}/", gone["id"].as_str().unwrap());
     admin.delete(&delete).await.expect(204);
-    let late = Person::new(&at_workspace(&instance, &workspace), "late").await;
+    let late = Person::new(&workspace_on(&instance, &workspace), "late").await;
     let rotate = format!("/api/servers/servers/{}/rotate-key/", other["id"].as_str().unwrap());
     let new_key = admin.post(&rotate, &json!({})).await.expect(200);
     drop(agent);
@@ -264,13 +271,13 @@ async fn a_database_taken_back_gets_its_commands_again() {
             .then_some(())
     })
     .await;
-    // An end that was answered to the agent may reach the list a second later.
-    instance.until_d1_knows().await;
+    // The list may show the end of a command a second after the agent's report was accepted.
+    instance.wait_until_d1_is_current().await;
     let before = admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200);
     assert_eq!(before["count"], 7);
-    let kept = derived(&instance).await;
-    instance.stop_when_d1_knows().await;
-    copy(copied.path(), &d1);
+    let kept = read_trigger_tables(&instance).await;
+    instance.stop_when_d1_is_current().await;
+    replace_folder(copied.path(), &d1);
 
     let instance = Instance::restart(folder.path()).await;
     let here = |api: &Api| api.on(&instance.url);
@@ -278,7 +285,7 @@ async fn a_database_taken_back_gets_its_commands_again() {
     assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 2);
     admin.get(&path(&later)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     let operator = instance.operator();
-    instance.d1_file(documented("numbers")).await;
+    instance.d1_through_wrangler(documented_sql("numbers")).await;
     operator.post("/operator/workspaces/nobody/resync/", &json!({})).await.expect_detail(404, None);
     let begun = operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
     assert_eq!(begun, json!({"slug": "acme"}));
@@ -287,15 +294,15 @@ async fn a_database_taken_back_gets_its_commands_again() {
         (list == before).then_some(())
     })
     .await;
-    assert_eq!(derived(&instance).await, kept);
-    // The output of lost commands does not count as today's: only what a command that D1 knows has
-    // more.
+    assert_eq!(read_trigger_tables(&instance).await, kept);
+    // The output of restored commands does not count as stored today. Only the late output of a
+    // command that D1 knew does.
     assert_eq!(stored_bytes(&instance).await, stored_then + "late".len() as i64);
     let whole = admin.get(&path(&later)).await.expect(200);
     assert_eq!(whole["result"].as_str().unwrap().len(), 20_000);
-    // Twice does no harm.
+    // A second resync changes nothing.
     operator.post("/operator/workspaces/acme/resync/", &json!({})).await.expect(202);
-    // What waits still does, and can be cancelled.
+    // Waiting commands still wait, and can be cancelled.
     let planned = before["results"]
         .as_array()
         .unwrap()
@@ -303,7 +310,7 @@ async fn a_database_taken_back_gets_its_commands_again() {
         .find(|c| c["line"] == "planned, and cancelled")
         .unwrap();
     admin.post(&format!("{}cancel/", path(planned)), &json!({})).await.expect(200);
-    // The key that D1 has is the one that counts.
+    // The valid key is the one in D1.
     let mut replaced = other.clone();
     replaced["key"] = new_key["key"].clone();
     let dialed = dial(&here(&workspace.anonymous.with(&credential(&replaced))), BACKHAUL).await;
@@ -317,12 +324,13 @@ async fn a_database_taken_back_gets_its_commands_again() {
         (lines == 2 && log.contains("\"servers\":3")).then_some(())
     })
     .await;
-    // One that was deleted since is there again until it is deleted again; its history stays.
+    // A server that was deleted after that time exists again until it is deleted again. Its history
+    // is kept.
     admin.get(&delete).await.expect(200);
     admin.delete(&delete).await.expect(204);
     admin.get(&delete).await.expect_detail(404, None);
     assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 7);
-    // Nobody gets the number of somebody who is gone.
-    let new = Person::new(&at_workspace(&instance, &workspace), "new").await;
+    // The id of a lost user is not used again.
+    let new = Person::new(&workspace_on(&instance, &workspace), "new").await;
     assert!(new.id > late.id, "{} {}", new.id, late.id);
 }

@@ -1,4 +1,5 @@
-//! `DEPLOYMENT=cloud`: what contract 4.15 marks as on-prem only does not exist, and all else does.
+//! `DEPLOYMENT=cloud`: endpoints that contract 4.15 marks as on-prem only do not exist, and all
+//! others do.
 
 use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::client::PASSWORD;
@@ -16,7 +17,7 @@ const ON_PREM_ONLY: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn the_table_says_the_same() {
+fn the_route_table_marks_the_on_prem_endpoints() {
     let marked = ROUTES.iter().flat_map(|route| {
         let marked = route.methods.iter().filter(|(_, endpoint)| endpoint.is_on_prem_only());
         marked.map(|(method, _)| (*method, route.path))
@@ -25,7 +26,7 @@ fn the_table_says_the_same() {
 }
 
 #[tokio::test]
-async fn what_is_on_prem_only_is_404_in_the_cloud() {
+async fn on_prem_endpoints_are_404_in_the_cloud() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     workspace.user_with("alice", &json!({})).await;
@@ -33,7 +34,7 @@ async fn what_is_on_prem_only_is_404_in_the_cloud() {
     let instance = Instance::restart_with(state.path(), &[("DEPLOYMENT", "cloud")]).await;
     let (anonymous, admin) =
         (workspace.anonymous.on(&instance.url), workspace.admin.on(&instance.url));
-    // Good requests of good credentials, which would do what they ask for.
+    // Valid requests with valid credentials, which would succeed on-prem.
     let body =
         json!({"username": "boss", "password": PASSWORD, "new_password": "an entirely other one"});
     for (method, pattern) in ON_PREM_ONLY {
@@ -42,7 +43,7 @@ async fn what_is_on_prem_only_is_404_in_the_cloud() {
             api.send_json(method, &path, &body).await.expect_detail(404, None);
         }
     }
-    // Where nothing is left of a path, no method is.
+    // If a path has no method left, all methods return 404.
     for path in ["/api/auth/login/", "/api/auth/change-password/"] {
         for method in ["GET", "OPTIONS", "DELETE"] {
             assert_eq!(admin.call(method, path).await.status, 404, "{method} {path}");
@@ -50,7 +51,7 @@ async fn what_is_on_prem_only_is_404_in_the_cloud() {
     }
     let allow = admin.call("POST", "/api/users/users/alice/").await;
     assert_eq!((allow.status, allow.header("Allow")), (405, "GET, DELETE, HEAD, OPTIONS"));
-    // All else is there: login tokens that live, API tokens, users by name, resets.
+    // Everything else works: existing login tokens, API tokens, users by name, password resets.
     let session = workspace.session().on(&instance.url);
     for (method, pattern, access) in all() {
         if method != "GET"
@@ -73,7 +74,7 @@ async fn what_is_on_prem_only_is_404_in_the_cloud() {
         200
     );
     session.call("POST", "/api/auth/logout/").await.expect(200);
-    // Nothing of what was refused happened.
+    // None of the rejected requests changed anything.
     instance.stop().await;
     let instance = Instance::restart(state.path()).await;
     workspace.anonymous.on(&instance.url).log_in("alice", PASSWORD).await.expect(200);

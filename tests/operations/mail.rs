@@ -1,5 +1,5 @@
-//! Mail, on its way out: through Cloudflare's binding and over SMTP. What asks for one here is the
-//! reset of a password.
+//! Outgoing mail, through Cloudflare's binding and over SMTP. The tests cause it with password
+//! resets.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use std::time::Duration;
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::mail::{Mail, mail_to};
 use farhand_tests::smtp::{self, SmtpServer, mail_of};
-use farhand_tests::{Api, Instance, setting_of_instance};
+use farhand_tests::{Api, Instance, instance_setting};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
 
-/// How long it may take until a mail is tried again, after a server that let us wait.
-const TRIED_AGAIN_WITHIN: Duration = Duration::from_secs(120);
+/// Time limit for a mail to be retried after a server did not respond.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Makes a workspace whose superuser has this address, and has a mail sent there; returns what its
-/// link begins with.
-async fn cause_mail(operator: &Api, address: &str) -> String {
+/// Creates a workspace whose superuser has this address, and requests a password reset. Returns the
+/// beginning of the link in the mail.
+async fn request_reset(operator: &Api, address: &str) -> String {
     let slug = unique("t");
     let admin = json!({"username": "boss", "email": address, "password": PASSWORD});
     let made = operator
@@ -30,17 +30,17 @@ async fn cause_mail(operator: &Api, address: &str) -> String {
     format!("{}/api/auth/reset-password/confirm/", made["base_url"].as_str().unwrap())
 }
 
-/// Asserts that the mail is the one that was caused.
+/// Asserts that a mail is the requested one.
 #[track_caller]
-fn check(mail: &Mail, address: &str, link: &str) {
+fn assert_mail(mail: &Mail, address: &str, link: &str) {
     assert_eq!((mail.from.as_str(), mail.to.as_str()), ("farhand@localhost", address));
     assert!(!mail.subject.is_empty());
     assert!(mail.link().starts_with(link), "{}", mail.link());
 }
 
-/// Asserts the headers that are our own to make.
+/// Asserts the headers that the service itself generates.
 #[track_caller]
-fn check_headers(mail: &Mail) {
+fn assert_headers(mail: &Mail) {
     let id = mail.header("Message-ID");
     let id = id.strip_prefix('<').and_then(|id| id.strip_suffix("@localhost>"));
     assert!(id.is_some_and(|id| Uuid::parse_str(id).is_ok()), "{}", mail.raw);
@@ -49,7 +49,7 @@ fn check_headers(mail: &Mail) {
     assert_eq!(mail.header("Content-Type"), "text/plain; charset=utf-8");
 }
 
-/// The variables that name a server's port and the account there.
+/// The variables for a server's port and account.
 fn account(port: &str) -> [(&str, &str); 4] {
     [
         ("SMTP_HOST", "localhost"),
@@ -59,7 +59,7 @@ fn account(port: &str) -> [(&str, &str); 4] {
     ]
 }
 
-/// Starts an instance that hands its mails to a server, whose certificate it trusts or not.
+/// Starts an instance that sends mails to a server, and trusts its certificate or not.
 async fn instance_for(
     server: &SmtpServer,
     trusts: bool,
@@ -79,15 +79,15 @@ fn answers(events: &[Value]) -> Vec<&Value> {
 }
 
 #[tokio::test]
-async fn without_an_smtp_server_cloudflare_sends_it() {
+async fn without_smtp_settings_cloudflare_sends_the_mail() {
     let address = format!("{}@example.com", unique("boss"));
-    let link = cause_mail(&Api::operator(), &address).await;
-    let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
-    check(&mail_to(&log, &address).await, &address, &link);
+    let link = request_reset(&Api::operator(), &address).await;
+    let log = Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log");
+    assert_mail(&mail_to(&log, &address).await, &address, &link);
 }
 
 #[tokio::test]
-async fn over_starttls_and_again_where_that_makes_sense() {
+async fn starttls_is_used_and_temporary_failures_are_retried() {
     let [good, later, cut, gone] =
         ["good", "later", "cut", "gone"].map(|name| format!("{name}@example.com"));
     let mut server =
@@ -95,20 +95,20 @@ async fn over_starttls_and_again_where_that_makes_sense() {
     let (instance, _folder) = instance_for(&server, true, &[]).await;
     let operator = instance.operator();
 
-    let link = cause_mail(&operator, &good).await;
+    let link = request_reset(&operator, &good).await;
     let event = server.next("mail").await;
     assert_eq!((&event["from"], &event["to"]), (&json!("farhand@localhost"), &json!([good])));
     assert_eq!((&event["secure"], &event["user"]), (&json!(true), &json!(smtp::USERNAME)));
     let mail = mail_of(&event);
-    check(&mail, &good, &link);
-    check_headers(&mail);
+    assert_mail(&mail, &good, &link);
+    assert_headers(&mail);
 
-    // One that is refused for good comes first, so that it would have come again before the others
-    // did.
-    cause_mail(&operator, &gone).await;
+    // The permanently refused mail is sent first. If the service retried it, the retry would arrive
+    // before those of the other mails.
+    request_reset(&operator, &gone).await;
     assert_eq!(server.next("recipient").await["answer"], 550);
-    cause_mail(&operator, &cut).await;
-    let link = cause_mail(&operator, &later).await;
+    request_reset(&operator, &cut).await;
+    let link = request_reset(&operator, &later).await;
     let mut events = Vec::new();
     while events
         .iter()
@@ -116,7 +116,7 @@ async fn over_starttls_and_again_where_that_makes_sense() {
         .count()
         < 2
     {
-        events.extend(server.next_within(TRIED_AGAIN_WITHIN, "mail").await);
+        events.extend(server.next_within(RETRY_TIMEOUT, "mail").await);
     }
     assert!(events.iter().all(|event| event["to"] != json!(gone)), "{events:?}");
     for (address, expected) in
@@ -125,8 +125,8 @@ async fn over_starttls_and_again_where_that_makes_sense() {
         let is_mail = |event: &&Value| event["event"] == "mail" && event["to"] == json!([address]);
         let tries: Vec<Value> = events.iter().filter(is_mail).cloned().collect();
         assert_eq!(answers(&tries), expected.iter().collect::<Vec<_>>());
-        // The very same mail, Message-ID and all; of the one that was cut off the server has the
-        // beginning.
+        // The retry is the same mail, with the same Message-ID. Of the interrupted mail, the server
+        // has only the beginning.
         let [first, second] = [&tries[0], &tries[1]].map(|event| event["mime"].as_str().unwrap());
         assert!(
             first.contains("\r\nMessage-ID: ") && second.starts_with(first),
@@ -137,56 +137,57 @@ async fn over_starttls_and_again_where_that_makes_sense() {
         .iter()
         .rfind(|event| event["event"] == "mail" && event["to"] == json!([later]))
         .unwrap();
-    check(&mail_of(last), &later, &link);
-    // Neither the password nor what a mail says is in the log.
+    assert_mail(&mail_of(last), &later, &link);
+    // The log contains neither the password nor the text of a mail.
     let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
     assert!(!log.contains(smtp::PASSWORD) && !log.contains(&link), "{log}");
 }
 
 #[tokio::test]
-async fn a_mail_survives_the_end_of_all_that_was_to_send_it() {
+async fn a_mail_survives_a_crash_of_the_service() {
     let address = "boss@example.com";
     let mut server = SmtpServer::with_account(&["--later", address]).await;
     let (instance, folder) = instance_for(&server, true, &[]).await;
-    let link = cause_mail(&instance.operator(), address).await;
+    let link = request_reset(&instance.operator(), address).await;
     assert_eq!(server.next("mail").await["answer"], 451);
     instance.kill().await;
-    // Nobody asks again: what was stored is enough. The link leads to where the service is now.
+    // The stored mail is sent without a new request. Its link has the service's new port.
     let port = server.port.to_string();
     let trusted = ("NODE_EXTRA_CA_CERTS", server.certificate.to_str().unwrap());
     let instance =
         Instance::restart_with(folder.path(), &[&[trusted][..], &account(&port)].concat()).await;
-    let events = server.next_within(TRIED_AGAIN_WITHIN, "mail").await;
+    let events = server.next_within(RETRY_TIMEOUT, "mail").await;
     let link = link.replace(
         link.split('/').nth(2).unwrap().rsplit(':').next().unwrap(),
         instance.url.rsplit(':').next().unwrap(),
     );
-    check(&mail_of(events.last().unwrap()), address, &link);
+    assert_mail(&mail_of(events.last().unwrap()), address, &link);
 }
 
 #[tokio::test]
-async fn over_tls_with_auth_login_and_not_waiting_for_a_silent_server() {
+async fn tls_and_auth_login_work_and_silent_servers_time_out() {
     let mut server = SmtpServer::with_account(&["--tls", "--auth", "LOGIN", "--silent", "1"]).await;
     let (instance, _folder) = instance_for(&server, true, &[("SMTP_SECURITY", "tls")]).await;
-    let link = cause_mail(&instance.operator(), "boss@example.com").await;
-    let events = server.next_within(TRIED_AGAIN_WITHIN, "mail").await;
-    let came = events.iter().filter(|event| event["event"] == "connection").count();
-    assert_eq!(came, 2, "{events:?}");
+    let link = request_reset(&instance.operator(), "boss@example.com").await;
+    let events = server.next_within(RETRY_TIMEOUT, "mail").await;
+    let connections = events.iter().filter(|event| event["event"] == "connection").count();
+    assert_eq!(connections, 2, "{events:?}");
     let event = events.last().unwrap();
     assert_eq!((&event["secure"], &event["user"]), (&json!(true), &json!(smtp::USERNAME)));
     assert_eq!(event["answer"], 250);
-    check(&mail_of(event), "boss@example.com", &link);
+    assert_mail(&mail_of(event), "boss@example.com", &link);
 }
 
 #[tokio::test]
-async fn nothing_is_said_in_clear_or_to_a_stranger() {
-    // First it offers no encryption, then with a certificate that nobody vouches for.
+async fn nothing_is_sent_unencrypted_or_to_untrusted_servers() {
+    // The server offers no encryption at first, and then a certificate that the service does not
+    // trust.
     let mut server = SmtpServer::with_account(&["--clear", "1"]).await;
     let (instance, _folder) = instance_for(&server, false, &[]).await;
-    cause_mail(&instance.operator(), "boss@example.com").await;
+    request_reset(&instance.operator(), "boss@example.com").await;
     let mut events = Vec::new();
     for _ in 0..3 {
-        events.extend(server.next_within(TRIED_AGAIN_WITHIN, "connection").await);
+        events.extend(server.next_within(RETRY_TIMEOUT, "connection").await);
     }
     let verbs: Vec<&Value> =
         events.iter().map(|event| &event["verb"]).filter(|verb| !verb.is_null()).collect();

@@ -1,4 +1,5 @@
-//! What operators do: start, set up, back up, restore, delete workspaces (`docs/operations.md`).
+//! The work of operators: start, set up, back up, restore, delete workspaces
+//! (`docs/operations.md`).
 
 mod backup;
 mod cloud;

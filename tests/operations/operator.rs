@@ -1,4 +1,4 @@
-//! Contract 2: the operator API.
+//! The operator API (contract 2).
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use serde_json::{Value, json};
 const PATH: &str = "/operator/workspaces/";
 
 #[tokio::test]
-async fn creates_a_workspace_with_a_superuser() {
+async fn the_operator_creates_a_workspace_with_a_superuser() {
     let slug = unique("op");
     let mut body = new_workspace(&slug);
     body["name"] = json!("Acme & Sons");
     let made = Api::operator().post(PATH, &body).await.expect(201);
     let port =
-        farhand_tests::setting_of_instance("FARHAND_URL").rsplit(':').next().unwrap().to_owned();
+        farhand_tests::instance_setting("FARHAND_URL").rsplit(':').next().unwrap().to_owned();
     assert_eq!(
         (&made["slug"], &made["region"], &made["name"]),
         (&json!(slug), &json!("local"), &json!("Acme & Sons"))
     );
-    // The base URL is made of the configuration, whatever the Host header says.
+    // The base URL comes from the configuration, whatever the `Host` header says.
     assert_eq!(made["base_url"], format!("http://{slug}.local.localhost:{port}"));
     let with_port = Api::operator().under("127.0.0.1:1");
     let other = with_port.post(PATH, &new_workspace(&unique("op"))).await.expect(201);
@@ -61,7 +61,7 @@ async fn a_taken_slug_changes_nothing() {
 }
 
 #[tokio::test]
-async fn bad_input_is_told_by_field() {
+async fn bad_input_is_reported_by_field() {
     let operator = Api::operator();
     let good = new_workspace(&unique("op"));
     operator.post(PATH, &json!({})).await.expect_fields(400, &["admin", "slug"]);
@@ -91,12 +91,12 @@ async fn bad_input_is_told_by_field() {
     let mut body = good.clone();
     body["admin"]["password"] = json!("boss@example.com");
     operator.post(PATH, &body).await.expect_fields(400, &["password"]);
-    // Nothing was made by any of these.
+    // None of these requests created anything.
     operator.post(PATH, &good).await.expect(201);
 }
 
 #[tokio::test]
-async fn the_operator_alone_gets_in_and_on_the_bare_domain_only() {
+async fn only_operators_get_in_and_only_on_the_bare_domain() {
     let workspace = Workspace::new().await;
     let operator = Api::operator();
     let single = format!("{PATH}{}/", workspace.slug);
@@ -118,7 +118,7 @@ async fn the_operator_alone_gets_in_and_on_the_bare_domain_only() {
         user.call(method, path).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
     }
     workspace.admin.get("/api/status/").await.expect(200);
-    // An operator is no user.
+    // The operator token is no user's credential.
     operator
         .under(&workspace.anonymous.host)
         .get("/api/status/")
@@ -127,7 +127,7 @@ async fn the_operator_alone_gets_in_and_on_the_bare_domain_only() {
 }
 
 #[tokio::test]
-async fn lists_workspaces() {
+async fn the_operator_lists_workspaces() {
     let workspace = Workspace::new().await;
     let mut path = format!("{PATH}?page_size=100");
     let found: Value = loop {
@@ -138,7 +138,7 @@ async fn lists_workspaces() {
         }
         path = page["next"]
             .as_str()
-            .expect("the workspace is in the list")
+            .expect("the workspace must be in the list")
             .split_once("127.0.0.1")
             .unwrap()
             .1
@@ -149,7 +149,7 @@ async fn lists_workspaces() {
 }
 
 #[tokio::test]
-async fn a_workspace_that_is_deleted_now_is_refused_and_purged() {
+async fn a_workspace_deleted_now_is_refused_and_purged() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -177,12 +177,12 @@ async fn a_workspace_that_is_deleted_now_is_refused_and_purged() {
         .post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
         .await;
     login.expect_detail(404, None);
-    // The agent is cut off, and stays out.
+    // The agent is disconnected and cannot connect again.
     assert_eq!(agent.next().await, Err(Some(1000)));
     agent.report(command["id"].as_str().unwrap(), "ack", None).await.expect_detail(404, None);
     assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(404));
 
-    // The slug is free at once, and nothing of the old workspace is in the new one.
+    // The slug is free immediately, and the new workspace contains nothing of the old one.
     let again = Workspace::with_slug(&workspace.slug).await;
     assert_eq!(again.admin.get("/api/servers/").await.expect(200)["count"], 0);
     assert_eq!(again.admin.get("/api/events/commands/").await.expect(200)["count"], 0);
@@ -195,7 +195,7 @@ async fn a_workspace_that_is_deleted_now_is_refused_and_purged() {
 }
 
 #[tokio::test]
-async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
+async fn a_purge_deletes_the_last_row_and_key() {
     let (instance, _state) = Instance::new().await;
     let kept = Workspace::made_by(&instance.operator(), "kept").await;
     let gone = Workspace::made_by(&instance.operator(), "gone").await;
@@ -209,7 +209,7 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
         }
         workspace.session().get("/api/status/").await.expect(200);
     }
-    // More rows than one step of the purge takes.
+    // More rows than one step of the purge deletes.
     let gone_id = "(SELECT id FROM workspaces WHERE slug = 'gone')";
     let many = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900)";
     instance
@@ -232,8 +232,8 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
          {many} INSERT INTO thing_pairs SELECT {gone_id}, i % 2, i FROM n"
     ));
     let gone_number = instance.read_d1(&format!("SELECT CAST({gone_id} AS TEXT)")).remove(0);
-    // How many rows of the table without a rowid go in each step, which leaves some other number of
-    // commands.
+    // Records how many rows of the table without a rowid each step deletes. Their number differs
+    // from the number of commands.
     instance.tamper_with_d1(&format!(
         "{many} INSERT INTO audit_expired SELECT {gone_id}, i, i, 'x' FROM n;
          CREATE TABLE steps (commands INTEGER PRIMARY KEY, expired INTEGER NOT NULL);
@@ -282,9 +282,9 @@ async fn a_deleted_workspace_is_purged_to_the_last_row_and_key() {
 }
 
 #[tokio::test]
-async fn a_deletion_that_is_cut_off_goes_on_after_a_restart() {
+async fn an_interrupted_deletion_continues_after_a_restart() {
     let (mut instance, state) = Instance::new().await;
-    // Cut off at once, in the middle, and just after the answer.
+    // Killed immediately, during the deletion, and just after the response.
     for (number, delay) in [0, 4, 30].into_iter().enumerate() {
         let slug = format!("gone{number}");
         let workspace = Workspace::made_by(&instance.operator(), &slug).await;
@@ -295,10 +295,10 @@ async fn a_deletion_that_is_cut_off_goes_on_after_a_restart() {
         let deletion = tokio::spawn(async move { request.send().await.map(drop) });
         tokio::time::sleep(Duration::from_millis(delay)).await;
         instance.kill().await;
-        // Answered or not, it was sent.
+        // The request was sent, and may have got no response.
         deletion.await.unwrap().ok();
         instance = Instance::restart(state.path()).await;
-        // It came through or it did not; asking again is fine either way.
+        // The first deletion may have succeeded or not. A repetition is valid in both cases.
         let again = instance.operator().call("DELETE", &format!("{PATH}{slug}/?now=true")).await;
         assert!([204, 404].contains(&again.status), "{}", again.text);
         workspace.admin.on(&instance.url).get("/api/status/").await.expect_detail(404, None);
@@ -311,14 +311,14 @@ async fn a_deletion_that_is_cut_off_goes_on_after_a_restart() {
     .await;
 }
 
-/// What the operator's list says of a workspace, if it is in there.
-async fn listed(operator: &Api, slug: &str) -> Option<Value> {
+/// A workspace's entry in the operator's list, or `None`.
+async fn listed_workspace(operator: &Api, slug: &str) -> Option<Value> {
     let page = operator.get(&format!("{PATH}?page_size=100")).await.expect(200);
     page["results"].as_array().unwrap().iter().find(|item| item["slug"] == slug).cloned()
 }
 
 #[tokio::test]
-async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
+async fn a_workspace_can_be_undeleted_in_its_grace_period() {
     let (instance, state) = Instance::new().await;
     let operator = instance.operator();
     let workspace = Workspace::made_by(&operator, "acme").await;
@@ -342,14 +342,14 @@ async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
     workspace.anonymous.log_in("boss", PASSWORD).await.expect_detail(404, None);
     assert_eq!(agent.next().await, Err(Some(1000)));
     assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(404));
-    // Its slug stays taken, and the list says until when.
+    // The slug stays taken, and the list shows when the purge begins.
     operator.post(PATH, &new_workspace("acme")).await.expect_fields(400, &["slug"]);
-    let item = listed(&operator, "acme").await.unwrap();
+    let item = listed_workspace(&operator, "acme").await.unwrap();
     assert!(
         item["deleted_at"].is_string() && item["purge_at"].as_str() > item["deleted_at"].as_str(),
         "{item}"
     );
-    // A look at what is due purges nothing that is not.
+    // A restart looks for due purges, and this one is not due.
     instance.stop().await;
     let instance = Instance::restart(state.path()).await;
     let operator = instance.operator();
@@ -357,13 +357,13 @@ async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
     let undeleted = operator.call("POST", &format!("{single}undelete/")).await.expect(200);
     assert_eq!(undeleted, json!({"slug": "acme"}));
     operator.call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
-    let item = listed(&operator, "acme").await.unwrap();
+    let item = listed_workspace(&operator, "acme").await.unwrap();
     assert_eq!((&item["deleted_at"], &item["purge_at"]), (&Value::Null, &Value::Null));
     let admin = workspace.admin.on(&instance.url);
     workspace.session().on(&instance.url).get("/api/status/").await.expect(200);
     let path = format!("/api/events/commands/{}/", waiting["id"].as_str().unwrap());
     assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], "Scheduled");
-    // The agent is taken again, and runs commands.
+    // The agent can connect again, and runs commands.
     let again = Workspace {
         admin: admin.clone(),
         anonymous: workspace.anonymous.on(&instance.url),
@@ -376,11 +376,11 @@ async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
         .expect(201);
     assert_eq!(agent.next_command().await["id"], made["id"]);
 
-    // Deleted again, it can be purged before its time.
+    // A deleted workspace can be purged before the grace period ends.
     operator.delete(&single).await.expect(204);
     operator.delete(&format!("{single}?now=true")).await.expect(204);
     operator.call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
-    assert_eq!(listed(&operator, "acme").await, None);
+    assert_eq!(listed_workspace(&operator, "acme").await, None);
     operator.post(PATH, &new_workspace("acme")).await.expect(201);
     let events = operator.get("/operator/audit/events/?page_size=100").await.expect(200);
     let actions: Vec<_> =
@@ -390,7 +390,7 @@ async fn a_deleted_workspace_is_kept_for_its_grace_period_and_undeleted() {
 }
 
 #[tokio::test]
-async fn nothing_is_delivered_in_a_deleted_workspace_whose_objects_are_not_suspended_yet() {
+async fn delivery_stops_before_the_objects_are_suspended() {
     let (instance, _state) = Instance::new().await;
     let mut agents = Vec::new();
     let mut workspaces = Vec::new();
@@ -406,7 +406,7 @@ async fn nothing_is_delivered_in_a_deleted_workspace_whose_objects_are_not_suspe
         let body = json!({"server": "web-1", "line": "id", "scheduled_at": at});
         made.push(workspace.admin.post("/api/events/commands/", &body).await.expect(201));
     }
-    // In D1 alone, as if the operator had been answered before the object was reached.
+    // Changes D1 only, as if the response had been sent before the object was suspended.
     let delete = |moment: &str| {
         format!(
             "UPDATE workspaces SET deleted_at = {moment}, purge_at = {moment} WHERE slug = 'acme'"
@@ -415,13 +415,13 @@ async fn nothing_is_delivered_in_a_deleted_workspace_whose_objects_are_not_suspe
     instance.tamper_with_d1(&delete("'2999-01-01T00:00:00.000000+00:00'"));
     assert_eq!(agents[1].next_command().await["id"], made[1]["id"]);
     assert!(agents[0].stays_silent().await);
-    // The command was not cancelled: an undeleted workspace goes on.
+    // The command was not cancelled: after an undeletion it is delivered.
     instance.tamper_with_d1(&delete("NULL"));
     assert_eq!(agents[0].next_command().await["id"], made[0]["id"]);
 }
 
 #[tokio::test]
-async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() {
+async fn a_failing_object_does_not_block_the_deletion() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let servers = [workspace.server("web-1").await, workspace.server("web-2").await];
@@ -429,7 +429,7 @@ async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() 
         ScriptedAgent::connect(&workspace, server).await;
     }
     instance.stop().await;
-    // For now the object of the first server cannot store that it is suspended.
+    // The object of the first server cannot store yet that it is suspended.
     let broken = servers[0]["id"].as_str().unwrap();
     let trigger = format!(
         "CREATE TRIGGER broken BEFORE INSERT ON server
@@ -443,14 +443,14 @@ async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() 
         ScriptedAgent::over(&api.with(&credential(&servers[1])), "/ws/servers/backhaul/").await;
     instance.operator().delete(&format!("{PATH}acme/")).await.expect(204);
     assert_eq!(agent.next().await, Err(Some(1000)));
-    eventually("the line of the object that failed", || async {
+    eventually("the log line of the failing object", || async {
         let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
         log.lines()
             .any(|line| line.contains("object_not_told") && line.contains(broken))
             .then_some(())
     })
     .await;
-    // It is tried again until it does.
+    // The service retries until the object succeeds.
     instance.tamper_with_objects("ServerLink", "DROP TRIGGER IF EXISTS broken");
     let suspended = || {
         instance.read_objects(
@@ -458,7 +458,7 @@ async fn an_object_that_fails_holds_up_neither_the_deletion_nor_other_servers() 
             "SELECT CAST(document ->> '$.is_suspended' AS TEXT) FROM server",
         )
     };
-    eventually_within(Duration::from_secs(180), "both objects", || async {
+    eventually_within(Duration::from_secs(180), "both objects to be suspended", || async {
         (suspended() == ["1", "1"]).then_some(())
     })
     .await;
@@ -470,7 +470,7 @@ async fn the_purge_begins_after_the_grace_period() {
     for slug in ["due", "not-due", "live"] {
         Workspace::made_by(&instance.operator(), slug).await.server("web-1").await;
     }
-    // An invalid setting_of_instance keeps the data, too.
+    // With an invalid setting, data is kept as well.
     for slug in ["due", "not-due"] {
         instance.operator().delete(&format!("{PATH}{slug}/")).await.expect(204);
     }
@@ -485,7 +485,7 @@ async fn the_purge_begins_after_the_grace_period() {
         )
     };
     eventually("the purge", || async { (slugs() == ["live", "not-due"]).then_some(()) }).await;
-    // Without a grace period a deletion is a purge.
+    // Without a grace period, a deletion purges immediately.
     instance.operator().delete(&format!("{PATH}live/")).await.expect(204);
     eventually("the purge", || async { (slugs() == ["not-due"]).then_some(()) }).await;
 }
@@ -506,7 +506,7 @@ async fn wrong_operator_tokens_are_counted_and_recorded() {
         refused.expect_detail(429, Some("THROTTLED"));
         assert!((1..=60).contains(&refused.header("Retry-After").parse::<u64>().unwrap()));
     }
-    // Guessing does not lock the operator out.
+    // Wrong tokens do not lock out the operator.
     operator.get(PATH).await.expect(200);
     let path = "/operator/audit/events/?page_size=100&action=operator.refuse";
     let events = eventually("the events", || async {
@@ -514,7 +514,7 @@ async fn wrong_operator_tokens_are_counted_and_recorded() {
         (events.len() >= 11).then_some(events)
     })
     .await;
-    assert_eq!(events.len(), 11, "one event for all that came beyond the limit");
+    assert_eq!(events.len(), 11, "requests beyond the limit share one event");
     assert!(
         events
             .iter()

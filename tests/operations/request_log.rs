@@ -5,14 +5,14 @@ use std::path::Path;
 
 use farhand_tests::client::unique;
 use farhand_tests::people::Person;
-use farhand_tests::{Api, Workspace, eventually, setting_of_instance};
+use farhand_tests::{Api, Workspace, eventually, instance_setting};
 use serde_json::{Value, json};
 
-/// Sends a request; returns all that the log has with its id, and its one line at the end.
-async fn logged(api: &Api, method: &str, path: &str) -> (String, Value) {
+/// Sends a request. Returns all log text with its id, and the one line at its end.
+async fn send_and_read_log(api: &Api, method: &str, path: &str) -> (String, Value) {
     let id = unique("log");
     let status = api.send(api.request(method, path).header("X-Request-Id", &id)).await.status;
-    let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
+    let log = Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log");
     let lines = eventually("the log's line", || async {
         let text = std::fs::read_to_string(&log).unwrap();
         let lines: Vec<String> =
@@ -20,7 +20,7 @@ async fn logged(api: &Api, method: &str, path: &str) -> (String, Value) {
         lines.iter().any(|line| line.contains("\"event\":\"request\"")).then_some(lines)
     })
     .await;
-    let [line] = lines.as_slice() else { panic!("one line: {lines:?}") };
+    let [line] = lines.as_slice() else { panic!("expected one line: {lines:?}") };
     let line = serde_json::from_str::<Value>(&line[line.find('{').unwrap()..]).unwrap();
     assert_eq!(
         (&line["request_id"], &line["method"], &line["status"]),
@@ -30,10 +30,11 @@ async fn logged(api: &Api, method: &str, path: &str) -> (String, Value) {
 }
 
 #[tokio::test]
-async fn each_request_has_one_line_that_tells_what_it_cost_and_no_secret() {
+async fn each_request_logs_one_line_with_costs_and_no_secret() {
     let workspace = Workspace::new().await;
     let (_, line) =
-        logged(&workspace.admin, "GET", "/api/events/commands/?search=confidential").await;
+        send_and_read_log(&workspace.admin, "GET", "/api/events/commands/?search=confidential")
+            .await;
     assert_eq!(
         (&line["workspace"], &line["route"]),
         (&json!(workspace.slug), &json!("/api/events/commands/"))
@@ -42,40 +43,40 @@ async fn each_request_has_one_line_that_tells_what_it_cost_and_no_secret() {
     assert!(line["rows_read"].as_u64().unwrap() > 0, "{line}");
     assert!(line["duration_ms"].is_u64(), "{line}");
     assert_eq!(line.as_object().unwrap().len(), 11, "{line}");
-    // What stands in a path or a query may be a key, or be nobody's business.
+    // A path or a query may contain a secret key or private data, so neither is send_and_read_log.
     for path in [
         "/api/auth/reset-password/confirm/confidential/",
         "/api/confidential/",
         "/api/status/?confidential=1",
     ] {
-        let (text, line) = logged(&workspace.anonymous, "GET", path).await;
+        let (text, line) = send_and_read_log(&workspace.anonymous, "GET", path).await;
         assert!(!text.contains("confidential"), "{text}");
         assert_eq!(line["d1_calls"], 0, "{path}");
     }
-    // What is open to everybody and cost nothing leaves no line; that of a later request is there
-    // without it.
+    // An open endpoint that needed no D1 call logs no line. Wait for the line of a later request,
+    // then look for the id.
     let id = unique("log");
     let api = &workspace.anonymous;
     let open = api.request("GET", "/api/auth/is-authenticated/").header("X-Request-Id", &id);
     api.send(open).await.expect(200);
-    logged(api, "GET", "/api/status/").await;
-    let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
+    send_and_read_log(api, "GET", "/api/status/").await;
+    let log = Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log");
     assert!(!std::fs::read_to_string(log).unwrap().contains(&id));
-    let (_, line) = logged(&workspace.anonymous, "GET", "/api/nothing-here/").await;
+    let (_, line) = send_and_read_log(&workspace.anonymous, "GET", "/api/nothing-here/").await;
     assert_eq!((&line["route"], &line["status"]), (&json!(null), &json!(404)));
 }
 
 #[tokio::test]
-async fn the_shorter_statement_of_a_list_is_given_up_where_it_does_not_do_any_more() {
+async fn a_list_falls_back_when_full_access_ends() {
     let workspace = Workspace::new().await;
     workspace.server("web-1").await;
     let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
     workspace.admin.post("/api/events/commands/", &body).await.expect(201);
     let alice = Person::staff(&workspace, "alice").await;
-    // An API token, as a change of rank ends sessions.
+    // An API token, because a change of rank ends sessions.
     let token = alice.with_api_token().await;
     let list = async || {
-        let (_, line) = logged(&token, "GET", "/api/events/commands/").await;
+        let (_, line) = send_and_read_log(&token, "GET", "/api/events/commands/").await;
         let count = token.get("/api/events/commands/").await.expect(200)["count"].clone();
         (line["d1_calls"].clone(), count)
     };

@@ -1,7 +1,6 @@
-//! Retention (docs/contributing/retention.md): commands that are over for long are deleted, by the
-//! clock, in bounded steps. Here the clock ticks when an instance starts; commands are made through the API,
-//! and then the moments at which they ended are moved into the past, in D1 and in their server's
-//! object.
+//! Retention (docs/scaling.md): a cron trigger deletes old commands in bounded steps. In these
+//! tests, the trigger fires when an instance starts. Commands are created through the API, and then
+//! their times are moved into the past, in D1 and in the object of their server.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,53 +17,54 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PATH: &str = "/api/events/commands/";
-const DAYS: &str = "COMMAND_RETENTION_DAYS";
-/// A name that the log's lines about it have.
-const STEP: &str = "\"event\":\"retention\"";
-/// What the log tells when a look for old commands is through.
-const OVER: &str = "\"event\":\"retention_over\"";
+const DAYS_VARIABLE: &str = "COMMAND_RETENTION_DAYS";
+/// Occurs in the log line of each step.
+const STEP_EVENT: &str = "\"event\":\"retention\"";
+/// Occurs in the log line at the end of a retention pass.
+const PASS_END_EVENT: &str = "\"event\":\"retention_over\"";
 
-/// The same at each call.
+/// Returns the same time at each call.
 fn days_ago(days: i64) -> Timestamp {
     static NOW: LazyLock<Timestamp> = LazyLock::new(now);
     NOW.plus_seconds(-days * 24 * 60 * 60)
 }
 
-/// The characters with which the ids of commands begin that were created some days ago.
-fn begin_of_ids(days: i64) -> String {
+/// The first characters of the ids of commands that were created some days ago.
+fn id_prefix(days: i64) -> String {
     id::new(days_ago(days), [0; 10]).to_string()[..13].to_owned()
 }
 
-/// The id of a command after [`age`] or [`rename`].
+/// The id that a command has after [`age`] or [`set_created`].
 fn aged(id: &str, days: i64) -> String {
-    format!("{}{}", begin_of_ids(days), &id[13..])
+    format!("{}{}", id_prefix(days), &id[13..])
 }
 
 fn single(id: &str) -> String {
     format!("{PATH}{id}/")
 }
 
-/// The lines of the Worker's log that hold a text.
-fn logged(state: &Path, text: &str) -> Vec<String> {
+/// The lines of the Worker's log that contain a text.
+fn log_lines(state: &Path, text: &str) -> Vec<String> {
     let log = std::fs::read_to_string(state.join("worker.log")).unwrap();
     log.lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
 }
 
-/// Starts an instance on a state again and waits until it has looked for old commands; returns how
-/// many it deleted.
-async fn looked(state: &TempDir, days: &str) -> (Instance, u64) {
-    let before = logged(state.path(), OVER).len();
-    let instance = Instance::restart_with(state.path(), &[(DAYS, days)]).await;
-    let line = eventually_within(Duration::from_secs(120), "the end of the look", || async {
-        logged(state.path(), OVER).get(before).cloned()
-    })
-    .await;
+/// Restarts an instance and waits until its retention pass is complete. Returns the instance, and
+/// how insert_commands_sql commands were deleted.
+async fn run_retention(state: &TempDir, days: &str) -> (Instance, u64) {
+    let before = log_lines(state.path(), PASS_END_EVENT).len();
+    let instance = Instance::restart_with(state.path(), &[(DAYS_VARIABLE, days)]).await;
+    let line =
+        eventually_within(Duration::from_secs(120), "the end of the retention pass", || async {
+            log_lines(state.path(), PASS_END_EVENT).get(before).cloned()
+        })
+        .await;
     let line: Value = serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap();
     (instance, line["deleted"].as_u64().unwrap())
 }
 
-/// Moves the creation and the end of the commands whose line begins so to some days ago, in D1 and
-/// in the objects; returns of how many.
+/// Moves the creation and the end of commands into the past, in D1 and in the objects. `lines` is
+/// how their lines start. Returns the number of changed rows in D1.
 fn age(state: &TempDir, lines: &str, days: i64) -> u64 {
     let at = days_ago(days);
     let change = format!(
@@ -75,21 +75,21 @@ fn age(state: &TempDir, lines: &str, days: i64) -> u64 {
     age_in_d1(state, lines, days)
 }
 
-/// The same, but the objects have the end as it was.
+/// Like [`age`], but the objects keep the true end.
 fn age_in_d1(state: &TempDir, lines: &str, days: i64) -> u64 {
     let at = days_ago(days);
-    rename(state, lines, days, "NOT NULL");
+    set_created(state, lines, days, "NOT NULL");
     let sql = format!(
         "UPDATE commands SET handled_at = '{at}' WHERE line LIKE '{lines}%' AND handled_at IS NOT NULL"
     );
     change_d1(state.path(), &sql)
 }
 
-/// Gives commands the ids of some days ago; returns how many in D1.
-fn rename(state: &TempDir, lines: &str, days: i64, handled_at: &str) -> u64 {
-    let (added, id) = (days_ago(days), |column: &str| {
-        format!("'{}' || substr({column}, 14)", begin_of_ids(days))
-    });
+/// Moves the creation of commands into the past, by changing their ids. Returns the number of
+/// changed rows in D1.
+fn set_created(state: &TempDir, lines: &str, days: i64, handled_at: &str) -> u64 {
+    let (added, id) =
+        (days_ago(days), |column: &str| format!("'{}' || substr({column}, 14)", id_prefix(days)));
     let which = format!(
         "document ->> '$.command.line' LIKE '{lines}%' AND document ->> '$.life.handled_at' IS {handled_at}"
     );
@@ -112,16 +112,16 @@ fn rename(state: &TempDir, lines: &str, days: i64, handled_at: &str) -> u64 {
     )
 }
 
-/// Runs a command of a user's to its end, with a piece of output; returns its id.
-async fn run(api: &Api, agent: &mut ScriptedAgent, server: &Value, line: &str) -> String {
-    let id = begin(api, agent, server, line).await;
+/// Runs a command with some output to its end, and returns its id.
+async fn run_command(api: &Api, agent: &mut ScriptedAgent, server: &Value, line: &str) -> String {
+    let id = start_command(api, agent, server, line).await;
     agent.chunk(&id, 0, "some output").await;
     agent.fin(&id, 0, "some output").await;
     id
 }
 
-/// The same, but leaves it running.
-async fn begin(api: &Api, agent: &mut ScriptedAgent, server: &Value, line: &str) -> String {
+/// Starts a command, leaves it running, and returns its id.
+async fn start_command(api: &Api, agent: &mut ScriptedAgent, server: &Value, line: &str) -> String {
     let body = json!({"server": server["id"], "line": line, "username": "root"});
     let id = api.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
     assert_eq!(agent.next_command().await["id"], id);
@@ -129,8 +129,8 @@ async fn begin(api: &Api, agent: &mut ScriptedAgent, server: &Value, line: &str)
     id
 }
 
-/// The ids in a list.
-async fn listed(api: &Api, query: &[(&str, String)]) -> BTreeSet<String> {
+/// The ids in a list. Asserts that its count matches.
+async fn listed_ids(api: &Api, query: &[(&str, String)]) -> BTreeSet<String> {
     let mut query = query.to_vec();
     query.push(("page_size", "100".to_owned()));
     let list = api.get(&format!("{PATH}?{}", encoded(&query))).await.expect(200);
@@ -144,9 +144,9 @@ async fn listed(api: &Api, query: &[(&str, String)]) -> BTreeSet<String> {
     ids
 }
 
-/// Asserts that what D1 keeps beside its commands is just what they call for, and that the objects
-/// hold no others.
-async fn is_consistent(instance: &Instance) {
+/// Asserts that the counters and search tables in D1 match the commands in D1, and that objects
+/// hold no other commands.
+async fn assert_consistent(instance: &Instance) {
     const COUNTED: &str = "FROM commands c JOIN counted_commands n ON n.workspace_id = c.workspace_id WHERE c.seq <= n.up_to";
     let sql = format!("SELECT
         (SELECT count(*) FROM command_counts WHERE total <= 0) AS empty_counts,
@@ -178,7 +178,7 @@ async fn is_consistent(instance: &Instance) {
     }
 }
 
-/// How many objects of servers hold anything.
+/// How insert_commands_sql objects of servers hold data.
 fn used_objects(instance: &Instance) -> usize {
     instance
         .read_objects("ServerLink", "SELECT name FROM sqlite_master WHERE name = 'server'")
@@ -186,7 +186,7 @@ fn used_objects(instance: &Instance) -> usize {
 }
 
 #[tokio::test]
-async fn old_commands_go_everywhere_and_nothing_else_does() {
+async fn old_commands_are_deleted_everywhere_and_no_others() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let other = Workspace::made_by(&instance.operator(), "other").await;
@@ -203,21 +203,21 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     let (mut old, mut young) = (BTreeSet::new(), BTreeSet::new());
     let is_old = |id: String| aged(&id, 31);
     let is_young = |id: String| aged(&id, 29);
-    old.insert(is_old(run(&boss, on_one, one, "old boss").await));
-    old.insert(is_old(run(&boss, on_one, one, "old with much output").await));
-    old.insert(is_old(run(&anna, on_one, one, "old anna").await));
-    old.insert(is_old(run(&anna, on_two, two, "old anna").await));
-    old.insert(is_old(run(&boss, on_half, half, "old half").await));
-    old.insert(is_old(run(&anna, on_gone, gone, "old gone").await));
-    young.insert(is_young(run(&boss, on_one, one, "young boss").await));
-    young.insert(is_young(run(&boss, on_two, two, "young boss").await));
-    young.insert(is_young(run(&anna, on_half, half, "young half").await));
-    // It was created long ago, and ended now.
-    young.insert(aged(&run(&boss, on_one, one, "created long ago").await, 90));
-    // It is over in D1 for long, but not in the object, which knows better.
-    young.insert(is_old(run(&boss, on_one, one, "object knows better").await));
-    // They have been running and waiting for long.
-    let running = aged(&begin(&anna, on_one, one, "old but running").await, 90);
+    old.insert(is_old(run_command(&boss, on_one, one, "old boss").await));
+    old.insert(is_old(run_command(&boss, on_one, one, "old with much output").await));
+    old.insert(is_old(run_command(&anna, on_one, one, "old anna").await));
+    old.insert(is_old(run_command(&anna, on_two, two, "old anna").await));
+    old.insert(is_old(run_command(&boss, on_half, half, "old half").await));
+    old.insert(is_old(run_command(&anna, on_gone, gone, "old gone").await));
+    young.insert(is_young(run_command(&boss, on_one, one, "young boss").await));
+    young.insert(is_young(run_command(&boss, on_two, two, "young boss").await));
+    young.insert(is_young(run_command(&anna, on_half, half, "young half").await));
+    // Created long ago, but ended just now.
+    young.insert(aged(&run_command(&boss, on_one, one, "created long ago").await, 90));
+    // D1 has an old end for this command, and the object has the true one.
+    young.insert(is_old(run_command(&boss, on_one, one, "object knows better").await));
+    // Running or waiting since long ago.
+    let running = aged(&start_command(&anna, on_one, one, "old but running").await, 90);
     young.insert(running.clone());
     let later =
         json!({"server": one["id"], "line": "old but waiting", "scheduled_at": days_ago(-100)});
@@ -230,9 +230,10 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     old.insert(is_old(cancelled));
     let elsewhere = other.server("web-1").await;
     let mut on_elsewhere = ScriptedAgent::connect(&other, &elsewhere).await;
-    let others_old = is_old(run(&other.admin, &mut on_elsewhere, &elsewhere, "old boss").await);
+    let others_old =
+        is_old(run_command(&other.admin, &mut on_elsewhere, &elsewhere, "old boss").await);
     let others_young =
-        is_young(run(&other.admin, &mut on_elsewhere, &elsewhere, "young boss").await);
+        is_young(run_command(&other.admin, &mut on_elsewhere, &elsewhere, "young boss").await);
     for server in [&*half, &*gone] {
         boss.delete(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap()))
             .await
@@ -240,29 +241,30 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     }
     let (one, two, half) = (one.clone(), two.clone(), half.clone());
     drop(servers);
-    instance.stop_when_d1_knows().await;
+    instance.stop_when_d1_is_current().await;
     assert_eq!(age(&state, "old", 31), 8);
     assert_eq!(age(&state, "young", 29), 4);
     assert_eq!(age_in_d1(&state, "object", 31), 1);
-    assert_eq!(rename(&state, "old but", 90, "NULL"), 2);
-    assert_eq!(rename(&state, "created", 90, "NOT NULL"), 1);
-    // More output than goes at once.
+    assert_eq!(set_created(&state, "old but", 90, "NULL"), 2);
+    assert_eq!(set_created(&state, "created", 90, "NOT NULL"), 1);
+    // More output than one step deletes.
     let output = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
         INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
         SELECT c.id, n.i, 0, n.i + 1, 1, 1, '1', 'x' FROM commands c CROSS JOIN n WHERE c.document ->> '$.command.line' = 'old with much output'";
     assert_eq!(change_objects(state.path(), "ServerLink", output), 20_000);
 
-    let (instance, deleted) = looked(&state, "30").await;
+    let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 8);
     let (boss, anna) = (boss.on(&instance.url), anna.on(&instance.url));
-    let all = listed(&boss, &[]).await;
+    let all = listed_ids(&boss, &[]).await;
     assert_eq!(all, young);
-    is_consistent(&instance).await;
-    // Of the five servers of commands one is gone with all that there was of it.
+    assert_consistent(&instance).await;
+    // One of the five servers with commands was deleted, and so were all its commands: its object
+    // is empty.
     assert_eq!(used_objects(&instance), 4);
     let gone = instance.d1("SELECT id FROM gone_servers");
     assert_eq!(gone, json!([{"id": half["id"]}]));
-    // Filters and the search tell of the others what they told before.
+    // Filters and the search still find the remaining commands.
     let mut shown = Vec::new();
     for id in &all {
         shown.push(boss.get(&single(id)).await.expect(200));
@@ -284,14 +286,14 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     ] {
         let expected = of(&|item| item[name] == *value);
         assert_eq!(
-            listed(&boss, &[(name, value.as_str().unwrap().to_owned())]).await,
+            listed_ids(&boss, &[(name, value.as_str().unwrap().to_owned())]).await,
             expected,
             "{name} {value}"
         );
     }
     for id in [1, 2, 3] {
         let expected = of(&|item| item["requested_by"]["id"] == id);
-        assert_eq!(listed(&boss, &[("requested_by", id.to_string())]).await, expected);
+        assert_eq!(listed_ids(&boss, &[("requested_by", id.to_string())]).await, expected);
     }
     for (name, value, expected) in [
         ("requested_by_isnull", "true", of(&|_| false)),
@@ -303,9 +305,13 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
         ("search", "web-2", of(&|item| item["server_name"] == "web-2")),
         ("ordering", "handled_at", of(&|_| true)),
     ] {
-        assert_eq!(listed(&boss, &[(name, value.to_owned())]).await, expected, "{name}={value}");
+        assert_eq!(
+            listed_ids(&boss, &[(name, value.to_owned())]).await,
+            expected,
+            "{name}={value}"
+        );
     }
-    assert_eq!(listed(&anna, &[]).await, young);
+    assert_eq!(listed_ids(&anna, &[]).await, young);
     for id in &old {
         for (method, path) in [
             ("GET", single(id)),
@@ -319,9 +325,9 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
         }
     }
     let others = other.admin.on(&instance.url);
-    assert_eq!(listed(&others, &[]).await, BTreeSet::from([others_young]));
+    assert_eq!(listed_ids(&others, &[]).await, BTreeSet::from([others_young]));
     others.get(&single(&others_old)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
-    // What stayed has its output; what ran goes on, and so does the server.
+    // Remaining commands have their output. The running command and its server still work.
     for id in young
         .iter()
         .filter(|id| **id != running && of(&|item| item["output_bytes"] != 0).contains(*id))
@@ -332,42 +338,45 @@ async fn old_commands_go_everywhere_and_nothing_else_does() {
     let mut agent = ScriptedAgent::over(&api, "/ws/servers/backhaul/").await;
     agent.fin(&running, 0, "done").await;
     assert_eq!(boss.get(&single(&running)).await.expect(200)["result"], "done");
-    // An agent's report of a command that never was stays a 404, and brings nothing back.
+    // This id is older than the server, so a report about it returns 404 and stores nothing.
     let is_gone = old.first().unwrap();
     agent.report(is_gone, "fin", Some(&json!({"success": true}))).await.expect_detail(404, None);
     boss.get(&single(is_gone)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
-    run(&boss, &mut agent, &one, "old but new").await;
+    run_command(&boss, &mut agent, &one, "old but new").await;
 
-    // With its last command a server that is gone is, too.
-    instance.stop_when_d1_knows().await;
+    // A deleted server is forgotten with its last command.
+    instance.stop_when_d1_is_current().await;
     age(&state, "young half", 31);
-    let (instance, deleted) = looked(&state, "30").await;
+    let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 1);
     assert_eq!(used_objects(&instance), 3);
     assert_eq!(instance.d1("SELECT id FROM gone_servers"), json!([]));
-    is_consistent(&instance).await;
+    assert_consistent(&instance).await;
 }
 
 #[tokio::test]
-async fn commands_are_kept_for_as_long_as_is_set() {
+async fn commands_are_kept_for_the_configured_days() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let id = aged(&run(&workspace.admin, &mut agent, &server, "old").await, 400);
-    instance.stop_when_d1_knows().await;
+    let id = aged(&run_command(&workspace.admin, &mut agent, &server, "old").await, 400);
+    instance.stop_when_d1_is_current().await;
     assert_eq!(age(&state, "old", 400), 1);
-    for (setting, complaints) in
+    for (setting, expected_warnings) in
         [("0", 0), ("", 0), ("a year", 1), ("1", 2), ("-365", 3), ("401", 3)]
     {
-        let (instance, deleted) = looked(&state, setting).await;
+        let (instance, deleted) = run_retention(&state, setting).await;
         assert_eq!(deleted, 0, "{setting:?}");
         workspace.admin.on(&instance.url).get(&single(&id)).await.expect(200);
-        let complained = || logged(state.path(), "COMMAND_RETENTION_DAYS is neither").len();
-        eventually("the complaint", || async { (complained() == complaints).then_some(()) }).await;
+        let warnings_logged = || log_lines(state.path(), "COMMAND_RETENTION_DAYS is neither").len();
+        eventually("the warning in the log", || async {
+            (warnings_logged() == expected_warnings).then_some(())
+        })
+        .await;
         instance.stop().await;
     }
-    let (instance, deleted) = looked(&state, "365").await;
+    let (instance, deleted) = run_retention(&state, "365").await;
     assert_eq!(deleted, 1);
     workspace
         .admin
@@ -375,7 +384,7 @@ async fn commands_are_kept_for_as_long_as_is_set() {
         .get(&single(&id))
         .await
         .expect_detail(404, Some("COMMAND_NOT_FOUND"));
-    // The platform's way to set the clock off is not there for everybody.
+    // Callers cannot use the runtime's own endpoints to fire the cron trigger.
     for path in ["/cdn-cgi/handler/scheduled", "/cdn-cgi/mf/scheduled"] {
         for host in [&workspace.anonymous.host, "127.0.0.1", "localhost"] {
             let reply = workspace.anonymous.on(&instance.url).under(host).get(path).await;
@@ -389,44 +398,45 @@ async fn commands_are_kept_for_as_long_as_is_set() {
     }
 }
 
-/// SQL that puts commands of a server into a workspace, which ended some days ago. Their objects
-/// never heard of them.
-fn many(workspace: &str, server: &str, range: (u32, u32), days: i64) -> String {
+/// SQL that inserts commands of a server, which ended some days ago. Their objects do not have
+/// them.
+fn insert_commands_sql(workspace: &str, server: &str, range: (u32, u32), days: i64) -> String {
     let (from, to) = range;
-    let (at, begin) = (days_ago(days), begin_of_ids(days));
+    let (at, start_command) = (days_ago(days), id_prefix(days));
     format!(
         "WITH RECURSIVE n (i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM n WHERE i < {to})
          INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
             added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success)
-         SELECT (w.id << 40) + 1000 + i, w.id, printf('{begin}-7000-%04x-%012x', 32768 + w.id, i), {server}, 'web', u.id, 'system', 'uptime ' || i, 'root', '',
+         SELECT (w.id << 40) + 1000 + i, w.id, printf('{start_command}-7000-%04x-%012x', 32768 + w.id, i), {server}, 'web', u.id, 'system', 'uptime ' || i, 'root', '',
             60, '{at}', '{at}', '{at}', '{at}', '{at}', '{at}', 'success', '', 1
          FROM workspaces w JOIN users u ON u.workspace_id = w.id CROSS JOIN n WHERE w.slug = '{workspace}';"
     )
 }
 
 #[tokio::test]
-async fn a_step_is_as_large_however_much_there_is() {
+async fn a_step_costs_the_same_in_small_and_large_workspaces() {
     let (instance, state) = Instance::new().await;
     let small = Workspace::made_by(&instance.operator(), "small").await;
     let large = Workspace::made_by(&instance.operator(), "large").await;
     instance.stop().await;
-    // As many on one server as on many, which is the most that a step can have.
+    // As insert_commands_sql commands on one server as on insert_commands_sql servers. Many servers are the most expensive case
+    // for a step.
     let one = "'00000000-0000-7000-8000-000000000001'";
     let each = "printf('%08x-0000-7000-9000-%012x', i, w.id)";
-    change_d1(state.path(), &many("small", one, (1, 130), 40));
-    change_d1(state.path(), &many("small", one, (131, 140), 1));
-    change_d1(state.path(), &many("large", one, (1, 130), 40));
-    change_d1(state.path(), &many("large", each, (131, 250), 40));
-    change_d1(state.path(), &many("large", one, (251, 30_000), 1));
-    let before = logged(state.path(), STEP).len();
-    let (instance, deleted) = looked(&state, "30").await;
+    change_d1(state.path(), &insert_commands_sql("small", one, (1, 130), 40));
+    change_d1(state.path(), &insert_commands_sql("small", one, (131, 140), 1));
+    change_d1(state.path(), &insert_commands_sql("large", one, (1, 130), 40));
+    change_d1(state.path(), &insert_commands_sql("large", each, (131, 250), 40));
+    change_d1(state.path(), &insert_commands_sql("large", one, (251, 30_000), 1));
+    let before = log_lines(state.path(), STEP_EVENT).len();
+    let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 130 + 250);
     for (workspace, left) in [(&small, 10), (&large, 29_750)] {
         let list = workspace.admin.on(&instance.url).get(PATH).await.expect(200);
         assert_eq!(list["count"], left);
     }
-    is_consistent(&instance).await;
-    let steps: Vec<Value> = logged(state.path(), STEP)[before..]
+    assert_consistent(&instance).await;
+    let steps: Vec<Value> = log_lines(state.path(), STEP_EVENT)[before..]
         .iter()
         .map(|line| serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap())
         .collect();
@@ -439,103 +449,113 @@ async fn a_step_is_as_large_however_much_there_is() {
     for ((deleted, read), written) in
         of("deleted").into_iter().zip(of("rows_read")).zip(of("rows_written"))
     {
-        assert!(read <= 40 * deleted + 50, "{read} for {deleted}");
-        assert!(written <= 6 * deleted + 10, "{written} for {deleted}");
+        assert!(read <= 40 * deleted + 50, "{read} rows read for {deleted} commands");
+        assert!(written <= 6 * deleted + 10, "{written} rows written for {deleted} commands");
     }
-    // On one server: each itself and its place in the search index.
+    // If all commands are of one server, each costs two rows: itself and its entry in the search
+    // index.
     for (deleted, written) in of("deleted").into_iter().zip(of("rows_written")).take(3) {
-        assert!(written <= 2 * deleted + 10, "{written} for {deleted} of one server");
+        assert!(
+            written <= 2 * deleted + 10,
+            "{written} rows written for {deleted} commands of one server"
+        );
     }
 }
 
 #[tokio::test]
-async fn what_is_cut_off_goes_on() {
+async fn an_interrupted_retention_pass_continues() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     for _ in 0..3 {
-        run(&workspace.admin, &mut agent, &server, "old").await;
+        run_command(&workspace.admin, &mut agent, &server, "old").await;
     }
-    let kept = run(&workspace.admin, &mut agent, &server, "young").await;
-    instance.stop_when_d1_knows().await;
+    let kept = run_command(&workspace.admin, &mut agent, &server, "young").await;
+    instance.stop_when_d1_is_current().await;
     assert_eq!(age(&state, "old", 31), 3);
-    // Between the object and D1: the one has forgotten them, the other does not delete.
+    // Interrupted between object and D1: the object has deleted the commands, and D1 rejects the
+    // deletion.
     change_d1(
         state.path(),
         "CREATE TRIGGER fails BEFORE DELETE ON commands BEGIN SELECT raise(ABORT, 'broken'); END",
     );
-    let instance = Instance::restart_with(state.path(), &[(DAYS, "30")]).await;
+    let instance = Instance::restart_with(state.path(), &[(DAYS_VARIABLE, "30")]).await;
     eventually("the object to forget", || async {
         (instance.read_objects("ServerLink", "SELECT id FROM commands") == [kept.clone()])
             .then_some(())
     })
     .await;
-    assert_eq!(listed(&workspace.admin.on(&instance.url), &[]).await.len(), 4);
+    assert_eq!(listed_ids(&workspace.admin.on(&instance.url), &[]).await.len(), 4);
     instance.kill().await;
     change_d1(state.path(), "DROP TRIGGER fails");
-    let (instance, deleted) = looked(&state, "30").await;
+    let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 3);
     assert_eq!(
-        listed(&workspace.admin.on(&instance.url), &[]).await,
+        listed_ids(&workspace.admin.on(&instance.url), &[]).await,
         BTreeSet::from([kept.clone()])
     );
-    is_consistent(&instance).await;
-    // At any moment of many steps.
+    assert_consistent(&instance).await;
+    // Interrupted at any point of insert_commands_sql steps.
     instance.stop().await;
     change_d1(
         state.path(),
-        &many("acme", "printf('%08x-0000-7000-9000-%012x', i % 7, w.id)", (1, 3_000), 40),
+        &insert_commands_sql(
+            "acme",
+            "printf('%08x-0000-7000-9000-%012x', i % 7, w.id)",
+            (1, 3_000),
+            40,
+        ),
     );
     for steps in [1, 3, 9] {
-        let before = logged(state.path(), STEP).len();
-        let instance = Instance::restart_with(state.path(), &[(DAYS, "30")]).await;
+        let before = log_lines(state.path(), STEP_EVENT).len();
+        let instance = Instance::restart_with(state.path(), &[(DAYS_VARIABLE, "30")]).await;
         eventually("some steps", || async {
-            (logged(state.path(), STEP).len() >= before + steps).then_some(())
+            (log_lines(state.path(), STEP_EVENT).len() >= before + steps).then_some(())
         })
         .await;
         instance.kill().await;
     }
-    let (instance, _) = looked(&state, "30").await;
-    assert_eq!(listed(&workspace.admin.on(&instance.url), &[]).await, BTreeSet::from([kept]));
-    is_consistent(&instance).await;
+    let (instance, _) = run_retention(&state, "30").await;
+    assert_eq!(listed_ids(&workspace.admin.on(&instance.url), &[]).await, BTreeSet::from([kept]));
+    assert_consistent(&instance).await;
 }
 
 #[tokio::test]
-async fn an_object_that_fails_holds_up_nobody_else() {
+async fn a_failing_object_does_not_block_others() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     for name in ["broken", "whole"] {
         let server = workspace.server(name).await;
         let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-        run(&workspace.admin, &mut agent, &server, &format!("old {name}")).await;
+        run_command(&workspace.admin, &mut agent, &server, &format!("old {name}")).await;
     }
-    instance.stop_when_d1_knows().await;
+    instance.stop_when_d1_is_current().await;
     age(&state, "old broken", 41);
     age(&state, "old whole", 40);
-    // What it keeps of the command cannot be deleted.
+    // This trigger makes the object reject the deletion.
     let fails =
         "CREATE TRIGGER fails BEFORE DELETE ON commands WHEN old.document ->> '$.command.line' = 'old broken' BEGIN
         SELECT raise(ABORT, 'broken'); END";
     change_objects(state.path(), "ServerLink", fails);
-    let (instance, deleted) = looked(&state, "30").await;
+    let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 1);
     let left = workspace.admin.on(&instance.url).get(PATH).await.expect(200);
     assert_eq!((&left["count"], &left["results"][0]["line"]), (&json!(1), &json!("old broken")));
     instance.stop().await;
     change_objects(state.path(), "ServerLink", "DROP TRIGGER fails");
-    let (instance, deleted) = looked(&state, "30").await;
+    let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 1);
-    is_consistent(&instance).await;
+    assert_consistent(&instance).await;
 }
 
 #[tokio::test]
-async fn a_late_report_of_a_command_that_may_be_deleted_is_taken() {
+async fn late_reports_of_possibly_deleted_commands_are_accepted() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let mut server = workspace.server("web-1").await;
     instance.stop().await;
-    // A server that is as old as its commands.
+    // A server that was created before its commands.
     let made = |days: i64| id::new(days_ago(days), [7; 10]).to_string();
     let old = made(20);
     assert_eq!(change_d1(state.path(), &format!("UPDATE servers SET id = '{old}'")), 1);
@@ -562,10 +582,10 @@ async fn a_late_report_of_a_command_that_may_be_deleted_is_taken() {
     assert!(instance.read_objects("ServerLink", "SELECT command FROM chunks").is_empty());
 }
 
-/// What a revoked session's commands may still need stays: a row that is not a day old, or whose
-/// user has a waiting command.
+/// Rows stay for a day, and as long as their user has a waiting command. Commands of the session
+/// may still need them.
 #[tokio::test]
-async fn revoked_sessions_are_forgotten_after_a_day() {
+async fn revoked_sessions_are_deleted_after_a_day() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     workspace.server("web-1").await;
@@ -589,9 +609,9 @@ async fn revoked_sessions_are_forgotten_after_a_day() {
         instance.d1(&sql);
     }
     instance.stop().await;
-    let (instance, _) = looked(&state, "0").await;
-    // The look may be one that the instance before had begun.
-    eventually("the clock to forget", || async {
+    let (instance, _) = run_retention(&state, "0").await;
+    // The previous instance may have started this pass.
+    eventually("the cron trigger to delete old rows", || async {
         let left = instance.read_d1("SELECT id FROM revoked_sessions ORDER BY id");
         assert!(
             ["needed", "young"].iter().all(|id| left.iter().any(|left| left == id)),

@@ -1,12 +1,12 @@
-//! Contract 11.3: a deployment that is not complete says what to do.
+//! An incomplete deployment says what is missing (contract 11.3).
 
 use farhand_tests::client::{PASSWORD, new_workspace};
 use farhand_tests::{Api, Instance, Workspace};
 use serde_json::json;
 
-/// Asserts that every path is refused with what to do, before the host is mapped, except the two
-/// that must not be.
-async fn is_not_set_up(operator: &Api, workspace: &Api, word: &str) {
+/// Asserts that every path returns `NOT_SET_UP` with a word of explanation, whatever the host. Two
+/// paths are exempt: `/healthz` and `is-authenticated`.
+async fn assert_not_set_up(operator: &Api, workspace: &Api, word: &str) {
     for api in [
         workspace.clone(),
         workspace.anonymous(),
@@ -27,7 +27,7 @@ async fn is_not_set_up(operator: &Api, workspace: &Api, word: &str) {
         }
         assert_eq!(api.get("/healthz").await.expect(200)["status"], "ok");
     }
-    // The name of no workspace at all.
+    // A host name that cannot be a workspace.
     workspace
         .under("a.b.c.localhost")
         .get("/api/status/")
@@ -47,24 +47,24 @@ async fn is_not_set_up(operator: &Api, workspace: &Api, word: &str) {
 }
 
 #[tokio::test]
-async fn a_database_without_tables_is_said_to_be_one() {
+async fn a_database_without_tables_is_reported() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     instance.stop().await;
     std::fs::remove_dir_all(state.path().join("v3/d1")).unwrap();
     let instance = Instance::restart(state.path()).await;
-    is_not_set_up(&instance.operator(), &workspace.admin.on(&instance.url), "tables").await;
+    assert_not_set_up(&instance.operator(), &workspace.admin.on(&instance.url), "tables").await;
 }
 
 #[tokio::test]
-async fn a_missing_secret_is_named() {
+async fn a_missing_secret_is_reported() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let operator = instance.operator();
     instance.stop().await;
     for short in ["", "31-characters-are-not-enough..."] {
         let (_process, url) =
-            Instance::served_unchecked(state.path(), &[("SECRET_KEY", short)]).await;
-        is_not_set_up(&operator.on(&url), &workspace.admin.on(&url), "SECRET_KEY").await;
+            Instance::serve_unchecked(state.path(), &[("SECRET_KEY", short)]).await;
+        assert_not_set_up(&operator.on(&url), &workspace.admin.on(&url), "SECRET_KEY").await;
     }
 }

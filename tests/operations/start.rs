@@ -1,5 +1,4 @@
-//! `npm start`, as a user runs it: two instances side by side, each with a port and a state folder
-//! of its own.
+//! `npm start` as a user runs it: several instances, each with its own port and state folder.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -11,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 #[tokio::test]
-async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
+async fn the_demo_runs_a_command_and_survives_a_restart() {
     let folder = state_folder();
     let state = folder.path().join("state");
     let instance = Instance::start(&state, &[]).await;
@@ -20,7 +19,7 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
     let file = state.join("demo.json");
     let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap());
     assert_eq!(mode & 0o777, 0o600);
-    // Nor is anything else of the state for others of this machine.
+    // Other users of this machine cannot read any other state either.
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&state), 0o700);
     let mut files =
@@ -50,12 +49,15 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
     .await
     .expect(200);
 
-    // The printed line, as it stands. It names no account: the server's default is the one that its
-    // agent can use.
-    let line = printed.lines().find(|line| line.starts_with("curl ")).expect("a curl line");
+    // Runs the printed line unchanged. It names no account, because the server's default is the one
+    // that its agent can use.
+    let line = printed
+        .lines()
+        .find(|line| line.starts_with("curl "))
+        .expect("npm start prints a curl line");
     let output = Command::new("sh").args(["-c", line]).output().await.unwrap();
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    // It waits for 10 s. A slow machine may take longer.
+    // The printed line waits for 10 s, but a slow machine may need longer.
     let command = format!("/api/events/commands/{}/?wait=60", answer["id"].as_str().unwrap());
     let answer =
         api.with_token(facts["api_token"].as_str().unwrap()).get(&command).await.expect(200);
@@ -67,7 +69,7 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
     assert!(!line.contains("\"username\""), "{line}");
     instance.stop().await;
 
-    // A second start, on another port, has it all again.
+    // A second start on another port finds the same state.
     let instance = Instance::start(&state, &[]).await;
     let again: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let mut expected = facts.clone();
@@ -81,8 +83,8 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
         .expect(200);
     assert_eq!((&kept["count"], &kept["results"][0]["id"]), (&json!(1), &answer["id"]));
 
-    // Who tries what the documents tell of changes the demo, too: another name, then another key,
-    // then no server at all.
+    // Users who follow the documentation change the demo's server: they rename it, then rotate its
+    // key, then delete it.
     let admin = api.with_token(facts["api_token"].as_str().unwrap());
     let servers = admin.get("/api/servers/").await.expect(200);
     let path = format!("/api/servers/servers/{}/", servers["results"][0]["id"].as_str().unwrap());
@@ -103,7 +105,7 @@ async fn the_demo_runs_a_command_on_this_machine_and_is_kept() {
 }
 
 #[tokio::test]
-async fn without_the_demo_and_with_variables_of_its_own() {
+async fn variables_configure_an_instance_without_the_demo() {
     let folder = state_folder();
     let state = folder.path().join("state");
     let variables = [
@@ -128,12 +130,12 @@ async fn without_the_demo_and_with_variables_of_its_own() {
         (&made["region"], &made["base_url"]),
         (&json!("eu9"), &json!(format!("http://acme.eu9.farhand.example:{port}")))
     );
-    // No default workspace: the bare domain has none.
+    // There is no default workspace, so the bare domain serves no API.
     api.get("/api/status/").await.expect_detail(404, None);
     let acme = api.under("acme.eu9.farhand.example");
     acme.get("/api/status/").await.expect_detail(401, None);
     acme.under("acme.local.localhost").get("/api/status/").await.expect_detail(404, None);
-    // contract 4.15: login is for on-prem deployments only.
+    // Contract 4.15: only on-prem deployments have login.
     acme.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
         .await
         .expect_detail(404, None);
@@ -160,16 +162,17 @@ async fn short_secrets_are_refused() {
     }
     assert!(!state.join("secrets.json").exists());
 
-    // A deployed Worker has no such check at its start: it has no operator API then.
+    // A deployed Worker does not check its secrets at start. With a short operator token, it has no
+    // operator API.
     let instance = Instance::start(&state, &[("DEMO", "0")]).await;
     instance.stop().await;
-    let (_process, url) = Instance::served_unchecked(&state, &[("OPERATOR_TOKEN", short)]).await;
+    let (_process, url) = Instance::serve_unchecked(&state, &[("OPERATOR_TOKEN", short)]).await;
     let operator = Api::new(&url, "127.0.0.1").with(&format!("Bearer {short}"));
     operator.get("/operator/workspaces/").await.expect_detail(404, None);
 }
 
 #[tokio::test]
-async fn what_cannot_work_is_refused_before_anything_is_built() {
+async fn invalid_settings_are_refused_before_the_build() {
     let folder = state_folder();
     let state = folder.path().join("state");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -183,9 +186,9 @@ async fn what_cannot_work_is_refused_before_anything_is_built() {
     ] {
         let printed = Instance::refused(&state, &[("PORT", port)]).await;
         assert!(printed.contains(message), "{printed}");
-        assert!(!printed.contains("[1/"), "no step has begun: {printed}");
+        assert!(!printed.contains("[1/"), "a build step was started: {printed}");
     }
-    // Without a compiler on the path there is nothing to begin either.
+    // Without a Rust compiler, the start fails before any step too.
     let node = std::env::split_paths(&std::env::var_os("PATH").unwrap())
         .find(|folder| folder.join("node").exists())
         .unwrap();
@@ -200,7 +203,7 @@ async fn what_cannot_work_is_refused_before_anything_is_built() {
     }
     let printed = Instance::refused(&state, &[("PATH", tools.path().to_str().unwrap())]).await;
     assert!(printed.contains("no rustc on PATH; install Rust 1."), "{printed}");
-    // A compiler that is older than rust-version, and one that fails.
+    // A compiler that is older than `rust-version`, and a compiler that fails.
     let rustc = tools.path().join("rustc");
     for (script, message) in [
         ("echo 'rustc 1.9.0 (of a test)'", "rustc 1.9.0 is too old; Farhand needs 1."),

@@ -1,4 +1,4 @@
-//! Contract 5.5 and 5.6, as far as these endpoints reach it: staff, an owner, and an ordinary user.
+//! Access of staff, an owner and an ordinary user to servers and commands (contract 5.5 and 5.6).
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
@@ -31,7 +31,7 @@ fn names(list: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn each_reaches_their_own_servers_and_staff_reach_all() {
+async fn owners_see_their_servers_and_staff_see_all() {
     let people = people().await;
     let id = people.server["id"].as_str().unwrap();
     for (api, expected) in [
@@ -46,7 +46,7 @@ async fn each_reaches_their_own_servers_and_staff_reach_all() {
     }
     let shown = people.owner.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
     assert_eq!(shown["owner"]["username"], "owner");
-    // Only staff make servers; that is told before what is wrong with the input.
+    // Only staff create servers. The permission is checked before the input.
     for body in [
         json!({"name": "web-3"}),
         json!({"name": "Not A Name"}),
@@ -66,14 +66,14 @@ async fn each_reaches_their_own_servers_and_staff_reach_all() {
 }
 
 #[tokio::test]
-async fn each_runs_and_sees_commands_where_they_may() {
+async fn commands_follow_the_access_to_their_server() {
     let people = people().await;
     let mut agent = ScriptedAgent::connect(&people.workspace, &people.server).await;
     let run = |api: &Api, body: Value| {
         let api = api.clone();
         async move { api.post(COMMANDS, &body).await }
     };
-    // Staff and the owner may name any account; by default it is their own.
+    // Staff and the owner may run as any account. The default is their own name.
     for (api, name) in [(&people.staff, "staff"), (&people.owner, "owner")] {
         run(api, json!({"server": "web-1", "line": "id"})).await.expect(201);
         assert_eq!(agent.next_command().await["user"], name);
@@ -83,12 +83,12 @@ async fn each_runs_and_sees_commands_where_they_may() {
         let order = agent.next_command().await;
         assert_eq!((&order["user"], &order["group"]), (&json!("root"), &json!("adm")));
     }
-    // The agent's built-ins are for staff.
+    // Built-ins of the agent are for staff.
     let internal = json!({"server": "web-1", "line": "ping", "shell": "internal"});
     run(&people.staff, internal.clone()).await.expect(201);
     assert_eq!(agent.next_command().await["shell"], "internal");
     run(&people.owner, internal).await.expect_detail(403, Some("PERMISSION_DENIED"));
-    // A server that is not reached is as good as none.
+    // A server without access looks like one that does not exist.
     for server in [json!("web-1"), people.server["id"].clone(), json!("nowhere")] {
         run(&people.outsider, json!({"server": server, "line": "id"}))
             .await
@@ -121,13 +121,12 @@ async fn each_runs_and_sees_commands_where_they_may() {
         .expect_detail(404, Some("COMMAND_NOT_FOUND"));
 }
 
-/// What a demotion takes: review/security.md 4.
 #[tokio::test]
-async fn a_lower_rank_ends_sessions_and_takes_the_servers() {
+async fn a_demotion_ends_sessions_and_releases_servers() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let invalid = Some("INVALID_TOKEN");
-    // The rank before, the change, and whether it takes something.
+    // Name, rank before, update, and whether the update is a demotion.
     let cases = [
         ("staff", json!({"is_staff": true}), json!({"is_staff": false}), true),
         ("superuser", json!({"is_superuser": true}), json!({"is_superuser": false}), true),
@@ -187,7 +186,7 @@ async fn a_lower_rank_ends_sessions_and_takes_the_servers() {
         let keeps = !is_lower || name == "keeper";
         let owner = admin.get(&server).await.expect(200)["owner"].clone();
         assert_eq!(owner.is_null(), !keeps, "{name}: {owner}");
-        // Nothing is left of the way in, but for who stays the owner or is still staff.
+        // After a demotion, only the owner keeps access to the server.
         if is_lower && name != "both" {
             let new = workspace.anonymous.logged_in(name, PASSWORD).await;
             for api in [&new, &token] {
@@ -205,26 +204,27 @@ async fn a_lower_rank_ends_sessions_and_takes_the_servers() {
                 }
             }
         }
-        let told = admin
+        let details = admin
             .get(&format!("/api/audit/events/?action=user.update&object={}", user["id"]))
             .await
             .expect(200);
-        let told = column(&told, "details").remove(0);
+        let details = column(&details, "details").remove(0);
         for rank in ["is_staff", "is_superuser"] {
-            let (old, new) = (told["old"][rank].clone(), told[rank].clone());
+            let (old, new) = (details["old"][rank].clone(), details[rank].clone());
             let expected = if change[rank].is_null() {
                 Value::Null
             } else {
                 json!(!change[rank].as_bool().unwrap())
             };
-            assert_eq!((old, &new), (expected, &change[rank]), "{name} {rank}: {told}");
+            assert_eq!((old, &new), (expected, &change[rank]), "{name} {rank}: {details}");
         }
-        let released = (told["released_servers"].clone(), told["released_servers_total"].clone());
+        let released =
+            (details["released_servers"].clone(), details["released_servers_total"].clone());
         let ids: Vec<&Value> = servers.iter().map(|server| &server["id"]).collect();
         let expected = if keeps { (Value::Null, Value::Null) } else { (json!(ids), json!(2)) };
         assert_eq!(released, expected, "{name}");
     }
-    // A PUT without the rank takes it as well; and a superuser takes their own.
+    // A PUT without the rank is a demotion too. Superusers can demote themselves.
     let user = workspace.user_with("put", &json!({"is_staff": true})).await;
     let session = workspace.anonymous.logged_in("put", PASSWORD).await;
     let server = session.post("/api/servers/", &json!({"name": "put"})).await.expect(201);
@@ -246,7 +246,7 @@ async fn a_lower_rank_ends_sessions_and_takes_the_servers() {
 }
 
 #[tokio::test]
-async fn a_users_tokens_are_their_own_and_an_inactive_user_has_none() {
+async fn tokens_are_private_and_end_with_their_user() {
     let people = people().await;
     let path = "/api/auth/tokens/";
     let made =

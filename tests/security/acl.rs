@@ -1,5 +1,4 @@
-//! Access control lists of API tokens (contract 4.12): what such a token may reach, endpoint by
-//! endpoint.
+//! Access control lists of API tokens (contract 4.12): which endpoints such a token can call.
 
 use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::agents::ScriptedAgent;
@@ -11,7 +10,7 @@ use crate::api::endpoints::{all, path_of};
 const COMMANDS: &str = "/api/events/commands/";
 const REFUSED: Option<&str> = Some("API_TOKEN_ACL_NOT_ALLOWED");
 
-/// What a token with any ACL may reach; the contract 4.12 own list, as far as it is served.
+/// The endpoints that a token with any access control list can call: the list in contract 4.12.
 pub const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/api/status/"),
     ("POST", "/api/auth/acl-check/"),
@@ -32,7 +31,7 @@ pub const ALLOWED: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
+async fn limited_tokens_can_call_only_the_allowed_endpoints() {
     let workspace = Workspace::new().await;
     workspace.server("web-1").await;
     workspace.user_with("alice", &json!({})).await;
@@ -42,14 +41,14 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
         {
             let mut items = workspace.session().get(path).await.expect(200)["results"].clone();
             for item in items.as_array_mut().unwrap() {
-                // That a token was used is noted.
+                // Using a token updates this field.
                 item.as_object_mut().unwrap().remove("last_used_at");
             }
             seen.push(items);
         }
         seen
     };
-    // The widest there is: an object without a single limit.
+    // The widest list: an object without any limit.
     let token = workspace.limited(&json!({})).await;
     token.get("/api/status/").await.expect(200);
     let own =
@@ -70,7 +69,7 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
             }
             _ => path_of(pattern, &workspace.slug).replace("/boss/", "/alice/"),
         };
-        // A body that would do.
+        // A valid body, so that only the list can be the reason for an error.
         let body = json!({"name": "web-9", "expires_at": null, "acl": null, "enabled": true, "first_name": "x",
             "username": "zoe", "email": "zoe@example.com", "password": "an entirely other one"});
         let reply = token.send_json(method, &path, &body).await;
@@ -89,7 +88,7 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
     assert!(refused > 25, "{refused}");
     let after = everything().await;
     assert_eq!(after, before);
-    // The table says the same.
+    // The route table agrees.
     let served =
         ROUTES.iter().filter(|route| matches!(route.access, Access::User | Access::UserOrAgent));
     let open = served.flat_map(|route| {
@@ -100,7 +99,7 @@ async fn every_endpoint_that_is_not_on_the_list_refuses_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn it_stays_what_it_is_whatever_it_is_asked() {
+async fn an_invalid_list_is_refused_and_the_stored_one_stays() {
     let workspace = Workspace::new().await;
     let acl = json!({"commands": ["ls *", "uptime"], "servers": ["01936D3E-7A00-7000-8000-000000000000"],
         "usernames": ["deploy"], "networks": ["10.0.0.0/8", "2001:db8::/32"], "read_only": true});
@@ -136,12 +135,12 @@ async fn it_stays_what_it_is_whatever_it_is_asked() {
     }
     let all = json!({"acl": {"commands": "ls", "servers": [1], "networks": ["x"], "typo": 1}});
     let messages = workspace.session().patch(&path, &all).await.expect_fields(400, &["acl"]);
-    assert_eq!(messages["acl"].as_array().unwrap().len(), 4, "all together: {messages}");
+    assert_eq!(messages["acl"].as_array().unwrap().len(), 4, "all errors are reported: {messages}");
     assert_eq!(workspace.session().get(&path).await.expect(200)["acl"], stored);
 }
 
 #[tokio::test]
-async fn networks_hold_for_every_request() {
+async fn the_caller_must_be_in_an_allowed_network() {
     let workspace = Workspace::new().await;
     let token = workspace.limited(&json!({"networks": ["10.1.0.0/16", "2001:db8::/32"]})).await;
     for inside in ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8:1::1"] {
@@ -165,7 +164,7 @@ async fn networks_hold_for_every_request() {
 }
 
 #[tokio::test]
-async fn read_only_refuses_every_other_method() {
+async fn a_read_only_token_can_only_read() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -186,7 +185,7 @@ async fn read_only_refuses_every_other_method() {
 }
 
 #[tokio::test]
-async fn other_servers_and_their_commands_are_404() {
+async fn servers_outside_the_list_are_hidden() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let (mut agent, mut other) = (
@@ -223,7 +222,7 @@ async fn other_servers_and_their_commands_are_404() {
     token.get(&path("/api/servers/servers/", &two)).await.expect_detail(404, None);
     token.get(&path(COMMANDS, &shown)).await.expect(200);
     token.get(&path(COMMANDS, &hidden)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
-    // An empty list allows nothing.
+    // An empty list of servers allows no server.
     let nothing = workspace.limited(&json!({"servers": []})).await;
     for path in ["/api/servers/", COMMANDS] {
         assert_eq!(nothing.get(path).await.expect(200)["count"], 0);
@@ -271,11 +270,11 @@ async fn commands_are_checked_with_account_and_shell() {
     ] {
         run(line, username, shell).await.expect_detail(403, REFUSED);
     }
-    // A list of accounts is none of groups.
+    // Allowing an account does not allow any group.
     let body = json!({"server": "web-1", "line": "ls", "username": "deploy", "groupname": "root"});
     token.post(COMMANDS, &body).await.expect_detail(403, REFUSED);
-    // Without a list of commands any line is allowed, and no built-in, which would run as the
-    // agent's own account.
+    // Without `commands` in the list, every line is allowed. Built-ins are still refused, because
+    // they run as the agent's own account.
     let any = workspace.limited(&json!({"usernames": ["deploy"]})).await;
     let mut body =
         json!({"server": "web-1", "line": "ls; id", "username": "deploy", "shell": "internal"});
@@ -283,5 +282,5 @@ async fn commands_are_checked_with_account_and_shell() {
     body["shell"] = json!("system");
     any.post(COMMANDS, &body).await.expect(201);
     agent.next_command().await;
-    assert!(agent.stays_silent().await, "nothing that was refused went out");
+    assert!(agent.stays_silent().await, "no refused command was delivered");
 }

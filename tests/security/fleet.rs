@@ -1,45 +1,48 @@
-//! Who may do what to whom (contract 5): the matrix of access, and that it follows every change at
-//! once.
+//! Access to servers, groups, memberships, users and commands (contract 5): the full matrix of
+//! callers and requests, and the immediate effect of every change of access.
 
 use std::time::{Duration, Instant};
 
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::events::Block;
 use farhand_tests::people::{
-    CALLERS, COMMANDS, GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, SERVERS, USERS, at, column,
+    CALLERS, COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, USERS, at, column,
     group_path,
 };
 use farhand_tests::{Api, Cast, Events, Person, Reply, ScriptedAgent, Workspace, far_ahead};
 use futures_util::future;
 use serde_json::{Value, json};
 
-/// What an attempt is made on.
-struct Target {
-    /// The ids of the things that it names.
+/// The resource that a request addresses.
+struct Resource {
+    /// The ids in the request.
     ids: Vec<String>,
-    /// The path of the thing itself.
+    /// The path of the resource.
     path: String,
-    /// The thing.
     object: Value,
-    /// What a superuser reads to see whether anything changed.
+    /// Paths that a superuser reads, to detect changes.
     witnesses: Vec<String>,
 }
 
-/// The method, the path and the body of a request; no body where it is null.
+/// Method, path and body. No body is sent if it is null.
 type Request = (&'static str, String, Value);
 
-/// An attempt, and how it ends for each of the callers.
-struct Row {
+/// A request, and the expected status for each caller.
+struct AccessCase {
     what: &'static str,
     expected: [u16; CALLERS],
-    attempt: fn(&Target) -> Request,
+    attempt: fn(&Resource) -> Request,
 }
 
-fn row(what: &'static str, expected: [u16; CALLERS], attempt: fn(&Target) -> Request) -> Row {
-    Row { what, expected, attempt }
+fn case(
+    what: &'static str,
+    expected: [u16; CALLERS],
+    attempt: fn(&Resource) -> Request,
+) -> AccessCase {
+    AccessCase { what, expected, attempt }
 }
 
-impl Target {
+impl Resource {
     fn below(&self, rest: &str) -> String {
         format!("{}{rest}", self.path)
     }
@@ -52,34 +55,36 @@ async fn send(api: &Api, (method, path, body): Request) -> Reply {
     }
 }
 
-/// A text without the ids in it: whether there is a thing must not be told by anything else.
-fn without_ids(text: &str, target: &Target) -> String {
+/// A text with the target's ids replaced. Apart from ids, error texts must not depend on whether a
+/// resource exists.
+fn without_ids(text: &str, target: &Resource) -> String {
     target.ids.iter().fold(text.to_owned(), |text, id| text.replace(id, "<id>"))
 }
 
-async fn witness(cast: &Cast, target: &Target) -> Vec<(u16, String)> {
+async fn read_witnesses(cast: &Cast, target: &Resource) -> Vec<(u16, String)> {
     let replies = target.witnesses.iter().map(|path| cast.workspace.admin.get(path));
     future::join_all(replies).await.into_iter().map(|reply| (reply.status, reply.text)).collect()
 }
 
-/// Asserts every cell of a table, each on things of its own. `nothing` is a target that there is
-/// not: to whom a thing is hidden, it is the same. `not_found` is the code of such a refusal.
-async fn holds(
+/// Sends each request as each caller, on a new target each time, and checks the status. Asserts
+/// that only accepted changes change something. A target that the caller cannot see must get the
+/// same response as `unknown`, which does not exist. `not_found` is the code of a 404.
+async fn assert_access(
     cast: &Cast,
-    rows: &[Row],
-    fresh: impl AsyncFn(&Cast) -> Target,
-    nothing: &Target,
+    cases: &[AccessCase],
+    fresh: impl AsyncFn(&Cast) -> Resource,
+    unknown: &Resource,
     not_found: Option<&str>,
 ) {
-    for row in rows {
-        for ((name, api), expected) in cast.callers().iter().zip(row.expected) {
+    for case in cases {
+        for ((name, api), expected) in cast.callers().iter().zip(case.expected) {
             let target = fresh(cast).await;
-            let before = witness(cast, &target).await;
-            let reply = send(api, (row.attempt)(&target)).await;
-            let what = format!("{}, {name}: {}", row.what, reply.text);
+            let before = read_witnesses(cast, &target).await;
+            let reply = send(api, (case.attempt)(&target)).await;
+            let what = format!("{}, {name}: {}", case.what, reply.text);
             assert_eq!(reply.status, expected, "{what}");
-            let after = witness(cast, &target).await;
-            let is_read = row.what.starts_with("see");
+            let after = read_witnesses(cast, &target).await;
+            let is_read = case.what.starts_with("see");
             if expected < 300 && !is_read {
                 assert_ne!(after, before, "{what}");
             } else {
@@ -87,9 +92,9 @@ async fn holds(
             }
             match expected {
                 400 | 404 => {
-                    let of_nothing = send(api, (row.attempt)(nothing)).await;
+                    let of_nothing = send(api, (case.attempt)(unknown)).await;
                     assert_eq!(
-                        (of_nothing.status, without_ids(&of_nothing.text, nothing)),
+                        (of_nothing.status, without_ids(&of_nothing.text, unknown)),
                         (reply.status, without_ids(&reply.text, &target)),
                         "{what}"
                     );
@@ -109,23 +114,23 @@ async fn holds(
 }
 
 #[tokio::test]
-async fn servers_are_for_those_who_reach_them() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
-    // same asking here
-    let rows = [
-        row("see", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| {
+async fn server_access_follows_the_matrix() {
+    // In the order of `Cast::callers`: superuser, staff, owner, group owner, manager, member,
+    // outsider, superuser elsewhere, and that superuser calling this workspace.
+    let cases = [
+        case("see", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| {
             ("GET", it.path.clone(), Value::Null)
         }),
-        row("edit", [200, 200, 200, 403, 403, 403, 404, 404, 403], |it| {
+        case("edit", [200, 200, 200, 403, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"name": unique("new")}))
         }),
-        row("replace", [200, 200, 200, 403, 403, 403, 404, 404, 403], |it| {
+        case("replace", [200, 200, 200, 403, 403, 403, 404, 404, 403], |it| {
             ("PUT", it.path.clone(), json!({"name": unique("new")}))
         }),
-        row("take out of its groups", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
+        case("take out of its groups", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"groups": []}))
         }),
-        row("delete", [204, 204, 204, 403, 403, 403, 404, 404, 403], |it| {
+        case("delete", [204, 204, 204, 403, 403, 403, 404, 404, 403], |it| {
             ("DELETE", it.path.clone(), Value::Null)
         }),
     ];
@@ -135,25 +140,25 @@ async fn servers_are_for_those_who_reach_them() {
         let path = at(SERVERS, &server);
         let witnesses =
             vec![path.clone(), "/api/servers/?page_size=100".to_owned(), group_path(&cast.group)];
-        Target {
+        Resource {
             ids: vec![server["id"].as_str().unwrap().to_owned()],
             path,
             object: server,
             witnesses,
         }
     };
-    let nothing = Target {
-        ids: vec![NO_UUID.to_owned()],
-        path: format!("{SERVERS}{NO_UUID}/"),
-        object: json!({"id": NO_UUID}),
+    let unknown = Resource {
+        ids: vec![UNKNOWN_UUID.to_owned()],
+        path: format!("{SERVERS}{UNKNOWN_UUID}/"),
+        object: json!({"id": UNKNOWN_UUID}),
         witnesses: vec![],
     };
-    holds(&cast, &rows, fresh, &nothing, None).await;
-    // The right comes before the input.
+    assert_access(&cast, &cases, fresh, &unknown, None).await;
+    // The permission is checked before the input.
     let target = fresh(&cast).await;
-    let before = witness(&cast, &target).await;
-    let badly = [400, 400, 400, 403, 403, 403, 404, 404, 403];
-    for ((name, api), expected) in cast.callers().iter().zip(badly) {
+    let before = read_witnesses(&cast, &target).await;
+    let expected_with_bad_input = [400, 400, 400, 403, 403, 403, 404, 404, 403];
+    for ((name, api), expected) in cast.callers().iter().zip(expected_with_bad_input) {
         for method in ["PUT", "PATCH"] {
             let reply = api.send_json(method, &target.path, &json!({"name": "Not A Name"})).await;
             assert_eq!(reply.status, expected, "{name}: {}", reply.text);
@@ -162,11 +167,11 @@ async fn servers_are_for_those_who_reach_them() {
             }
         }
     }
-    assert_eq!(witness(&cast, &target).await, before);
+    assert_eq!(read_witnesses(&cast, &target).await, before);
 }
 
 #[tokio::test]
-async fn keys_are_changed_by_staff_and_the_owner() {
+async fn only_staff_and_the_owner_rotate_keys() {
     let cast = Cast::new().await;
     let server = cast.server().await;
     let expected = [200, 200, 200, 403, 403, 403, 404, 404, 403];
@@ -181,60 +186,60 @@ async fn keys_are_changed_by_staff_and_the_owner() {
         let reply = api.call("POST", &path).await;
         assert_eq!(reply.status, expected, "{name}: {}", reply.text);
         if expected == 200 {
-            assert_eq!(is_good(&key).await, 403, "{name}: the old one");
+            assert_eq!(is_good(&key).await, 403, "{name}: the old key");
             key = reply.json()["key"].clone();
         }
         assert_eq!(is_good(&key).await, 200, "{name}");
     }
 }
 
-/// The body of a command for a server.
-fn run(target: &Target, more: Value) -> Value {
+/// The body of a command for the target server.
+fn run(target: &Resource, more: Value) -> Value {
     let mut body = json!({"server": target.object["server"], "line": "id", "on_offline": "queue"});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
 
 #[tokio::test]
-async fn commands_are_for_those_who_reach_their_server() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
-    // same asking here
-    let rows = [
-        row("see", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| {
+async fn command_access_follows_the_matrix() {
+    // In the order of `Cast::callers`: superuser, staff, owner, group owner, manager, member,
+    // outsider, superuser elsewhere, and that superuser calling this workspace.
+    let cases = [
+        case("see", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| {
             ("GET", it.path.clone(), Value::Null)
         }),
-        row("see its chunks", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| {
+        case("see its chunks", [200, 200, 200, 200, 200, 200, 404, 404, 403], |it| {
             ("GET", it.below("chunks/"), Value::Null)
         }),
-        row("run as self", [201, 201, 201, 201, 201, 201, 400, 400, 403], |it| {
+        case("run as self", [201, 201, 201, 201, 201, 201, 400, 400, 403], |it| {
             ("POST", COMMANDS.to_owned(), run(it, json!({})))
         }),
-        row("run as root", [201, 201, 201, 201, 201, 403, 400, 400, 403], |it| {
+        case("run as root", [201, 201, 201, 201, 201, 403, 400, 400, 403], |it| {
             ("POST", COMMANDS.to_owned(), run(it, json!({"username": "root"})))
         }),
-        row("run in a group", [201, 201, 201, 201, 201, 403, 400, 400, 403], |it| {
+        case("run in a group", [201, 201, 201, 201, 201, 403, 400, 400, 403], |it| {
             ("POST", COMMANDS.to_owned(), run(it, json!({"groupname": "adm"})))
         }),
-        row("run later as root", [201, 201, 201, 201, 201, 403, 400, 400, 403], |it| {
+        case("run later as root", [201, 201, 201, 201, 201, 403, 400, 400, 403], |it| {
             let more = json!({"username": "root", "scheduled_at": far_ahead()});
             ("POST", COMMANDS.to_owned(), run(it, more))
         }),
-        row("cancel", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
+        case("cancel", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
             ("POST", it.below("cancel/"), Value::Null)
         }),
-        row("kill", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
+        case("kill", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
             ("POST", it.below("kill/"), Value::Null)
         }),
-        row("delete", [204, 204, 403, 403, 403, 403, 404, 404, 403], |it| {
+        case("delete", [204, 204, 403, 403, 403, 403, 404, 404, 403], |it| {
             ("DELETE", it.path.clone(), Value::Null)
         }),
-        // Nobody changes a command, and that is told before the credential.
-        row("edit", [405; CALLERS], |it| ("PATCH", it.path.clone(), json!({"line": "w"}))),
-        row("replace", [405; CALLERS], |it| ("PUT", it.path.clone(), json!({"line": "w"}))),
+        // No method edits a command, so this returns 405 even before the credential is checked.
+        case("edit", [405; CALLERS], |it| ("PATCH", it.path.clone(), json!({"line": "w"}))),
+        case("replace", [405; CALLERS], |it| ("PUT", it.path.clone(), json!({"line": "w"}))),
     ];
     let cast = Cast::new().await;
     let server = cast.server().await;
-    // Whose command it is: somebody who is none of the callers.
+    // A user who is none of the callers requests the command.
     let other = Person::staff(&cast.workspace, "other").await;
     let id = server["id"].as_str().unwrap();
     let fresh = async |_: &Cast| {
@@ -244,19 +249,19 @@ async fn commands_are_for_those_who_reach_their_server() {
         let witnesses = vec![path.clone(), format!("{COMMANDS}?server={id}&page_size=1")];
         let ids = vec![command["id"].as_str().unwrap().to_owned(), id.to_owned()];
         command["server"] = json!(id);
-        Target { ids, path, object: command, witnesses }
+        Resource { ids, path, object: command, witnesses }
     };
-    let nothing = Target {
-        ids: vec![NO_UUID.to_owned()],
-        path: format!("{COMMANDS}{NO_UUID}/"),
-        object: json!({"id": NO_UUID, "server": NO_UUID}),
+    let unknown = Resource {
+        ids: vec![UNKNOWN_UUID.to_owned()],
+        path: format!("{COMMANDS}{UNKNOWN_UUID}/"),
+        object: json!({"id": UNKNOWN_UUID, "server": UNKNOWN_UUID}),
         witnesses: vec![],
     };
-    holds(&cast, &rows, fresh, &nothing, Some("COMMAND_NOT_FOUND")).await;
+    assert_access(&cast, &cases, fresh, &unknown, Some("COMMAND_NOT_FOUND")).await;
 }
 
 #[tokio::test]
-async fn a_plain_member_runs_as_themselves_only() {
+async fn a_plain_member_runs_only_as_their_own_account() {
     let cast = Cast::new().await;
     let server = cast.server().await;
     let mut agent = ScriptedAgent::connect(&cast.workspace, &server).await;
@@ -277,7 +282,7 @@ async fn a_plain_member_runs_as_themselves_only() {
         let reply = member.api.post(COMMANDS, &body(refused)).await;
         reply.expect_detail(403, Some("PERMISSION_DENIED"));
     }
-    // A blank one is wrong for everybody: an agent would take it for root.
+    // A blank account is an error for every caller: an agent would run the command as root.
     for blank in ["", " "] {
         for api in [&member.api, &cast.workspace.admin] {
             api.post(COMMANDS, &body(json!({"username": blank})))
@@ -304,18 +309,18 @@ async fn a_plain_member_runs_as_themselves_only() {
         assert_eq!((&order["user"], &order["group"]), (&json!("root"), &json!("adm")));
         agent.fin(order["id"].as_str().unwrap(), 0, "").await;
     }
-    // The agent's built-ins are for staff, whatever somebody is in a group.
+    // Built-ins of the agent are for staff, whatever a user's role in a group is.
     let internal = body(json!({"line": "ping", "shell": "internal"}));
     for person in [&cast.member, &cast.manager, &cast.group_owner, &cast.owner] {
         person.api.post(COMMANDS, &internal).await.expect_detail(403, Some("PERMISSION_DENIED"));
     }
     assert!(agent.stays_silent().await);
-    // What one is in another group counts for nothing here.
+    // A role in a group without this server does not count.
     let other = cast.workspace.group(&unique("other"), &[]).await;
-    cast.workspace.enroll(&other, member, "owner").await;
+    cast.workspace.add_member(&other, member, "owner").await;
     let reply = member.api.post(COMMANDS, &body(json!({"username": "root"}))).await;
     reply.expect_detail(403, Some("PERMISSION_DENIED"));
-    // The highest of what one is in the groups of the server counts.
+    // The highest of a user's roles in the server's groups counts.
     cast.workspace
         .admin
         .patch(&group_path(&other), &json!({"servers": [server["id"]]}))
@@ -326,7 +331,7 @@ async fn a_plain_member_runs_as_themselves_only() {
 }
 
 #[tokio::test]
-async fn everyone_takes_back_what_they_asked_for() {
+async fn users_cancel_their_own_commands_while_they_have_access() {
     let cast = Cast::new().await;
     let server = cast.server().await;
     let body = json!({"server": server["id"], "line": "id", "on_offline": "queue"});
@@ -341,10 +346,10 @@ async fn everyone_takes_back_what_they_asked_for() {
             assert_eq!(api.get(&path).await.expect(200)["status"]["text"], "Cancelled", "{name}");
         }
     }
-    // Not any more when they do not reach it: it is no command to them.
+    // After losing access to the server, the requester cannot see the command any more.
     let made = cast.member.api.post(COMMANDS, &body).await.expect(201);
     let path = at(COMMANDS, &made);
-    cast.workspace.expel(&cast.group, &cast.member).await;
+    cast.workspace.remove_member(&cast.group, &cast.member).await;
     for (method, action) in
         [("POST", "cancel/"), ("POST", "kill/"), ("DELETE", ""), ("GET", ""), ("GET", "chunks/")]
     {
@@ -356,23 +361,23 @@ async fn everyone_takes_back_what_they_asked_for() {
 }
 
 #[tokio::test]
-async fn groups_are_for_those_in_them() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
-    // same asking here
-    let rows = [
-        row("see", [200, 200, 404, 200, 200, 200, 404, 404, 403], |it| {
+async fn group_access_follows_the_matrix() {
+    // In the order of `Cast::callers`: superuser, staff, owner, group owner, manager, member,
+    // outsider, superuser elsewhere, and that superuser calling this workspace.
+    let cases = [
+        case("see", [200, 200, 404, 200, 200, 200, 404, 404, 403], |it| {
             ("GET", it.path.clone(), Value::Null)
         }),
-        row("edit", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
+        case("edit", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"display_name": "New"}))
         }),
-        row("replace", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
+        case("replace", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
             ("PUT", it.path.clone(), json!({"name": unique("new")}))
         }),
-        row("give a server", [200, 200, 404, 403, 403, 403, 404, 404, 403], |it| {
+        case("give a server", [200, 200, 404, 403, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"servers": [it.object["server"]]}))
         }),
-        row("delete", [204, 204, 404, 204, 403, 403, 404, 404, 403], |it| {
+        case("delete", [204, 204, 404, 204, 403, 403, 404, 404, 403], |it| {
             ("DELETE", it.path.clone(), Value::Null)
         }),
     ];
@@ -388,54 +393,54 @@ async fn groups_are_for_those_in_them() {
             at(SERVERS, &server),
         ];
         group["server"] = server["id"].clone();
-        Target { ids: vec![group["id"].to_string()], path, object: group, witnesses }
+        Resource { ids: vec![group["id"].to_string()], path, object: group, witnesses }
     };
-    let nothing = Target {
-        ids: vec![NO_NUMBER.to_string()],
-        path: format!("{GROUPS}{NO_NUMBER}/"),
-        object: json!({"id": NO_NUMBER, "server": server["id"]}),
+    let unknown = Resource {
+        ids: vec![UNKNOWN_ID.to_string()],
+        path: format!("{GROUPS}{UNKNOWN_ID}/"),
+        object: json!({"id": UNKNOWN_ID, "server": server["id"]}),
         witnesses: vec![],
     };
-    holds(&cast, &rows, fresh, &nothing, None).await;
+    assert_access(&cast, &cases, fresh, &unknown, None).await;
 }
 
 /// The body of a membership.
-fn membership(target: &Target, role: &str) -> Value {
+fn membership(target: &Resource, role: &str) -> Value {
     json!({"group": target.object["group"], "user": target.object["stranger"], "role": role})
 }
 
 #[tokio::test]
-async fn memberships_are_for_those_in_their_group() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
-    // same asking here
-    let rows = [
-        row("see", [200, 200, 404, 200, 200, 200, 404, 404, 403], |it| {
+async fn membership_access_follows_the_matrix() {
+    // In the order of `Cast::callers`: superuser, staff, owner, group owner, manager, member,
+    // outsider, superuser elsewhere, and that superuser calling this workspace.
+    let cases = [
+        case("see", [200, 200, 404, 200, 200, 200, 404, 404, 403], |it| {
             ("GET", it.path.clone(), Value::Null)
         }),
-        row("add a member", [201, 201, 400, 201, 201, 403, 400, 400, 403], |it| {
+        case("add a member", [201, 201, 400, 201, 201, 403, 400, 400, 403], |it| {
             ("POST", MEMBERSHIPS.to_owned(), membership(it, "member"))
         }),
-        row("add a manager", [201, 201, 400, 201, 403, 403, 400, 400, 403], |it| {
+        case("add a manager", [201, 201, 400, 201, 403, 403, 400, 400, 403], |it| {
             ("POST", MEMBERSHIPS.to_owned(), membership(it, "manager"))
         }),
-        row("add an owner", [201, 201, 400, 201, 403, 403, 400, 400, 403], |it| {
+        case("add an owner", [201, 201, 400, 201, 403, 403, 400, 400, 403], |it| {
             ("POST", MEMBERSHIPS.to_owned(), membership(it, "owner"))
         }),
-        row("promote a member", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
+        case("promote a member", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"role": "manager"}))
         }),
-        row("make a member owner", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
+        case("make a member owner", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"role": "owner"}))
         }),
-        row("remove a member", [204, 204, 404, 204, 204, 403, 404, 404, 403], |it| {
+        case("remove a member", [204, 204, 404, 204, 204, 403, 404, 404, 403], |it| {
             ("DELETE", it.path.clone(), Value::Null)
         }),
     ];
     let of_managers = [
-        row("demote a manager", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
+        case("demote a manager", [200, 200, 404, 200, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"role": "member"}))
         }),
-        row("remove a manager", [204, 204, 404, 204, 403, 403, 404, 404, 403], |it| {
+        case("remove a manager", [204, 204, 404, 204, 403, 403, 404, 404, 403], |it| {
             ("DELETE", it.path.clone(), Value::Null)
         }),
     ];
@@ -450,69 +455,75 @@ async fn memberships_are_for_those_in_their_group() {
             MEMBERSHIPS.to_owned(),
         ];
         let object = json!({"group": group_id, "stranger": stranger.id});
-        Target { ids: vec![group_id.to_string(), stranger.id.to_string()], path, object, witnesses }
+        Resource {
+            ids: vec![group_id.to_string(), stranger.id.to_string()],
+            path,
+            object,
+            witnesses,
+        }
     };
-    let nothing = Target {
-        ids: vec![NO_NUMBER.to_string(), stranger.id.to_string()],
-        path: format!("{MEMBERSHIPS}{NO_UUID}/"),
-        object: json!({"group": NO_NUMBER, "stranger": stranger.id}),
+    let unknown = Resource {
+        ids: vec![UNKNOWN_ID.to_string(), stranger.id.to_string()],
+        path: format!("{MEMBERSHIPS}{UNKNOWN_UUID}/"),
+        object: json!({"group": UNKNOWN_ID, "stranger": stranger.id}),
         witnesses: vec![],
     };
     let member = async |cast: &Cast| {
         let made = cast.group().await;
         target(&made.group, &made.bystander)
     };
-    holds(&cast, &rows, member, &nothing, None).await;
+    assert_access(&cast, &cases, member, &unknown, None).await;
     let manager = async |cast: &Cast| {
         let made = cast.group().await;
         target(&made.group, &made.deputy)
     };
-    holds(&cast, &of_managers, manager, &nothing, None).await;
+    assert_access(&cast, &of_managers, manager, &unknown, None).await;
 }
 
 #[tokio::test]
-async fn users_are_seen_by_all_and_changed_by_staff() {
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere, and the
-    // same asking here
-    let rows = [
-        row("see", [200, 200, 200, 200, 200, 200, 200, 404, 403], |it| {
+async fn user_access_follows_the_matrix() {
+    // In the order of `Cast::callers`: superuser, staff, owner, group owner, manager, member,
+    // outsider, superuser elsewhere, and that superuser calling this workspace.
+    let cases = [
+        case("see", [200, 200, 200, 200, 200, 200, 200, 404, 403], |it| {
             ("GET", it.path.clone(), Value::Null)
         }),
-        row("edit", [200, 200, 403, 403, 403, 403, 403, 404, 403], |it| {
+        case("edit", [200, 200, 403, 403, 403, 403, 403, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"first_name": "New"}))
         }),
-        row("deactivate", [200, 200, 403, 403, 403, 403, 403, 404, 403], |it| {
+        case("deactivate", [200, 200, 403, 403, 403, 403, 403, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"is_active": false}))
         }),
-        row("make staff", [200, 403, 403, 403, 403, 403, 403, 404, 403], |it| {
+        case("make staff", [200, 403, 403, 403, 403, 403, 403, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"is_staff": true}))
         }),
-        row("delete", [204, 204, 403, 403, 403, 403, 403, 404, 403], |it| {
+        case("delete", [204, 204, 403, 403, 403, 403, 403, 404, 403], |it| {
             ("DELETE", it.path.clone(), Value::Null)
         }),
     ];
     let cast = Cast::new().await;
     let fresh = async |cast: &Cast| {
-        // In the group like the callers: what they are in it says nothing about its other members.
+        // The target user is in the same group as the callers: group roles give no rights over
+        // other members.
         let name = format!("u{}", unique("x").replace('-', ""));
         let user = cast.workspace.user_with(&name, &json!({})).await;
         let body = json!({"group": cast.group["id"], "user": user["id"], "role": "member"});
         cast.group_owner.api.post(MEMBERSHIPS, &body).await.expect(201);
         let path = format!("{USERS}{}/", user["id"]);
         let witnesses = vec![path.clone(), format!("{USERS}?username={name}")];
-        Target { ids: vec![user["id"].to_string()], path, object: user, witnesses }
+        Resource { ids: vec![user["id"].to_string()], path, object: user, witnesses }
     };
-    let nothing = Target {
-        ids: vec![NO_NUMBER.to_string()],
-        path: format!("{USERS}{NO_NUMBER}/"),
-        object: json!({"id": NO_NUMBER}),
+    let unknown = Resource {
+        ids: vec![UNKNOWN_ID.to_string()],
+        path: format!("{USERS}{UNKNOWN_ID}/"),
+        object: json!({"id": UNKNOWN_ID}),
         witnesses: vec![],
     };
-    holds(&cast, &rows, fresh, &nothing, None).await;
+    assert_access(&cast, &cases, fresh, &unknown, None).await;
 }
 
 #[tokio::test]
-async fn what_only_staff_make() {
+async fn only_staff_create_servers_groups_and_users() {
     let cast = Cast::new().await;
     let new_user = || {
         let name = format!("u{}", unique("x").replace('-', ""));
@@ -541,7 +552,7 @@ async fn what_only_staff_make() {
             } else {
                 assert_ne!(before().await, counts, "{name}, {path}");
             }
-            // The right comes before the input.
+            // The permission is checked before the input.
             let refused = api.post(path, &bad).await.status;
             assert_eq!(refused, if expected == 201 { 400 } else { 403 }, "{name}, {path}");
         }
@@ -549,7 +560,7 @@ async fn what_only_staff_make() {
 }
 
 #[tokio::test]
-async fn lists_have_what_is_reached_and_their_counts_tell_no_more() {
+async fn lists_and_counts_contain_only_accessible_items() {
     let cast = Cast::new().await;
     let workspace = &cast.workspace;
     let (owned, grouped) = (cast.server().await, workspace.server("grouped-1").await);
@@ -642,8 +653,8 @@ async fn lists_have_what_is_reached_and_their_counts_tell_no_more() {
             list(&format!("{MEMBERSHIPS}?group={}", hidden_group["id"])).await.0.len();
         assert_eq!(hidden_members, usize::from(groups[number] == 2), "{name}");
     }
-    // Of a group, members see all of its servers' ids; a server shows its groups to all who reach
-    // it.
+    // Members see the ids of all servers of a group. A server shows its groups to every user who
+    // can access it.
     let shown =
         cast.member.api.get(&format!("{SERVERS}{}/", grouped.as_str().unwrap())).await.expect(200);
     assert_eq!(shown["groups"], json!([cast.group["id"]]));
@@ -653,8 +664,8 @@ async fn lists_have_what_is_reached_and_their_counts_tell_no_more() {
     );
 }
 
-/// Whether somebody reaches a server, in every way in which that shows. It is the same in all.
-async fn reaches(api: &Api, server: &Value, command: &Value) -> bool {
+/// True if a caller can access a server. Asserts that all endpoints agree.
+async fn has_access(api: &Api, server: &Value, command: &Value) -> bool {
     let (name, id) = (server["name"].as_str().unwrap(), server["id"].as_str().unwrap());
     let mut told = Vec::new();
     for path in
@@ -678,7 +689,7 @@ async fn reaches(api: &Api, server: &Value, command: &Value) -> bool {
         told.push((path, found > 0));
     }
     for given in [name, id] {
-        // Without an agent nothing is stored.
+        // The server has no connected agent, so no command is stored.
         let reply = api.post(COMMANDS, &json!({"server": given, "line": "id"})).await;
         match reply.status {
             400 => drop(reply.expect_fields(400, &["server"])),
@@ -692,7 +703,7 @@ async fn reaches(api: &Api, server: &Value, command: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn what_is_reached_follows_every_change_at_once() {
+async fn access_follows_every_change_immediately() {
     let workspace = Workspace::new().await;
     let (server, spare) = (workspace.server("web-1").await, workspace.server("spare").await);
     let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
@@ -701,12 +712,12 @@ async fn what_is_reached_follows_every_change_at_once() {
     let manager = Person::new(&workspace, "manager").await;
     let (group, other) =
         (workspace.group("one", &[&server]).await, workspace.group("two", &[&spare]).await);
-    workspace.enroll(&group, &manager, "manager").await;
-    workspace.enroll(&other, &alice, "owner").await;
-    // An API token, as a lower rank ends sessions.
+    workspace.add_member(&group, &manager, "manager").await;
+    workspace.add_member(&other, &alice, "owner").await;
+    // An API token, because a demotion ends sessions.
     let api = &alice.with_api_token().await;
     let is = async |what: &str, expected: bool| {
-        assert_eq!(reaches(api, &server, &command).await, expected, "{what}");
+        assert_eq!(has_access(api, &server, &command).await, expected, "{what}");
     };
     is("of another group", false).await;
 
@@ -717,7 +728,7 @@ async fn what_is_reached_follows_every_change_at_once() {
     manager.api.delete(&at(MEMBERSHIPS, &joined)).await.expect(204);
     is("removed", false).await;
     for role in ["member", "manager", "owner"] {
-        let joined = workspace.enroll(&group, &alice, role).await;
+        let joined = workspace.add_member(&group, &alice, role).await;
         is(role, true).await;
         api.delete(&at(MEMBERSHIPS, &joined)).await.expect(204);
         is("left", false).await;
@@ -743,13 +754,13 @@ async fn what_is_reached_follows_every_change_at_once() {
     set(&path, json!({"groups": [group["id"]]})).await;
     is("it left the group", false).await;
 
-    // By two ways at once: one of them is enough.
+    // Access through two groups: losing one of them keeps it.
     set(&path, json!({"groups": [group["id"], other["id"]]})).await;
-    let joined = workspace.enroll(&group, &alice, "member").await;
+    let joined = workspace.add_member(&group, &alice, "member").await;
     set(&path, json!({"groups": [group["id"]]})).await;
     is("by the other group still", true).await;
     workspace.admin.delete(&at(MEMBERSHIPS, &joined)).await.expect(204);
-    is("by none", false).await;
+    is("by no group", false).await;
 
     for rank in ["is_staff", "is_superuser"] {
         alice.set(&workspace, json!({rank: true})).await;
@@ -758,12 +769,12 @@ async fn what_is_reached_follows_every_change_at_once() {
         is(rank, false).await;
     }
 
-    workspace.enroll(&group, &alice, "member").await;
+    workspace.add_member(&group, &alice, "member").await;
     is("a member again", true).await;
     workspace.admin.delete(&one).await.expect(204);
-    is("the group is gone", false).await;
+    is("the group was deleted", false).await;
 
-    // An API token reaches what its user does, and within that what its list has.
+    // An API token has the access of its user, and its list can only reduce that.
     let made =
         api.post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null})).await.expect(201);
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
@@ -778,7 +789,7 @@ async fn what_is_reached_follows_every_change_at_once() {
     assert_eq!(
         (count(&token).await, count(&limited).await),
         (json!(0), json!(0)),
-        "a list gives nothing"
+        "a list gives no access"
     );
     set(&two, json!({"servers": [server["id"]]})).await;
     assert_eq!((count(&token).await, count(&limited).await), (json!(1), json!(1)));
@@ -789,14 +800,14 @@ async fn what_is_reached_follows_every_change_at_once() {
 }
 
 #[tokio::test]
-async fn what_somebody_may_run_follows_their_role_at_once() {
+async fn run_as_follows_the_role_immediately() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let group = workspace.group("one", &[&server]).await;
     let alice = Person::new(&workspace, "alice").await;
-    // An API token, as a change of rank ends sessions.
+    // An API token, because a change of rank ends sessions.
     let token = alice.with_api_token().await;
-    let membership = workspace.enroll(&group, &alice, "member").await;
+    let membership = workspace.add_member(&group, &alice, "member").await;
     let as_root = json!({"server": "web-1", "line": "id", "username": "root"});
     let is = async |what: &str, expected: u16| {
         let reply = token.post(COMMANDS, &as_root).await;
@@ -815,15 +826,15 @@ async fn what_somebody_may_run_follows_their_role_at_once() {
     is("staff", 503).await;
     alice.set(&workspace, json!({"is_staff": false})).await;
     is("member", 403).await;
-    workspace.expel(&group, &alice).await;
-    is("nobody", 400).await;
+    workspace.remove_member(&group, &alice).await;
+    is("no role", 400).await;
 }
 
-/// How long a stream may go on whose reader does not reach its server any more.
+/// Time limit for ending the stream of a reader who lost access to the server.
 const REVOKED_WITHIN: Duration = Duration::from_secs(45);
 
 #[tokio::test]
-async fn streams_end_when_their_reader_does_not_reach_the_server_any_more() {
+async fn a_stream_ends_when_its_reader_loses_access() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -847,7 +858,7 @@ async fn streams_end_when_their_reader_does_not_reach_the_server_any_more() {
     ] {
         let person = Person::new(&workspace, name).await;
         let group = workspace.group(name, &[&server]).await;
-        workspace.enroll(&group, &person, "member").await;
+        workspace.add_member(&group, &person, "member").await;
         let events = Events::open(&person.api, &stream)
             .await
             .unwrap_or_else(|reply| panic!("{name}: {}", reply.text));
@@ -868,8 +879,8 @@ async fn streams_end_when_their_reader_does_not_reach_the_server_any_more() {
         .patch(&membership("promoted").await, &json!({"role": "owner"}))
         .await
         .expect(200);
-    // One who is in two of its groups leaves one of them.
-    workspace.enroll(&of("kept").1, &of("by-another").0, "member").await;
+    // This reader is in two groups of the server, and leaves one of them.
+    workspace.add_member(&of("kept").1, &of("by-another").0, "member").await;
     workspace.admin.delete(&membership("by-another").await).await.expect(204);
     let groups: Vec<&Value> =
         ["kept", "promoted"].into_iter().map(|name| &of(name).1["id"]).collect();
@@ -887,7 +898,7 @@ async fn streams_end_when_their_reader_does_not_reach_the_server_any_more() {
                 Ok(Some(Block::Comment(_) | Block::Retry(_))) => {}
                 Ok(None) => break,
                 Ok(other) => panic!("{name}: {other:?}"),
-                Err(_) => panic!("{name}: the stream goes on"),
+                Err(_) => panic!("{name}: the stream did not end"),
             }
         }
         let refusal = Events::open(&person.api, &stream).await.err().unwrap();

@@ -1,7 +1,7 @@
-//! Nobody is let in, and nothing is told across users or workspaces: each endpoint with each kind
-//! of credential, and each id with those of somebody else (contract 1, 3, 4 and 5). What people of
-//! one workspace may do to each other's things is in `fleet.rs`, and what a token with an access
-//! control list may reach in `acl.rs`.
+//! Isolation of users and workspaces (contract 1, 3, 4 and 5). Each endpoint is called with each
+//! kind of credential, and with the ids of another user's or another workspace's resources.
+//! `fleet.rs` tests permissions inside one workspace, and `acl.rs` tests tokens with access control
+//! lists.
 
 use farhand_domain::endpoints::Access;
 use farhand_domain::time::Timestamp;
@@ -9,7 +9,7 @@ use farhand_tests::agents::credential;
 use farhand_tests::client::{self, PASSWORD, unique};
 use farhand_tests::openapi::DOCUMENT;
 use farhand_tests::people::{
-    COMMANDS, GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, Person, SERVERS, USERS, at, group_path,
+    COMMANDS, GROUPS, MEMBERSHIPS, Person, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, USERS, at, group_path,
 };
 use farhand_tests::{Api, Instance, Reply, Workspace, now};
 use futures_util::future;
@@ -23,47 +23,46 @@ const SESSIONS: &str = "/api/auth/sessions/";
 const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
 const REGISTER: &str = "/api/servers/servers/register/";
 
-/// What an endpoint says to a credential.
+/// How an endpoint responds to a credential.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Cell {
-    /// It is let in; what becomes of the request is for other tests.
-    In,
-    /// It is let in where a token with a list that only reads may go.
-    Reads,
-    /// The status and the code of a refusal.
+enum Outcome {
+    /// The credential is accepted. Other tests check the rest of the response.
+    Accepted,
+    /// Accepted only if a token with a read-only list may call the endpoint.
+    AcceptedIfReadOnly,
+    /// An error with a status and a code.
     Refused(u16, Option<&'static str>),
 }
 
-use Cell::{In, Reads};
+use Outcome::{Accepted, AcceptedIfReadOnly};
 
-const MISSING: Cell = Cell::Refused(401, None);
-const MALFORMED: Cell = Cell::Refused(403, Some("INVALID_AUTHORIZATION"));
-/// What is only for agents does not exist for users.
-const NOT_THERE: Cell = Cell::Refused(404, None);
-const DEAD: Cell = Cell::Refused(403, Some("INVALID_TOKEN"));
-const LIMITED: Cell = Cell::Refused(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
+const MISSING: Outcome = Outcome::Refused(401, None);
+const MALFORMED: Outcome = Outcome::Refused(403, Some("INVALID_AUTHORIZATION"));
+/// For users, the endpoints of agents do not exist.
+const HIDDEN: Outcome = Outcome::Refused(404, None);
+const INVALID: Outcome = Outcome::Refused(403, Some("INVALID_TOKEN"));
+const LIMITED: Outcome = Outcome::Refused(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
 
-/// Kinds of credentials, and what endpoints say to them by whom they are for: users, users and
-/// agents, agents, whoever registers a server, the operator. An endpoint that is for nobody in
-/// particular looks at none of them.
+/// For each kind of credential, the expected outcome at endpoints for: users, users and agents,
+/// agents, registration, the operator. Open endpoints ignore credentials and are not listed.
 #[rustfmt::skip]
-const MATRIX: [(&str, [Cell; 5]); 12] = [
-    ("none",                    [MISSING,   MISSING,   MISSING,   MISSING,   MISSING]),
-    ("malformed",               [MALFORMED, MALFORMED, MALFORMED, MALFORMED, MALFORMED]),
-    ("dead token",              [DEAD,      DEAD,      NOT_THERE, DEAD,      MALFORMED]),
-    ("token",                   [In,        In,        NOT_THERE, DEAD,      MALFORMED]),
-    ("token kept from here",    [LIMITED,   LIMITED,   NOT_THERE, DEAD,      MALFORMED]),
-    ("token that reads",        [Reads,     Reads,     NOT_THERE, DEAD,      MALFORMED]),
-    ("dead agent",              [MALFORMED, DEAD,      DEAD,      MALFORMED, MALFORMED]),
-    ("agent",                   [MALFORMED, In,        In,        MALFORMED, MALFORMED]),
-    ("dead registration token", [DEAD,      DEAD,      NOT_THERE, DEAD,      MALFORMED]),
-    ("registration token",      [DEAD,      DEAD,      NOT_THERE, In,        MALFORMED]),
-    ("wrong operator",          [MALFORMED, MALFORMED, MALFORMED, MALFORMED, DEAD]),
-    ("operator",                [MALFORMED, MALFORMED, MALFORMED, MALFORMED, In]),
+const MATRIX: [(&str, [Outcome; 5]); 12] = [
+    ("none",                       [MISSING,            MISSING,            MISSING,   MISSING,   MISSING]),
+    ("malformed",                  [MALFORMED,          MALFORMED,          MALFORMED, MALFORMED, MALFORMED]),
+    ("invalid token",              [INVALID,            INVALID,            HIDDEN,    INVALID,   MALFORMED]),
+    ("token",                      [Accepted,           Accepted,           HIDDEN,    INVALID,   MALFORMED]),
+    ("token of another network",   [LIMITED,            LIMITED,            HIDDEN,    INVALID,   MALFORMED]),
+    ("read-only token",            [AcceptedIfReadOnly, AcceptedIfReadOnly, HIDDEN,    INVALID,   MALFORMED]),
+    ("invalid agent",              [MALFORMED,          INVALID,            INVALID,   MALFORMED, MALFORMED]),
+    ("agent",                      [MALFORMED,          Accepted,           Accepted,  MALFORMED, MALFORMED]),
+    ("invalid registration token", [INVALID,            INVALID,            HIDDEN,    INVALID,   MALFORMED]),
+    ("registration token",         [INVALID,            INVALID,            HIDDEN,    Accepted,  MALFORMED]),
+    ("wrong operator",             [MALFORMED,          MALFORMED,          MALFORMED, MALFORMED, INVALID]),
+    ("operator",                   [MALFORMED,          MALFORMED,          MALFORMED, MALFORMED, Accepted]),
 ];
 
-/// What the matrix has for an endpoint; `None`: it asks for no credential.
-fn cell(kind: &str, (method, path, access): (&str, &str, Access)) -> Option<Cell> {
+/// The expected outcome at an endpoint, or `None` if the endpoint needs no credential.
+fn expected_outcome(kind: &str, (method, path, access): (&str, &str, Access)) -> Option<Outcome> {
     let column = match access {
         Access::Open => return None,
         Access::User => 0,
@@ -74,22 +73,22 @@ fn cell(kind: &str, (method, path, access): (&str, &str, Access)) -> Option<Cell
     };
     let (_, row) = MATRIX.iter().find(|(name, _)| *name == kind).unwrap();
     Some(match row[column] {
-        // contract 4.1: where it is not authenticated, logout and change-password are 403.
+        // Contract 4.1: without a credential, logout and change-password return 403.
         MISSING if ["/api/auth/logout/", "/api/auth/change-password/"].contains(&path) => MALFORMED,
-        Reads if method == "GET" && ALLOWED.contains(&(method, path)) => In,
-        Reads => LIMITED,
-        cell => cell,
+        AcceptedIfReadOnly if method == "GET" && ALLOWED.contains(&(method, path)) => Accepted,
+        AcceptedIfReadOnly => LIMITED,
+        expected_outcome => expected_outcome,
     })
 }
 
-/// A credential of a kind: what it is, and a client with it.
-struct Sent {
+/// A client with a credential of a kind.
+struct Credential {
     kind: &'static str,
     what: &'static str,
     api: Api,
 }
 
-/// A user's new API token, as the API tells of it.
+/// Creates an API token, and returns the response.
 async fn new_token(api: &Api, more: &Value) -> Value {
     let mut body = json!({"name": "token", "expires_at": null});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -100,7 +99,7 @@ fn key(made: &Value) -> &str {
     made["key"].as_str().unwrap()
 }
 
-/// The id of the session of a client.
+/// The id of the session that a client uses.
 async fn session_of(api: &Api) -> Value {
     let list = api.get(SESSIONS).await.expect(200);
     list["results"]
@@ -112,8 +111,8 @@ async fn session_of(api: &Api) -> Value {
         .clone()
 }
 
-/// All kinds of users' tokens that are dead.
-async fn dead_tokens(
+/// One user token for each way to become invalid.
+async fn invalid_tokens(
     instance: &Instance,
     here: &Workspace,
     elsewhere: &Workspace,
@@ -166,8 +165,8 @@ async fn dead_tokens(
     ]
 }
 
-/// All kinds of agents' keys that are dead.
-async fn dead_agents(
+/// One agent key for each way to become invalid.
+async fn invalid_agent_keys(
     here: &Workspace,
     elsewhere: &Workspace,
     own: &Value,
@@ -179,7 +178,7 @@ async fn dead_agents(
     let (other, strange) = (here.server("other").await, elsewhere.server("strange").await);
     let wrong = json!("A".repeat(128));
     vec![
-        ("unknown agent", with(&json!(NO_UUID), &wrong)),
+        ("unknown agent", with(&json!(UNKNOWN_UUID), &wrong)),
         ("wrong key", with(&own["id"], &wrong)),
         ("key of another server", with(&other["id"], &own["key"])),
         ("key of before another", credential(&rotated)),
@@ -189,8 +188,8 @@ async fn dead_agents(
     ]
 }
 
-/// All kinds of registration tokens that are dead.
-async fn dead_registrations(
+/// One registration token for each way to become invalid.
+async fn invalid_registration_tokens(
     instance: &Instance,
     here: &Workspace,
     elsewhere: &Workspace,
@@ -226,8 +225,8 @@ async fn dead_registrations(
     ]
 }
 
-/// What a superuser sees of a workspace, but for when a token was used.
-async fn all_of(workspace: &Workspace) -> Vec<String> {
+/// Everything that a superuser can read in a workspace, except when tokens were last used.
+async fn everything_in(workspace: &Workspace) -> Vec<String> {
     let lists =
         [USERS, GROUPS, MEMBERSHIPS, SERVERS, REGISTRATION_TOKENS, COMMANDS, TOKENS, SESSIONS];
     let seen = lists.map(|list| {
@@ -246,7 +245,7 @@ async fn all_of(workspace: &Workspace) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
+async fn each_endpoint_rejects_credentials_of_other_kinds() {
     let (instance, _folder) = Instance::new().await;
     let operator = instance.operator();
     let here = Workspace::made_by(&operator, &unique("t")).await;
@@ -255,14 +254,14 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
     let registration =
         here.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
     let limited = async |acl: Value| new_token(&here.session(), &json!({"acl": acl})).await;
-    let (kept_away, reading) = (
+    let (networked, reading) = (
         limited(json!({"networks": ["192.0.2.0/24"]})).await,
         limited(json!({"read_only": true})).await,
     );
 
-    let mut sent = vec![Sent { kind: "none", what: "none", api: here.anonymous.clone() }];
+    let mut sent = vec![Credential { kind: "none", what: "none", api: here.anonymous.clone() }];
     let mut add = |kind, credentials: Vec<(&'static str, String)>| {
-        sent.extend(credentials.into_iter().map(|(what, header)| Sent {
+        sent.extend(credentials.into_iter().map(|(what, header)| Credential {
             kind,
             what,
             api: here.anonymous.with(&header),
@@ -284,11 +283,17 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
             ("agent without a key", format!("id={}", own["id"])),
         ],
     );
-    add("dead token", dead_tokens(&instance, &here, &elsewhere).await);
-    add("token kept from here", vec![("API token of another network", quoted(key(&kept_away)))]);
-    add("token that reads", vec![("API token that only reads", quoted(key(&reading)))]);
-    add("dead agent", dead_agents(&here, &elsewhere, &own).await);
-    add("dead registration token", dead_registrations(&instance, &here, &elsewhere).await);
+    add("invalid token", invalid_tokens(&instance, &here, &elsewhere).await);
+    add(
+        "token of another network",
+        vec![("API token of another network", quoted(key(&networked)))],
+    );
+    add("read-only token", vec![("API token that only reads", quoted(key(&reading)))]);
+    add("invalid agent", invalid_agent_keys(&here, &elsewhere, &own).await);
+    add(
+        "invalid registration token",
+        invalid_registration_tokens(&instance, &here, &elsewhere).await,
+    );
     add("registration token", vec![("registration token", quoted(key(&registration)))]);
     add(
         "token",
@@ -304,11 +309,12 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
         assert!(sent.iter().any(|sent| sent.kind == kind), "{kind}");
     }
 
-    let before = (all_of(&here).await, all_of(&elsewhere).await);
-    let mut dead_says = None;
+    let before = (everything_in(&here).await, everything_in(&elsewhere).await);
+    let mut invalid_token_text = None;
     for endpoint @ (method, pattern, access) in all() {
-        let let_in = |sent: &&Sent| cell(sent.kind, endpoint) == Some(In);
-        let request = |sent: &Sent| {
+        let is_accepted =
+            |sent: &&Credential| expected_outcome(sent.kind, endpoint) == Some(Accepted);
+        let request = |sent: &Credential| {
             let path = path_of(pattern, &elsewhere.slug);
             let api = if access == Access::Operator {
                 sent.api.under("127.0.0.1")
@@ -318,17 +324,17 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
             async move { api.call(method, &path).await }
         };
         if access == Access::Open {
-            // Nothing is asked of the header, so whatever is in it changes nothing; a token that is
-            // alive may.
+            // Open endpoints ignore the header, so every credential gets the response of an
+            // anonymous request. Only valid tokens are left out: a few open endpoints accept them.
             let plain = request(&sent[0]).await;
             let others =
-                sent.iter().filter(|sent| !["token", "token that reads"].contains(&sent.kind));
+                sent.iter().filter(|sent| !["token", "read-only token"].contains(&sent.kind));
             let others = others.enumerate().map(|(number, sent)| {
-                // Requests for resets are counted by their addresses.
+                // Password resets are limited per address, so each request has its own.
                 let api = sent.api.from_address(&format!("198.51.100.{number}"));
-                Sent { api, ..*sent }
+                Credential { api, ..*sent }
             });
-            let others: Vec<Sent> = others.collect();
+            let others: Vec<Credential> = others.collect();
             let replies =
                 future::join_all(others.iter().map(async |sent| (sent.what, request(sent).await)))
                     .await;
@@ -341,12 +347,12 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
             }
             continue;
         }
-        let refused = sent.iter().filter(|sent| !let_in(sent));
+        let refused = sent.iter().filter(|sent| !is_accepted(sent));
         for (sent, reply) in
             future::join_all(refused.map(async |sent| (sent, request(sent).await))).await
         {
-            let Some(Cell::Refused(status, code)) = cell(sent.kind, endpoint) else {
-                unreachable!("it is refused")
+            let Some(Outcome::Refused(status, code)) = expected_outcome(sent.kind, endpoint) else {
+                unreachable!("every other outcome is an error")
             };
             let what = format!("{method} {pattern} with {}: {}", sent.what, reply.text);
             let code = code.or_else(|| client::code_of(status));
@@ -360,9 +366,9 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
                 assert!(reply.header("WWW-Authenticate").starts_with(scheme), "{what}");
             }
             if code == Some("INVALID_TOKEN") {
-                // Why it is dead is not told, and whether it ever lived.
+                // The response does not say why the token is invalid, or whether it was ever valid.
                 assert_eq!(
-                    dead_says.get_or_insert_with(|| reply.text.clone()),
+                    invalid_token_text.get_or_insert_with(|| reply.text.clone()),
                     &reply.text,
                     "{what}"
                 );
@@ -370,23 +376,25 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
         }
     }
     assert_eq!(
-        (all_of(&here).await, all_of(&elsewhere).await),
+        (everything_in(&here).await, everything_in(&elsewhere).await),
         before,
-        "a request that was refused did something"
+        "a rejected request changed something"
     );
 
-    // Those for whom it is are let in. What they then may do is for the tests of each.
+    // Every credential for the endpoint is accepted. Other tests check what the caller may do.
     for endpoint @ (method, pattern, access) in all() {
-        for sent in sent.iter().filter(|sent| cell(sent.kind, endpoint) == Some(In)) {
+        for sent in
+            sent.iter().filter(|sent| expected_outcome(sent.kind, endpoint) == Some(Accepted))
+        {
             let path = path_of(pattern, "nowhere");
             let api = match (sent.kind, pattern) {
-                // It is what all the other calls are made with.
+                // Logging out would end the token that all other calls use.
                 ("token", "/api/auth/logout/") => continue,
                 ("agent", "/api/servers/servers/-/unregister/") => {
                     here.anonymous.with(&credential(&leaving))
                 }
                 ("operator", _) => sent.api.under("127.0.0.1"),
-                // A boss who takes themselves away would be the end of it.
+                // The superuser must not change or delete their own account.
                 ("token", _)
                     if path.contains("/boss/") || path.contains("/-/") || path.contains("/1/") =>
                 {
@@ -412,7 +420,7 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
                 reply.text
             );
         }
-        // On a workspace's own name there is no operator.
+        // The operator API does not exist under a workspace's host name.
         if access == Access::Operator {
             let api = operator.under(&here.anonymous.host);
             api.call(method, &path_of(pattern, &elsewhere.slug)).await.expect_detail(404, None);
@@ -421,15 +429,15 @@ async fn each_endpoint_refuses_each_credential_that_is_not_for_it() {
     elsewhere.session().get("/api/status/").await.expect(200);
 }
 
-/// What an endpoint for users answers to two who have nothing to do with what is in its path: an
-/// ordinary user of the same workspace, and a superuser of another one, who asks there; that only
-/// where there is an id in it.
-type Row = (&'static str, &'static str, u16, Option<u16>);
+/// Method, path, and the expected status for two callers without access to the resource in the
+/// path: an ordinary user of the workspace, and a superuser of another workspace. The second one is
+/// `None` if the path has no id.
+type StrangerCase = (&'static str, &'static str, u16, Option<u16>);
 
 #[rustfmt::skip]
-const STRANGERS: &[Row] = &[
+const STRANGERS: &[StrangerCase] = &[
     ("GET", "/api/status/", 200, None),
-    // With an API token.
+    // These requests use an API token, which cannot log out.
     ("GET", "/api/auth/logout/", 403, None),
     ("POST", "/api/auth/logout/", 403, None),
     ("GET", "/api/auth/sessions/", 200, None),
@@ -442,11 +450,11 @@ const STRANGERS: &[Row] = &[
     ("PATCH", "/api/auth/tokens/{id}/", 404, Some(404)),
     ("DELETE", "/api/auth/tokens/{id}/", 404, Some(404)),
     ("POST", "/api/auth/acl-check/", 400, None),
-    // With somebody else's password.
+    // The current password in the body is wrong.
     ("POST", "/api/auth/change-password/", 400, None),
     ("GET", "/api/iam/users/", 200, None),
     ("POST", "/api/iam/users/", 403, None),
-    // Of themselves nobody changes what is staff's to change.
+    // Users cannot change the fields of their own account that are reserved for staff.
     ("GET", "/api/iam/users/-/", 200, None),
     ("PUT", "/api/iam/users/-/", 403, None),
     ("PATCH", "/api/iam/users/-/", 403, None),
@@ -504,8 +512,8 @@ const STRANGERS: &[Row] = &[
     ("POST", "/api/audit/verify/", 403, None),
 ];
 
-/// Things of a workspace by their ids; or ids of nothing.
-struct Things {
+/// The ids of one resource of each type, or ids that do not exist.
+struct ResourceIds {
     session: Value,
     token: Value,
     user: i64,
@@ -519,16 +527,16 @@ struct Things {
     command: Value,
 }
 
-impl Things {
-    /// One of each, which are the superuser's.
+impl ResourceIds {
+    /// Creates one resource of each type, owned by the superuser.
     async fn of(workspace: &Workspace) -> Self {
         let session = session_of(&workspace.session()).await;
         let token = new_token(&workspace.session(), &json!({})).await;
-        // The superuser of each workspace has the same name.
+        // Not the superuser, who has the same name in each workspace.
         let user = Person::new(workspace, &unique("u")).await;
         let server = workspace.server(&unique("web")).await;
         let group = workspace.group(&unique("group"), &[&server]).await;
-        let membership = workspace.enroll(&group, &user, "member").await;
+        let membership = workspace.add_member(&group, &user, "member").await;
         let token_for_hosts =
             workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
         let body = json!({"server": server["id"], "line": "secret", "on_offline": "queue"});
@@ -549,13 +557,13 @@ impl Things {
     }
 
     fn nothing() -> Self {
-        let none = json!(NO_UUID);
+        let none = json!(UNKNOWN_UUID);
         Self {
             session: none.clone(),
             token: none.clone(),
-            user: NO_NUMBER,
+            user: UNKNOWN_ID,
             username: "nobody-here".to_owned(),
-            group: NO_NUMBER,
+            group: UNKNOWN_ID,
             group_name: "no-such-group".to_owned(),
             membership: none.clone(),
             server: none.clone(),
@@ -565,7 +573,7 @@ impl Things {
         }
     }
 
-    /// A path with an id of these in it.
+    /// Replaces the placeholder in a path with the id of the right type.
     fn in_path(&self, pattern: &str) -> String {
         let uuid = |id: &Value| id.as_str().unwrap().to_owned();
         let id = match pattern.split('/').collect::<Vec<_>>()[2..4] {
@@ -578,13 +586,13 @@ impl Things {
             ["servers", "registration-tokens"] => uuid(&self.registration_token),
             ["events", "commands"] => uuid(&self.command),
             _ if !pattern.contains("{id}") => String::new(),
-            _ => panic!("{pattern} has an id of what is not known here"),
+            _ => panic!("{pattern} has an id of an unknown type"),
         };
         pattern.replace("{id}", &id).replace("{username}", &self.username)
     }
 
-    /// A body that an endpoint would accept from a caller with the permission: of all fields, those
-    /// that it knows.
+    /// A body that the endpoint would accept from a caller with the permission. It contains only
+    /// fields that the endpoint knows.
     fn body(&self, method: &str, pattern: &str) -> Value {
         let name = unique("n").replace('-', "");
         let operation = &DOCUMENT["paths"][pattern][method.to_lowercase()];
@@ -601,7 +609,7 @@ impl Things {
     }
 }
 
-/// The code of a refusal with a status, for whom a thing is not.
+/// The code of the error that callers without access get with a status.
 fn code_of(pattern: &str, status: u16) -> Option<&'static str> {
     match status {
         403 => Some("PERMISSION_DENIED"),
@@ -612,10 +620,10 @@ fn code_of(pattern: &str, status: u16) -> Option<&'static str> {
 }
 
 #[tokio::test]
-async fn an_id_of_somebody_elses_is_as_good_as_none() {
+async fn an_id_without_access_looks_like_an_unknown_id() {
     let (here, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    here.count_on().await;
-    let (things, nothing) = (Things::of(&here).await, Things::nothing());
+    here.skip_ids().await;
+    let (things, nothing) = (ResourceIds::of(&here).await, ResourceIds::nothing());
     let ordinary = Person::new(&here, "ordinary").await;
     let ordinary = here.anonymous.with_token(key(&new_token(&ordinary.api, &json!({})).await));
     let stranger = elsewhere.admin.clone();
@@ -628,10 +636,10 @@ async fn an_id_of_somebody_elses_is_as_good_as_none() {
     covered.sort_unstable();
     assert_eq!(for_users, covered);
 
-    let before = (all_of(&here).await, all_of(&elsewhere).await);
+    let before = (everything_in(&here).await, everything_in(&elsewhere).await);
     for (method, pattern, of_ordinary, of_stranger) in STRANGERS.iter().copied() {
         assert_eq!(pattern.contains('{'), of_stranger.is_some(), "{method} {pattern}");
-        let send = async |api: &Api, things: &Things| {
+        let send = async |api: &Api, things: &ResourceIds| {
             let path = things.in_path(pattern);
             if method == "GET" {
                 api.get(&path).await
@@ -649,7 +657,7 @@ async fn an_id_of_somebody_elses_is_as_good_as_none() {
             if status >= 400 {
                 assert_eq!(reply.json()["code"].as_str(), code_of(pattern, status), "{what}");
             }
-            // That there are users is for all of their workspace to know.
+            // Every user may know which users exist in their workspace.
             let is_seen = who == "ordinary" && pattern.contains("/users/");
             if status >= 400 && !is_seen {
                 let of_nothing = send(api, &nothing).await;
@@ -657,25 +665,31 @@ async fn an_id_of_somebody_elses_is_as_good_as_none() {
             }
         }
     }
-    assert_eq!((all_of(&here).await, all_of(&elsewhere).await), before);
+    assert_eq!((everything_in(&here).await, everything_in(&elsewhere).await), before);
 }
 
-/// What asks for a thing by an id that is not in the path: how it ends, and the request.
-type Asked<'a> = (&'a str, u16, Box<dyn Fn(&Things) -> (&'static str, String, Value) + 'a>);
+/// A request with an id outside its path: a description, the expected status, and the request.
+type BodyOrQueryCase<'a> =
+    (&'a str, u16, Box<dyn Fn(&ResourceIds) -> (&'static str, String, Value) + 'a>);
 
-fn asked<'a>(
+fn case<'a>(
     what: &'a str,
     status: u16,
-    request: impl Fn(&Things) -> (&'static str, String, Value) + 'a,
-) -> Asked<'a> {
+    request: impl Fn(&ResourceIds) -> (&'static str, String, Value) + 'a,
+) -> BodyOrQueryCase<'a> {
     (what, status, Box::new(request))
 }
 
-/// Asserts that requests with ids of things end as said, and alike with ids of nothing, and that no
-/// list has anything.
-async fn tell_nothing(who: &str, api: &Api, things: &Things, rows: &[Asked<'_>]) {
-    let send = async |things: &Things,
-                      request: &dyn Fn(&Things) -> (&'static str, String, Value)|
+/// Asserts that requests with real ids and with unknown ids get equal responses with the expected
+/// status, and that lists are empty.
+async fn assert_ids_reveal_nothing(
+    who: &str,
+    api: &Api,
+    things: &ResourceIds,
+    rows: &[BodyOrQueryCase<'_>],
+) {
+    let send = async |things: &ResourceIds,
+                      request: &dyn Fn(&ResourceIds) -> (&'static str, String, Value)|
            -> Reply {
         let (method, path, body) = request(things);
         if body.is_null() {
@@ -686,7 +700,7 @@ async fn tell_nothing(who: &str, api: &Api, things: &Things, rows: &[Asked<'_>])
     };
     for (what, status, request) in rows {
         let (reply, of_nothing) =
-            (send(things, request).await, send(&Things::nothing(), request).await);
+            (send(things, request).await, send(&ResourceIds::nothing(), request).await);
         let what = format!("{who}: {what}: {}", reply.text);
         assert_eq!((reply.status, of_nothing.status), (*status, *status), "{what}");
         assert_eq!(reply.text, of_nothing.text, "{what}");
@@ -696,109 +710,107 @@ async fn tell_nothing(who: &str, api: &Api, things: &Things, rows: &[Asked<'_>])
     }
 }
 
-/// Requests by which anybody asks for servers, groups and commands that are not for them.
-fn asked_by_anybody<'a>() -> Vec<Asked<'a>> {
+/// Requests with ids of servers, groups and commands that the caller has no access to.
+fn cases_of_any_caller<'a>() -> Vec<BodyOrQueryCase<'a>> {
     let get = |path: String| ("GET", path, Value::Null);
     let text = |id: &Value| id.as_str().unwrap().to_owned();
     vec![
-        asked("a command for its id", 400, |it| {
+        case("a command for its id", 400, |it| {
             (
                 "POST",
                 COMMANDS.to_owned(),
                 json!({"server": it.server, "line": "id", "on_offline": "queue"}),
             )
         }),
-        asked("a command for its name", 400, |it| {
+        case("a command for its name", 400, |it| {
             (
                 "POST",
                 COMMANDS.to_owned(),
                 json!({"server": it.server_name, "line": "id", "on_offline": "queue"}),
             )
         }),
-        asked("a membership in its group", 400, |it| {
+        case("a membership in its group", 400, |it| {
             (
                 "POST",
                 MEMBERSHIPS.to_owned(),
                 json!({"group": it.group, "user": 1, "role": "member"}),
             )
         }),
-        asked("commands of its server", 200, move |it| {
+        case("commands of its server", 200, move |it| {
             get(format!("{COMMANDS}?server={}", text(&it.server)))
         }),
-        asked("commands that name it", 200, move |it| {
+        case("commands that name it", 200, move |it| {
             get(format!("{COMMANDS}?search={}", it.server_name))
         }),
-        asked("memberships of its group", 200, move |it| {
+        case("memberships of its group", 200, move |it| {
             get(format!("{MEMBERSHIPS}?group={}", it.group))
         }),
-        asked("memberships of its user", 200, move |it| {
+        case("memberships of its user", 200, move |it| {
             get(format!("{MEMBERSHIPS}?user={}", it.user))
         }),
-        asked("servers of its name", 200, move |it| {
+        case("servers of its name", 200, move |it| {
             get(format!("{SERVERS}?name={}", it.server_name))
         }),
-        asked("servers like it", 200, move |it| {
+        case("servers like it", 200, move |it| {
             get(format!("/api/servers/?search={}", it.server_name))
         }),
-        asked("groups of its name", 200, move |it| get(format!("{GROUPS}?name={}", it.group_name))),
-        asked("groups like it", 200, move |it| get(format!("{GROUPS}?search={}", it.group_name))),
+        case("groups of its name", 200, move |it| get(format!("{GROUPS}?name={}", it.group_name))),
+        case("groups like it", 200, move |it| get(format!("{GROUPS}?search={}", it.group_name))),
     ]
 }
 
 #[tokio::test]
-async fn an_id_in_a_body_or_a_query_tells_no_more() {
+async fn ids_in_bodies_and_queries_reveal_nothing() {
     let (here, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    here.count_on().await;
-    let (things, own) = (Things::of(&here).await, Things::of(&elsewhere).await);
+    here.skip_ids().await;
+    let (things, own) = (ResourceIds::of(&here).await, ResourceIds::of(&elsewhere).await);
     let ordinary = Person::new(&here, "ordinary").await;
     let stranger = &elsewhere.admin;
-    let before = (all_of(&here).await, all_of(&elsewhere).await);
-    let anybody = asked_by_anybody();
-    tell_nothing("ordinary", &ordinary.api, &things, &anybody).await;
-    tell_nothing("stranger", stranger, &things, &anybody).await;
+    let before = (everything_in(&here).await, everything_in(&elsewhere).await);
+    let anybody = cases_of_any_caller();
+    assert_ids_reveal_nothing("ordinary", &ordinary.api, &things, &anybody).await;
+    assert_ids_reveal_nothing("stranger", stranger, &things, &anybody).await;
 
     let own_server = format!("{SERVERS}{}/", own.server.as_str().unwrap());
     let own_group = group_path(&json!({"id": own.group}));
     let get = |path: String| ("GET", path, Value::Null);
     let of_another_workspace = [
-        asked("a server in its group", 400, |it| {
+        case("a server in its group", 400, |it| {
             ("POST", SERVERS.to_owned(), json!({"name": "x", "groups": [it.group]}))
         }),
-        asked("a server into its group", 400, |it| {
+        case("a server into its group", 400, |it| {
             ("PATCH", own_server.clone(), json!({"groups": [it.group]}))
         }),
-        asked("a server replaced in its group", 400, |it| {
+        case("a server replaced in its group", 400, |it| {
             ("PUT", own_server.clone(), json!({"name": "x", "groups": [own.group, it.group]}))
         }),
-        asked("a group with its server", 400, |it| {
+        case("a group with its server", 400, |it| {
             ("POST", GROUPS.to_owned(), json!({"name": "x", "servers": [it.server]}))
         }),
-        asked("its server into a group", 400, |it| {
+        case("its server into a group", 400, |it| {
             ("PATCH", own_group.clone(), json!({"servers": [it.server]}))
         }),
-        asked("a group replaced with its server", 400, |it| {
+        case("a group replaced with its server", 400, |it| {
             ("PUT", own_group.clone(), json!({"name": "x", "servers": [own.server, it.server]}))
         }),
-        asked("its user into a group", 400, |it| {
+        case("its user into a group", 400, |it| {
             (
                 "POST",
                 MEMBERSHIPS.to_owned(),
                 json!({"group": own.group, "user": it.user, "role": "member"}),
             )
         }),
-        asked("its hosts", 400, |it| {
+        case("its hosts", 400, |it| {
             ("POST", REGISTRATION_TOKENS.to_owned(), json!({"name": "x", "groups": [it.group]}))
         }),
-        asked("commands of its user", 200, |it| {
-            get(format!("{COMMANDS}?requested_by={}", it.user))
-        }),
-        asked("users of its name", 200, |it| get(format!("{USERS}?username={}", it.username))),
-        asked("users like it", 200, |it| get(format!("/api/users/users/?search={}", it.username))),
+        case("commands of its user", 200, |it| get(format!("{COMMANDS}?requested_by={}", it.user))),
+        case("users of its name", 200, |it| get(format!("{USERS}?username={}", it.username))),
+        case("users like it", 200, |it| get(format!("/api/users/users/?search={}", it.username))),
     ];
-    tell_nothing("stranger", stranger, &things, &of_another_workspace).await;
-    assert_eq!((all_of(&here).await, all_of(&elsewhere).await), before);
+    assert_ids_reveal_nothing("stranger", stranger, &things, &of_another_workspace).await;
+    assert_eq!((everything_in(&here).await, everything_in(&elsewhere).await), before);
 
-    // A list that names a server gives nobody a way to it.
+    // Naming a server in a token's list gives no access to it.
     for (who, owner, anonymous) in [
         ("ordinary", &ordinary.api, &here.anonymous),
         ("stranger", &elsewhere.session(), &elsewhere.anonymous),
@@ -809,11 +821,12 @@ async fn an_id_in_a_body_or_a_query_tells_no_more() {
             let run = json!({"server": server, "line": "id", "on_offline": "queue"});
             let path = format!("{SERVERS}{}/", server.as_str().unwrap());
             let lists = [SERVERS.to_owned(), COMMANDS.to_owned(), path];
-            let mut told = future::join_all(lists.iter().map(|list| token.get(list))).await;
-            told.push(token.post(COMMANDS, &run).await);
-            told.into_iter().map(|reply| (reply.status, reply.text)).collect::<Vec<_>>()
+            let mut replies = future::join_all(lists.iter().map(|list| token.get(list))).await;
+            replies.push(token.post(COMMANDS, &run).await);
+            replies.into_iter().map(|reply| (reply.status, reply.text)).collect::<Vec<_>>()
         };
-        let (of_thing, of_nothing) = (listed(&things.server).await, listed(&json!(NO_UUID)).await);
+        let (of_thing, of_nothing) =
+            (listed(&things.server).await, listed(&json!(UNKNOWN_UUID)).await);
         assert_eq!(
             of_thing.iter().map(|(status, _)| *status).collect::<Vec<_>>(),
             [200, 200, 404, 403],
@@ -823,27 +836,32 @@ async fn an_id_in_a_body_or_a_query_tells_no_more() {
     }
 }
 
-/// Creates a user, a group with a server and the user as its owner, and a queued command of the
-/// user, whose names begin alike.
-async fn settle(workspace: &Workspace) -> (Person, Value) {
+/// Creates a user, a group that they own with a server in it, and a queued command of the user.
+/// Both workspaces use the same names.
+async fn create_twin(workspace: &Workspace) -> (Person, Value) {
     let person = Person::new(workspace, "twin").await;
     let group = workspace.group("twins", &[&workspace.server("web-1").await]).await;
-    workspace.enroll(&group, &person, "owner").await;
+    workspace.add_member(&group, &person, "owner").await;
     let body = json!({"server": "web-1", "line": "true", "on_offline": "queue"});
     person.api.post(COMMANDS, &body).await.expect(201);
     (person, group)
 }
 
 #[tokio::test]
-async fn the_same_number_in_two_workspaces_is_two_users_and_two_groups() {
+async fn equal_numbers_in_two_workspaces_are_independent() {
     let (here, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    let ((person, group), (twin, twins)) = (settle(&here).await, settle(&elsewhere).await);
-    assert_eq!((&person.id, &group["id"]), (&twin.id, &twins["id"]), "counted apart");
+    let ((person, group), (twin, twins)) =
+        (create_twin(&here).await, create_twin(&elsewhere).await);
+    assert_eq!(
+        (&person.id, &group["id"]),
+        (&twin.id, &twins["id"]),
+        "both workspaces use the same numbers"
+    );
     let token = new_token(&twin.api, &json!({})).await;
     let twin_by_token = elsewhere.anonymous.with_token(key(&token));
-    let before = all_of(&elsewhere).await;
+    let before = everything_in(&elsewhere).await;
 
-    // All that can be done to a user and a group by their numbers.
+    // Every change to a user and a group that addresses them by number.
     let path = group_path(&group);
     here.admin.patch(&path, &json!({"display_name": "Other", "servers": []})).await.expect(200);
     person
@@ -857,7 +875,7 @@ async fn the_same_number_in_two_workspaces_is_two_users_and_two_groups() {
     here.admin.delete(&path).await.expect(204);
     here.admin.delete(&person.path()).await.expect(204);
 
-    assert_eq!(all_of(&elsewhere).await, before);
+    assert_eq!(everything_in(&elsewhere).await, before);
     for api in [&twin.api, &twin_by_token] {
         api.get("/api/status/").await.expect(200);
         assert_eq!(api.get(COMMANDS).await.expect(200)["count"], 1);

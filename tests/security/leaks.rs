@@ -1,7 +1,7 @@
-//! Contract 4.2: what is stored and logged has no usable credential in it. `npm test` runs this
-//! after all end-to-end tests, on the state folders (D1, KV, Durable Objects) and the logs of all
-//! instances that they ran, with all the credentials that they sent or were shown, and all the
-//! secret keys and operators' tokens of the instances.
+//! Contract 4.2: databases and logs contain no usable credential. `npm test` runs this after all
+//! end-to-end tests. It searches the state folders (D1, KV, Durable Objects) and the logs of all
+//! instances. It searches for every credential that the tests sent or received, and for the secret
+//! keys and operator tokens of the instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use aho_corasick::AhoCorasick;
 use farhand_tests::setting;
 
-/// What an instance keeps on purpose, for its owner's eyes only: its own secrets, those of the
-/// demo, and the mails that it would have sent.
-const ON_PURPOSE: [&str; 5] =
+/// Files that hold secrets on purpose: the instance's own secrets, those of the demo, and the mails
+/// that it would have sent.
+const FILES_WITH_SECRETS: [&str; 5] =
     ["secrets.json", "variables.json", "demo.json", "agent.toml", "email-text"];
-/// The kinds of secrets that the tests must have noted, and how many of each at least.
-const KINDS: [(&str, usize); 8] = [
+/// The kinds of secrets that the tests must have recorded, and the minimum number of each.
+const MIN_RECORDED: [(&str, usize); 8] = [
     ("token", 50),
     ("key", 100),
     ("password", 5),
@@ -25,8 +25,8 @@ const KINDS: [(&str, usize); 8] = [
     ("SECRET_KEY", 5),
     ("OPERATOR_TOKEN", 3),
 ];
-/// Some of what must be among that which is searched.
-const SEARCHED: [&str; 7] = [
+/// Path fragments that must occur among the searched files.
+const REQUIRED_PATHS: [&str; 7] = [
     "worker.log",
     "/v3/d1/",
     "/v3/kv/",
@@ -36,12 +36,12 @@ const SEARCHED: [&str; 7] = [
     "/v3/do/farhand-Janitor/",
 ];
 
-/// All files below a folder: those that are searched, and those that hold secrets on purpose.
+/// Lists all files below a folder: the files to search, and those that hold secrets on purpose.
 fn files_below(folder: &Path, found: &mut Vec<PathBuf>, on_purpose: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let path = entry.path();
         let is_file = entry.file_type().unwrap().is_file();
-        if ON_PURPOSE.iter().any(|name| path.ends_with(name)) {
+        if FILES_WITH_SECRETS.iter().any(|name| path.ends_with(name)) {
             on_purpose.push(path);
         } else if path.is_dir() {
             files_below(&path, found, on_purpose);
@@ -51,26 +51,26 @@ fn files_below(folder: &Path, found: &mut Vec<PathBuf>, on_purpose: &mut Vec<Pat
     }
 }
 
-/// The secrets of an instance, by their names.
+/// The secrets of an instance, by name.
 fn secrets_of(file: &Path) -> BTreeMap<String, String> {
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
 
 #[test]
-fn no_credential_is_stored_or_logged_in_clear() {
-    let noted = PathBuf::from(setting("FARHAND_SECRETS_SEEN"));
+fn no_credential_is_stored_or_logged_in_plain_text() {
+    let recorded = PathBuf::from(setting("FARHAND_SECRETS_SEEN"));
     let (mut files, mut on_purpose) = (Vec::new(), Vec::new());
     files_below(Path::new(&setting("FARHAND_SEARCHED")), &mut files, &mut on_purpose);
-    files.retain(|file| *file != noted);
-    for part in SEARCHED {
+    files.retain(|file| *file != recorded);
+    for part in REQUIRED_PATHS {
         assert!(
             files.iter().any(|file| file.to_string_lossy().contains(part)),
-            "{part} is among what is searched"
+            "no file of {part} is searched"
         );
     }
 
     let mut secrets: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    let text = fs::read_to_string(&noted).unwrap();
+    let text = fs::read_to_string(&recorded).unwrap();
     for (kind, secret) in text.lines().map(|line| line.split_once('\t').unwrap()) {
         secrets.entry(kind).or_default().insert(secret);
     }
@@ -82,11 +82,11 @@ fn no_credential_is_stored_or_logged_in_clear() {
     for (name, secret) in own.iter().flatten() {
         secrets.entry(name).or_default().insert(secret);
     }
-    // Texts that are stored in clear, so that a search that finds nothing at all is noticed.
-    let markers = secrets.remove("marker").expect("the tests noted what can be found");
-    for (kind, fewest) in KINDS {
+    // Markers are stored in plain text on purpose. Finding them proves that the search works.
+    let markers = secrets.remove("marker").expect("the tests recorded a marker");
+    for (kind, minimum) in MIN_RECORDED {
         let seen = secrets.get(kind).map_or(0, BTreeSet::len);
-        assert!(seen >= fewest, "the tests noted {seen} of {kind}");
+        assert!(seen >= minimum, "the tests recorded only {seen} secrets of the kind {kind}");
     }
     let patterns: Vec<(&str, &str)> = secrets
         .iter()
@@ -108,5 +108,5 @@ fn no_credential_is_stored_or_logged_in_clear() {
     }
     leaks.dedup();
     assert!(leaks.is_empty(), "{leaks:#?}");
-    assert_eq!(found.len(), markers.len(), "what is stored in clear is found");
+    assert_eq!(found.len(), markers.len(), "the search finds every marker");
 }

@@ -1,4 +1,4 @@
-//! What nobody may do: access, isolation, credentials (contract 4 and 5; `docs/security.md`).
+//! Access, isolation and credentials (contract 4 and 5; `docs/security.md`).
 
 mod access;
 pub mod acl;

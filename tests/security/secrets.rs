@@ -1,5 +1,5 @@
-//! Contract 4.2: credentials are not stored in clear. `leaks.rs` searches for all that the tests
-//! had to do with; here are those that are sent where none belongs, and what that search must find.
+//! Contract 4.2: credentials are not stored in plain text. `leaks.rs` searches for them. The tests
+//! here send credentials in wrong places, and store the marker that the search must find.
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::{PASSWORD, unique};
@@ -7,13 +7,13 @@ use farhand_tests::{Workspace, eventually, secrets};
 use serde_json::json;
 
 #[tokio::test]
-async fn a_credential_in_the_wrong_place_is_not_kept_either() {
+async fn credentials_in_wrong_places_are_not_stored() {
     let workspace = Workspace::new().await;
-    // A password where the username belongs.
+    // A password in the field for the user name.
     let password = unique("typed-in-the-wrong-field");
-    secrets::note("password", &password);
+    secrets::record("password", &password);
     workspace.anonymous.log_in(&password, PASSWORD).await.expect_fields(403, &["non_field_errors"]);
-    // Tokens in headers that are refused.
+    // Tokens in malformed headers.
     for header in
         [format!("Bearer {}", workspace.login_token), format!("token={}", workspace.login_token)]
     {
@@ -24,7 +24,7 @@ async fn a_credential_in_the_wrong_place_is_not_kept_either() {
             .await
             .expect_detail(403, Some("INVALID_AUTHORIZATION"));
     }
-    // A password that is refused, and one that was replaced.
+    // A wrong current password, and a password that is replaced.
     let session = workspace.session();
     let change = |old: &str, new: &str| json!({"password": old, "new_password": new});
     let path = "/api/auth/change-password/";
@@ -36,7 +36,7 @@ async fn a_credential_in_the_wrong_place_is_not_kept_either() {
 }
 
 #[tokio::test]
-async fn what_is_stored_in_clear_can_be_found() {
+async fn a_marker_for_the_search_is_stored_in_plain_text() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -47,8 +47,8 @@ async fn what_is_stored_in_clear_can_be_found() {
         .await
         .expect(201);
     assert_eq!(agent.next_command().await["line"], marker);
-    secrets::note("marker", &marker);
-    // It is in D1 as well as in the object.
+    secrets::record("marker", &marker);
+    // The search must find the marker in D1 as well as in the object.
     eventually("the command in D1", || async {
         let list = workspace.admin.get("/api/events/commands/").await.expect(200);
         (list["results"][0]["line"] == marker.as_str()).then_some(())

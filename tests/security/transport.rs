@@ -1,4 +1,4 @@
-//! Contract 11.2: whose word counts on where a request comes from, and plain http.
+//! The caller's address, and plain HTTP (contract 11.2).
 
 use farhand_tests::client::{PASSWORD, Reply};
 use farhand_tests::{Api, Instance, Workspace};
@@ -25,14 +25,14 @@ fn forged(request: RequestBuilder) -> RequestBuilder {
     FORGED.iter().fold(request, |request, (name, value)| request.header(*name, *value))
 }
 
-/// The client's addresses in the workspace's audit log, newest first.
-async fn audited(api: &Api, action: &str) -> Vec<Value> {
+/// The client addresses of audit events with an action, newest first.
+async fn audited_addresses(api: &Api, action: &str) -> Vec<Value> {
     let events = api.get(&format!("/api/audit/events/?action={action}")).await.expect(200);
     events["results"].as_array().unwrap().iter().map(|event| event["remote_ip"].clone()).collect()
 }
 
 #[tokio::test]
-async fn no_header_of_a_caller_chooses_its_address() {
+async fn callers_cannot_choose_their_address_with_headers() {
     let (instance, _folder) = Instance::new_with(&[("TRUSTED_PROXIES", "")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let (outside, inside) = (
@@ -52,7 +52,7 @@ async fn no_header_of_a_caller_chooses_its_address() {
         .expect_detail(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
     inside.send(forged(inside.request("GET", "/api/status/"))).await.expect(200);
 
-    // Sessions and audit events have the peer's address.
+    // Sessions and audit events record the address of the connection.
     let api = &workspace.anonymous;
     let login = |password: &str, address: String| {
         let request =
@@ -66,9 +66,9 @@ async fn no_header_of_a_caller_chooses_its_address() {
     let sessions =
         workspace.anonymous.with_token(&token).get("/api/auth/sessions/").await.expect(200);
     assert_eq!(sessions["results"][0]["remote_ip"], "127.0.0.1");
-    assert_eq!(audited(&workspace.admin, "session.login").await[0], "127.0.0.1");
+    assert_eq!(audited_addresses(&workspace.admin, "session.login").await[0], "127.0.0.1");
 
-    // Nor is a guess counted for another address.
+    // Login throttling counts the address of the connection too.
     for number in 0..10 {
         login("wrong", format!("10.1.1.{number}")).await.expect_fields(403, &["non_field_errors"]);
     }
@@ -76,7 +76,7 @@ async fn no_header_of_a_caller_chooses_its_address() {
 }
 
 #[tokio::test]
-async fn no_header_of_a_caller_leads_to_another_url_or_worker() {
+async fn headers_cannot_lead_to_another_url_or_worker() {
     let workspace = Workspace::new().await;
     let api = &workspace.anonymous;
     let ask = async |path: &str, name: &str, value: &str| -> Reply {
@@ -119,7 +119,7 @@ async fn a_trusted_proxy_names_the_client() {
     ] {
         let reply = token.from_address(list).get("/api/status/").await;
         assert_eq!(reply.status, if is_inside { 200 } else { 403 }, "{list:?}");
-        // It is the proxy's to name, and of no other header.
+        // Only `X-Forwarded-For` of the proxy counts, no other header.
         let reply = token.send(
             token
                 .from_address(list)
@@ -128,7 +128,7 @@ async fn a_trusted_proxy_names_the_client() {
         );
         assert_eq!(reply.await.status, if is_inside { 200 } else { 403 }, "{list:?}");
     }
-    // Who is behind an unreadable list is unknown, and counted as one address.
+    // Behind an unreadable list, the address is unknown. All such callers count as one address.
     let unknown = |number: usize| {
         workspace.anonymous.from_address(if number.is_multiple_of(2) { "unknown" } else { "-," })
     };
@@ -140,7 +140,7 @@ async fn a_trusted_proxy_names_the_client() {
 }
 
 #[tokio::test]
-async fn plain_http_is_for_this_machine_only() {
+async fn plain_http_is_accepted_only_from_this_machine() {
     let variables = [("SERVICE_DOMAIN", "farhand.example"), ("REGION", "eu1")];
     let (instance, _folder) = Instance::new_with(&variables).await;
     let operator = instance.operator();
@@ -157,7 +157,7 @@ async fn plain_http_is_for_this_machine_only() {
         "/operator/workspaces/",
     ];
     for path in paths {
-        // Whether there is such a host or workspace makes no difference.
+        // The response does not depend on whether the host or the workspace exists.
         for host in [
             "acme.eu1.farhand.example",
             "nope.eu1.farhand.example",
@@ -176,7 +176,7 @@ async fn plain_http_is_for_this_machine_only() {
         named.under(local).get("/healthz").await.expect(200);
     }
 
-    // A trusted proxy has taken https.
+    // A trusted proxy terminates https and says so.
     let https = async |path: &str, scheme: &str| {
         named.send(named.request("GET", path).header("X-Forwarded-Proto", scheme)).await
     };
@@ -192,7 +192,7 @@ async fn plain_http_is_for_this_machine_only() {
     }
     instance.stop().await;
 
-    // Without trust its word is nothing; and plain http can be allowed.
+    // Untrusted proxies are ignored. `ALLOW_HTTP` allows plain HTTP.
     let (instance, _folder) =
         Instance::new_with(&[&variables[..], &[("TRUSTED_PROXIES", "")]].concat()).await;
     let named = named.on(&instance.url);
@@ -208,7 +208,7 @@ async fn plain_http_is_for_this_machine_only() {
 }
 
 #[tokio::test]
-async fn the_install_text_has_the_configured_address() {
+async fn the_install_text_contains_the_configured_address() {
     let workspace = Workspace::new().await;
     let port = workspace.admin.url.rsplit(':').next().unwrap();
     let evil = workspace.admin.under(&format!("{}:666", workspace.admin.host));

@@ -1,4 +1,4 @@
-//! Agents: one that does what a test tells it to, and the real one.
+//! Agents: one that does only what a test tells it to, and the real one.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,11 +12,11 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
-use crate::client::{Api, Asked, Reply, Workspace};
+use crate::client::{Api, Reply, SentRequest, Workspace};
 use crate::processes::Process;
 use crate::{PATIENCE, eventually, setting};
 
-/// An agent whose every step is a test's.
+/// An agent without behaviour of its own: the test sends each message.
 pub struct ScriptedAgent {
     /// A client with the agent's credential.
     pub api: Api,
@@ -34,13 +34,16 @@ pub fn credential(server: &Value) -> String {
     )
 }
 
-/// Opens a WebSocket as an agent does; the status where it is refused.
+/// Opens a WebSocket as an agent does.
+///
+/// # Errors
+/// The status of the response, if the service rejects the connection.
 pub async fn dial(api: &Api, path: &str) -> Result<Socket, u16> {
-    dial_announcing(api, path, None).await
+    dial_with_features(api, path, None).await
 }
 
-/// The same as an agent that announces what it can beyond Alpamon (agent-protocol 6.1).
-async fn dial_announcing(api: &Api, path: &str, features: Option<&str>) -> Result<Socket, u16> {
+/// Like [`dial`], with an `X-Agent-Features` header (agent-protocol 6.1).
+async fn dial_with_features(api: &Api, path: &str, features: Option<&str>) -> Result<Socket, u16> {
     let address = api.url.strip_prefix("http://").unwrap();
     let mut request = format!("ws://{address}{path}").into_client_request().unwrap();
     let headers = request.headers_mut();
@@ -57,14 +60,14 @@ async fn dial_announcing(api: &Api, path: &str, features: Option<&str>) -> Resul
         headers.insert("Authorization", authorization.parse().unwrap());
     }
     let stream = TcpStream::connect(address).await.unwrap();
-    let asked = Asked::to(path, request.headers());
+    let sent = SentRequest::get(path, request.headers());
     match client_async(request, stream).await {
         Ok((socket, response)) => {
-            asked.check(response.status().as_u16(), response.headers(), None);
+            sent.check(response.status().as_u16(), response.headers(), None);
             Ok(socket)
         }
         Err(tokio_tungstenite::tungstenite::Error::Http(response)) => {
-            asked.check(response.status().as_u16(), response.headers(), None);
+            sent.check(response.status().as_u16(), response.headers(), None);
             Err(response.status().as_u16())
         }
         Err(error) => panic!("{error}"),
@@ -72,33 +75,42 @@ async fn dial_announcing(api: &Api, path: &str, features: Option<&str>) -> Resul
 }
 
 impl ScriptedAgent {
-    /// Connects an agent for a server that was just made.
+    /// Connects the agent of a server whose `key` is known.
     pub async fn connect(workspace: &Workspace, server: &Value) -> Self {
         Self::over(&workspace.anonymous.with(&credential(server)), "/ws/servers/backhaul/").await
     }
 
-    /// The same of an agent that kills commands.
-    pub async fn that_kills(workspace: &Workspace, server: &Value) -> Self {
-        Self::announcing(workspace, server, "kill, replay").await
+    /// Connects an agent that can kill commands.
+    pub async fn connect_with_kill(workspace: &Workspace, server: &Value) -> Self {
+        Self::connect_with_features(workspace, server, "kill, replay").await
     }
 
-    /// The same of an agent that announces features.
-    pub async fn announcing(workspace: &Workspace, server: &Value, features: &str) -> Self {
+    /// Connects an agent that announces features.
+    pub async fn connect_with_features(
+        workspace: &Workspace,
+        server: &Value,
+        features: &str,
+    ) -> Self {
         let api = workspace.anonymous.with(&credential(server));
-        let socket = dial_announcing(&api, "/ws/servers/backhaul/", Some(features)).await.unwrap();
+        let socket =
+            dial_with_features(&api, "/ws/servers/backhaul/", Some(features)).await.unwrap();
         Self { api, socket }
     }
 
-    /// Connects to one of the sockets with a credential.
+    /// Connects to a WebSocket path with a client's credential.
     pub async fn over(api: &Api, path: &str) -> Self {
         Self { api: api.clone(), socket: dial(api, path).await.unwrap() }
     }
 
-    /// The next message, or `None` where the service closed the socket, with its code.
+    /// The next message.
+    ///
+    /// # Errors
+    /// The close code, if the service closed the socket.
     pub async fn next(&mut self) -> Result<Value, Option<u16>> {
         loop {
-            let message =
-                tokio::time::timeout(PATIENCE, self.socket.next()).await.expect("no message came");
+            let message = tokio::time::timeout(PATIENCE, self.socket.next())
+                .await
+                .expect("no message in time");
             match message {
                 Some(Ok(Message::Text(text))) => return Ok(serde_json::from_str(&text).unwrap()),
                 Some(Ok(Message::Close(frame))) => return Err(frame.map(|frame| frame.code.into())),
@@ -108,8 +120,8 @@ impl ScriptedAgent {
         }
     }
 
-    /// The next command. A ping, which comes when one was not acknowledged for a minute, is
-    /// answered.
+    /// The next command. Answers pings, which the service sends if a command was not acknowledged
+    /// for a minute.
     pub async fn next_command(&mut self) -> Value {
         loop {
             let message = self.next().await.unwrap();
@@ -126,8 +138,8 @@ impl ScriptedAgent {
         self.say(&json!({"query": "pong", "timestamp": 1.5})).await;
     }
 
-    /// Tells whether nothing but a ping comes for a moment. For what must not happen there is no
-    /// condition to wait for.
+    /// True if nothing but pings arrives for half a second. Absence has no condition to wait for,
+    /// so this waits for a fixed time.
     pub async fn stays_silent(&mut self) -> bool {
         let until = tokio::time::Instant::now() + Duration::from_millis(500);
         loop {
@@ -139,17 +151,15 @@ impl ScriptedAgent {
         }
     }
 
-    /// Sends a message on the socket.
     pub async fn say(&mut self, message: &Value) {
         self.socket.send(Message::text(message.to_string())).await.unwrap();
     }
 
-    /// Closes the socket.
-    pub async fn hang_up(mut self) {
+    pub async fn close(mut self) {
         self.socket.close(None).await.unwrap();
     }
 
-    /// Reports about a command: `ack`, `chunk` or `fin`.
+    /// Sends a report about a command: `ack`, `chunk` or `fin`.
     pub async fn report(&self, command: &str, kind: &str, body: Option<&Value>) -> Reply {
         let request = self.api.request("POST", &format!("/api/events/commands/{command}/{kind}/"));
         let request = match body {
@@ -159,34 +169,33 @@ impl ScriptedAgent {
         self.api.send(request).await
     }
 
-    /// Acknowledges a command.
     pub async fn ack(&self, command: &str) {
         self.report(command, "ack", None).await.expect(204);
     }
 
-    /// Sends a piece of output.
+    /// Sends a chunk of output.
     pub async fn chunk(&self, command: &str, seq: u32, content: &str) {
         self.report(command, "chunk", Some(&json!({"seq": seq, "content": content})))
             .await
             .expect(204);
     }
 
-    /// Ends a command.
+    /// Reports the end of a command with an exit code.
     pub async fn fin(&self, command: &str, code: i32, result: &str) {
         let fin = json!({"success": code == 0, "result": result, "elapsed_time": 0.25, "exit_code": code});
         self.report(command, "fin", Some(&fin)).await.expect(204);
     }
 }
 
-/// The project's agent, as a process of its own.
+/// The project's agent, as a child process.
 pub struct RealAgent {
-    /// The process; it ends with this.
+    /// The agent's process. It is killed when this is dropped.
     pub process: Process,
     _folder: TempDir,
 }
 
 impl RealAgent {
-    /// Starts the agent for a server that was just made, and waits until it is connected.
+    /// Starts the agent of a server whose `key` is known, and waits until it is connected.
     pub async fn start(workspace: &Workspace, server: &Value) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("agent.toml");
@@ -212,7 +221,7 @@ fn log(folder: &Path) -> Stdio {
     std::fs::File::create(folder.join("agent.log")).unwrap().into()
 }
 
-/// Waits until the API shows a server as connected, or not.
+/// Waits until `is_connected` of a server has a value.
 pub async fn wait_until_connected(workspace: &Workspace, server: &str, connected: bool) {
     let path = format!("/api/servers/servers/{server}/");
     eventually("the server's connection", || async {
@@ -221,7 +230,7 @@ pub async fn wait_until_connected(workspace: &Workspace, server: &str, connected
     .await;
 }
 
-/// The account that this process runs as.
+/// The name of the account that runs this process.
 pub fn own_account() -> String {
     let id = std::process::Command::new("id").arg("-un").output().unwrap();
     String::from_utf8(id.stdout).unwrap().trim().to_owned()

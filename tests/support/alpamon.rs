@@ -1,5 +1,5 @@
-//! An agent that behaves on the wire as an unmodified Alpamon 2.x does (agent-protocol), and keeps
-//! a ledger of what it saw. A test says what its commands do, and how fast its clock goes.
+//! An agent that behaves on the wire like an unmodified Alpamon 2.x (agent-protocol), and records
+//! what it sees. Tests set what its commands do, and how fast its clock runs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,55 +19,54 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use crate::agents::credential;
-use crate::client::{Api, Asked, Reply, Workspace};
+use crate::client::{Api, Reply, SentRequest, Workspace};
 use crate::{PATIENCE, eventually_within};
 
-/// The paths of its two WebSockets.
+/// The WebSocket on which the agent receives commands.
 pub const BACKHAUL: &str = "/ws/servers/backhaul/";
-/// The one on which nothing goes back.
+/// The other WebSocket, on which the agent sends nothing.
 pub const CONTROL: &str = "/ws/servers/control/";
-/// Where it asks who it is.
-const OWN: &str = "/api/servers/servers/-/";
-/// What may be missing in a service (agent-protocol 2 and 5).
+/// The agent's own server.
+const OWN_SERVER: &str = "/api/servers/servers/-/";
+/// The service may lack this path (agent-protocol 2 and 5).
 const ACCESS_POLICY: &str = "/api/servers/servers/-/access-policy/";
 
-/// How many commands run at once.
-const RUNNING: usize = 20;
-/// How many more wait in the agent.
-const QUEUED: usize = 200;
-/// How many reporters there are.
+/// How many commands run concurrently.
+const MAX_RUNNING: usize = 20;
+/// How many more commands the agent queues.
+const MAX_QUEUED: usize = 200;
+/// How many tasks send reports concurrently.
 const REPORTERS: usize = 4;
-/// How often a report is tried again before it is dropped.
-const RETRIES: u32 = 5;
-/// The largest chunk, in bytes.
-const CHUNK: usize = 4 * 1024;
-/// Where a result is cut, in bytes.
-const RESULT: usize = 1 << 20;
-/// How long the service has to answer a close. No test depends on it.
-const CLOSING: Duration = Duration::from_secs(2);
+/// How often a failed report is retried before it is dropped.
+const MAX_RETRIES: u32 = 5;
+/// The maximum size of a chunk, in bytes.
+const CHUNK_BYTES: usize = 4 * 1024;
+/// The maximum size of a result, in bytes.
+const RESULT_BYTES: usize = 1 << 20;
+/// How long the agent waits for the answer to a close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Priorities of its reports: lower numbers go first.
+/// Priorities of reports. Lower numbers are sent first.
 mod priority {
-    /// A command's ack and chunks, and what tells of the start.
+    /// Acks and chunks of commands, and the event at the start of the agent.
     pub const COMMAND: u32 = 10;
-    /// A command's fin.
     pub const FIN: u32 = 11;
     /// Facts, heartbeats and measurements.
     pub const FACTS: u32 = 80;
 }
 
-/// What the agent tells of its host.
+/// What the agent reports about its host.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// The agent's own version.
     pub version: String,
     /// The load average.
     pub load: f64,
-    /// Processors.
+    /// The number of processors.
     pub cores: u32,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: u64,
-    /// The version of the system, which is an Ubuntu.
+    /// The version of Ubuntu.
     pub os_version: String,
 }
 
@@ -84,7 +83,7 @@ impl Default for Host {
 }
 
 impl Host {
-    /// What it is of the category `info`, `os` or `time`.
+    /// The object for the category `info`, `os` or `time`.
     fn single(&self, category: &str) -> Value {
         match category {
             "info" => json!({
@@ -103,7 +102,7 @@ impl Host {
         }
     }
 
-    /// What it has of a category that is a list.
+    /// The list for any other category.
     fn list(category: &str) -> Value {
         match category {
             "users" => {
@@ -129,45 +128,42 @@ const SINGLE: [&str; 3] = ["info", "os", "time"];
 /// Categories with a list.
 const LISTS: [&str; 6] = ["users", "groups", "interfaces", "addresses", "disks", "partitions"];
 
-/// What a command does.
+/// What a simulated command does.
 #[derive(Clone, Debug, Default)]
-pub struct Run {
-    /// What it writes, in pieces, with a moment between them.
+pub struct CommandScript {
+    /// Its output, in pieces with a short pause between them.
     pub pieces: Vec<String>,
-    /// Its exit code.
     pub exit_code: i64,
-    /// It does not end before [`Alpamon::release`].
+    /// If true, the command ends only after [`Alpamon::release`].
     pub is_held: bool,
 }
 
-impl Run {
-    /// A command that writes something and succeeds.
+impl CommandScript {
+    /// A command that writes some pieces and succeeds.
     pub fn writing(pieces: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { pieces: pieces.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 }
 
-type Runs = Box<dyn Fn(&Value) -> Run + Send + Sync>;
+type ScriptChooser = Box<dyn Fn(&Value) -> CommandScript + Send + Sync>;
 
-/// How an agent differs from one that runs `echo` on a host of its own.
-pub struct Habits {
-    /// How long a second of its clock takes.
+/// How a simulated agent behaves. By default, each command writes its own line.
+pub struct AgentBehaviour {
+    /// The real time that one second of the agent's clock takes.
     pub second: Duration,
-    /// How long it waits for an answer to a report. Alpamon waits 5 s, which a loaded machine may
-    /// need with nothing wrong.
+    /// Timeout for the response to a report. Alpamon's is 5 s, but a loaded machine may need
+    /// longer.
     pub answer_within: Duration,
-    /// How long a socket may be without a data message.
+    /// After this time without a data message, the agent closes a socket.
     pub read_deadline: Duration,
-    /// It is of an older version: it tells no exit codes, and sends a ping of its own after each
-    /// message.
+    /// Simulates an older version: it reports no exit codes, and sends a ping after each message.
     pub is_older: bool,
-    /// Its host.
     pub host: Host,
-    /// What a command does, by the order that came.
-    pub runs: Runs,
+    /// Decides what a command does, from the message that delivered it.
+    pub runs: ScriptChooser,
 }
 
-impl Default for Habits {
+impl Default for AgentBehaviour {
     fn default() -> Self {
         let second = Duration::from_secs(1);
         Self {
@@ -177,32 +173,33 @@ impl Default for Habits {
             is_older: false,
             host: Host::default(),
             runs: Box::new(|order| {
-                Run::writing([format!("{}\n", order["line"].as_str().unwrap_or_default())])
+                CommandScript::writing([format!(
+                    "{}\n",
+                    order["line"].as_str().unwrap_or_default()
+                )])
             }),
         }
     }
 }
 
-/// A call of the agent's.
+/// An HTTP call that the agent made.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Called {
-    /// The method.
+pub struct CallRecord {
     pub method: &'static str,
-    /// The path.
     pub path: String,
-    /// The status, or `None` where there was no answer.
+    /// The status, or `None` without a response.
     pub status: Option<u16>,
-    /// How often it was tried before.
+    /// How many attempts preceded this one.
     pub retry: u32,
 }
 
-impl Called {
-    /// Whether the agent takes it for done.
+impl CallRecord {
+    /// True if the agent considers the call successful.
     pub fn is_success(&self) -> bool {
         self.status.is_some_and(|status| status / 100 == 2)
     }
 
-    /// Whether it was sent elsewhere, which makes a GET of a POST.
+    /// A redirect is harmful: it turns a POST into a GET.
     fn is_redirect(&self) -> bool {
         self.status.is_some_and(|status| status / 100 == 3)
     }
@@ -210,65 +207,64 @@ impl Called {
 
 /// How a socket ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum End {
-    /// The service closed it, with that code.
+pub enum SocketEnd {
+    /// The service closed it, with a close code.
     Closed(Option<u16>),
-    /// It broke off.
+    /// The connection was lost.
     Lost,
-    /// No data message came for too long.
+    /// No data message arrived before the read deadline.
     Silent,
-    /// The service asked for a new one.
+    /// The service sent `reconnect`.
     Reconnect,
-    /// The service asked the agent to exit.
+    /// The service sent `quit`.
     Quit,
-    /// The agent left of itself.
+    /// The agent itself left.
     Left,
 }
 
-/// A socket that was opened.
+/// A socket that the agent opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Opened {
-    /// Its path.
+pub struct SocketRecord {
     pub path: &'static str,
-    /// How it ended, if it did.
-    pub end: Option<End>,
-    /// How many pings of the service's came on it.
+    /// `None` while the socket is open.
+    pub end: Option<SocketEnd>,
+    /// How many pings of the service arrived.
     pub pings: u64,
-    /// How many of the agent's own pings, which are the WebSocket protocol's, were answered.
+    /// How many of the agent's own protocol-level pings were answered.
     pub pongs: u64,
 }
 
-/// What an agent saw.
+/// What the agent saw.
 #[derive(Clone, Default, Debug)]
-pub struct Ledger {
-    /// What it was told of itself.
+pub struct AgentLog {
+    /// What the service told the agent about itself at check-in.
     pub commissioned: Option<bool>,
-    /// Its calls in the order of their answers.
-    pub calls: Vec<Called>,
-    /// Reports that it gave up.
+    /// HTTP calls, in the order of their responses.
+    pub calls: Vec<CallRecord>,
+    /// The paths of reports that were dropped after all retries.
     pub dropped: Vec<String>,
-    /// Its sockets in the order of their opening.
-    pub sockets: Vec<Opened>,
-    /// Dials that failed, by their status.
+    /// Sockets, in the order in which they were opened.
+    pub sockets: Vec<SocketRecord>,
+    /// Failed connection attempts, by status.
     pub refused: Vec<Option<u16>>,
-    /// Commands in the order of their coming.
-    pub orders: Vec<Value>,
-    /// Ids of commands that came more than once.
+    /// The delivered commands, in order.
+    pub delivered: Vec<Value>,
+    /// The ids of commands that were delivered more than once.
     pub repeated: Vec<String>,
-    /// Messages that it does not understand.
+    /// Messages that the agent could not understand.
     pub warnings: Vec<String>,
 }
 
-impl Ledger {
-    /// All that should not be: whatever an agent's log would complain of when nothing has gone
-    /// wrong.
+impl AgentLog {
+    /// Everything that an agent's log would report as unusual.
     pub fn complaints(&self) -> Vec<String> {
-        let may_be_missing = |call: &Called| call.path == ACCESS_POLICY && call.status == Some(404);
+        let may_be_missing =
+            |call: &CallRecord| call.path == ACCESS_POLICY && call.status == Some(404);
         let calls = self
             .calls
             .iter()
             .filter(|call| !(call.is_success() && call.retry == 0 || may_be_missing(call)));
-        let ended = |socket: &&Opened| !matches!(socket.end, None | Some(End::Left));
+        let ended = |socket: &&SocketRecord| !matches!(socket.end, None | Some(SocketEnd::Left));
         calls
             .map(|call| format!("{call:?}"))
             .chain(self.dropped.iter().map(|path| format!("dropped: {path}")))
@@ -280,39 +276,38 @@ impl Ledger {
     }
 
     /// Calls that were redirected.
-    pub fn redirects(&self) -> Vec<&Called> {
+    pub fn redirects(&self) -> Vec<&CallRecord> {
         self.calls.iter().filter(|call| call.is_redirect()).collect()
     }
 
     /// The sockets of a path.
-    pub fn sockets_of<'a>(&'a self, path: &'a str) -> impl Iterator<Item = &'a Opened> {
+    pub fn sockets_of<'a>(&'a self, path: &'a str) -> impl Iterator<Item = &'a SocketRecord> {
         self.sockets.iter().filter(move |socket| socket.path == path)
     }
 
-    /// Whether a socket of a path is open.
     pub fn is_open(&self, path: &str) -> bool {
         self.sockets_of(path).any(|socket| socket.end.is_none())
     }
 
-    /// Calls whose method and path are these.
+    /// The calls with a method and a path.
     pub fn calls_of<'a>(
         &'a self,
         method: &'a str,
         path: &'a str,
-    ) -> impl Iterator<Item = &'a Called> {
+    ) -> impl Iterator<Item = &'a CallRecord> {
         self.calls.iter().filter(move |call| call.method == method && call.path == path)
     }
 
-    /// Ids of the commands that came.
+    /// The ids of the delivered commands.
     pub fn ids(&self) -> Vec<String> {
-        self.orders
+        self.delivered
             .iter()
             .map(|order| order["id"].as_str().unwrap_or_default().to_owned())
             .collect()
     }
 }
 
-/// A report that waits to be sent.
+/// A report in the queue.
 struct Report {
     method: &'static str,
     path: String,
@@ -320,17 +315,16 @@ struct Report {
     retry: u32,
 }
 
-/// What waits: by priority, by when it is due, by when it came.
-type Waiting = BTreeMap<(u32, Instant, u64), Report>;
+/// Queued reports, keyed by priority, due time and sequence number.
+type ReportQueue = BTreeMap<(u32, Instant, u64), Report>;
 
 struct Inner {
     api: Api,
     client: Client,
-    habits: Habits,
-    ledger: Mutex<Ledger>,
-    waiting: Mutex<Waiting>,
-    came: Notify,
-    /// Reports that came, the number of those at hand, and that of commands that did not end.
+    behaviour: AgentBehaviour,
+    log: Mutex<AgentLog>,
+    waiting: Mutex<ReportQueue>,
+    report_queued: Notify,
     counts: Mutex<Counts>,
     room: Semaphore,
     released: watch::Sender<bool>,
@@ -341,49 +335,48 @@ struct Inner {
 #[derive(Default)]
 struct Counts {
     reports: u64,
-    at_hand: usize,
+    reports_in_progress: usize,
     commands: usize,
 }
 
-/// A running agent. Dropped, it ends like a process that is killed.
+/// A running agent. Dropping it ends the agent like a killed process.
 pub struct Alpamon(Arc<Inner>);
 
 type Socket = WebSocketStream<TcpStream>;
 
 impl Alpamon {
-    /// Starts an agent for a server whose key is known, and waits for nothing.
-    pub fn start(workspace: &Workspace, server: &Value, habits: Habits) -> Self {
+    /// Starts an agent for a server whose `key` is known, and returns immediately.
+    pub fn start(workspace: &Workspace, server: &Value, behaviour: AgentBehaviour) -> Self {
         let api = workspace.anonymous.with(&credential(server));
-        // What stands idle for longer the service may just be closing.
+        // The service closes idle connections after a while. Never reuse one that is idle for
+        // longer than a second.
         let client = Client::builder().redirect(redirect::Policy::none()).no_proxy();
         let client = client.pool_idle_timeout(Duration::from_secs(1)).build().unwrap();
         let inner = Arc::new(Inner {
             api,
             client,
-            habits,
-            ledger: Mutex::default(),
+            behaviour,
+            log: Mutex::default(),
             waiting: Mutex::default(),
-            came: Notify::new(),
+            report_queued: Notify::new(),
             counts: Mutex::default(),
-            room: Semaphore::new(RUNNING),
+            room: Semaphore::new(MAX_RUNNING),
             released: watch::Sender::new(false),
             leaving: watch::Sender::new(false),
             tasks: Mutex::default(),
         });
-        inner.spawn(inner.clone().live());
+        inner.spawn(inner.clone().start_up());
         Self(inner)
     }
 
-    /// The same, once both its sockets are open.
-    pub async fn connect(workspace: &Workspace, server: &Value, habits: Habits) -> Self {
-        let agent = Self::start(workspace, server, habits);
-        agent
-            .until("both sockets", |ledger| ledger.is_open(BACKHAUL) && ledger.is_open(CONTROL))
-            .await;
+    /// Starts an agent, and waits until both its sockets are open.
+    pub async fn connect(workspace: &Workspace, server: &Value, behaviour: AgentBehaviour) -> Self {
+        let agent = Self::start(workspace, server, behaviour);
+        agent.until("both sockets", |log| log.is_open(BACKHAUL) && log.is_open(CONTROL)).await;
         agent
     }
 
-    /// Registers a server as `alpamon register` does, with a registration token's key.
+    /// Registers a server as `alpamon register` does, with the key of a registration token.
     pub async fn register(workspace: &Workspace, key: &str, name: &str) -> Reply {
         let api = workspace.anonymous.with_token(key);
         api.post("/api/servers/servers/register/", &json!({"name": name, "platform": "debian"}))
@@ -396,52 +389,53 @@ impl Alpamon {
         workspace.anonymous.with(&credential(server)).delete(&path).await
     }
 
-    /// A client with its credential.
+    /// A client with the agent's credential.
     pub fn api(&self) -> &Api {
         &self.0.api
     }
 
-    /// What it saw until now.
-    pub fn ledger(&self) -> Ledger {
-        self.0.ledger().clone()
+    /// A copy of what the agent has seen so far.
+    pub fn log(&self) -> AgentLog {
+        self.0.log().clone()
     }
 
-    /// Waits until the ledger has something.
-    pub async fn until(&self, what: &str, is_so: impl Fn(&Ledger) -> bool) {
+    /// Waits until the record fulfils a condition.
+    pub async fn until(&self, what: &str, is_so: impl Fn(&AgentLog) -> bool) {
         self.until_within(PATIENCE, what, is_so).await;
     }
 
-    /// The same where it may take longer.
+    /// Like [`Alpamon::until`], with another time limit.
     pub async fn until_within(
         &self,
         patience: Duration,
         what: &str,
-        is_so: impl Fn(&Ledger) -> bool,
+        is_so: impl Fn(&AgentLog) -> bool,
     ) {
-        eventually_within(patience, what, || async { is_so(&self.0.ledger()).then_some(()) }).await;
+        eventually_within(patience, what, || async { is_so(&self.0.log()).then_some(()) }).await;
     }
 
-    /// Waits until it has nothing to report and no command runs.
+    /// Waits until no report is queued and no command runs.
     pub async fn until_idle(&self, patience: Duration) {
         eventually_within(patience, "all reports to be sent", || async {
             let waiting = self.0.waiting.lock().unwrap();
             let counts = self.0.counts.lock().unwrap();
-            (waiting.is_empty() && counts.at_hand == 0 && counts.commands == 0).then_some(())
+            (waiting.is_empty() && counts.reports_in_progress == 0 && counts.commands == 0)
+                .then_some(())
         })
         .await;
     }
 
-    /// Reports something as one of its parts would, through the queue.
+    /// Queues a report.
     pub fn report(&self, method: &'static str, path: &str, body: Option<&Value>) {
         self.0.report(priority::FACTS, method, path.to_owned(), body.map(Value::to_string));
     }
 
-    /// Lets the commands end that are held.
+    /// Lets the held commands end.
     pub fn release(&self) {
         self.0.released.send_replace(true);
     }
 
-    /// Ends it like a service that is stopped: its sockets are closed with 1000.
+    /// Ends the agent like a stopped service: it closes its sockets with 1000.
     pub async fn leave(self) {
         self.0.leaving.send_replace(true);
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap());
@@ -453,17 +447,17 @@ impl Alpamon {
 
 impl Drop for Alpamon {
     fn drop(&mut self) {
-        // The tasks hold what holds them.
+        // The tasks own `Inner`, which owns the tasks: break the cycle.
         self.0.tasks.lock().unwrap().abort_all();
     }
 }
 
 impl Inner {
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap()
+    fn log(&self) -> MutexGuard<'_, AgentLog> {
+        self.log.lock().unwrap()
     }
 
-    /// Does something beside the rest, until the agent leaves.
+    /// ScriptChooser a task until the agent leaves.
     fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         let mut leaving = self.leaving.subscribe();
         self.tasks.lock().unwrap().spawn(async move {
@@ -475,19 +469,19 @@ impl Inner {
     }
 
     fn seconds(&self, seconds: u32) -> Duration {
-        self.habits.second * seconds
+        self.behaviour.second * seconds
     }
 
     // HTTP.
 
-    /// Makes a call and notes it. The body of the answer is for those who ask.
+    /// Makes a call, records it, and returns the response body.
     async fn call(
         &self,
         method: &'static str,
         path: &str,
         body: Option<String>,
         retry: u32,
-    ) -> (Called, String) {
+    ) -> (CallRecord, String) {
         let verb = Method::from_bytes(method.as_bytes()).unwrap();
         let mut request = self
             .client
@@ -495,7 +489,7 @@ impl Inner {
             .header("Host", &self.api.host);
         request =
             request.header("Authorization", self.api.authorization.as_deref().unwrap_or_default());
-        request = request.header("User-Agent", format!("alpamon/{}", self.habits.host.version));
+        request = request.header("User-Agent", format!("alpamon/{}", self.behaviour.host.version));
         if matches!(method, "POST" | "PUT" | "PATCH") {
             request = request.header("Content-Type", "application/json");
         }
@@ -503,7 +497,7 @@ impl Inner {
             request = request.body(body);
         }
         let request = request.build().unwrap();
-        let asked = Asked::of(&request);
+        let asked = SentRequest::new(&request);
         let answer = async {
             let response = self.client.execute(request).await.ok()?;
             let (status, headers) = (response.status().as_u16(), response.headers().clone());
@@ -511,15 +505,15 @@ impl Inner {
             asked.check(status, &headers, Some(&text));
             Some((status, text))
         };
-        let answer = timeout(self.habits.answer_within, answer).await.ok().flatten();
+        let answer = timeout(self.behaviour.answer_within, answer).await.ok().flatten();
         let (status, text) =
             answer.map_or((None, String::new()), |(status, text)| (Some(status), text));
-        let called = Called { method, path: path.to_owned(), status, retry };
-        self.ledger().calls.push(called.clone());
+        let called = CallRecord { method, path: path.to_owned(), status, retry };
+        self.log().calls.push(called.clone());
         (called, text)
     }
 
-    /// Asks for something that is used; `None` where the answer is none or of no use.
+    /// Gets JSON. `None` if the call fails or the body is not JSON.
     async fn get(&self, path: &str) -> Option<Value> {
         let (called, text) = self.call("GET", path, None, 0).await;
         if !called.is_success() {
@@ -527,12 +521,12 @@ impl Inner {
         }
         let read = serde_json::from_str(&text);
         if read.is_err() {
-            self.ledger().warnings.push(format!("{path}: {text}"));
+            self.log().warnings.push(format!("{path}: {text}"));
         }
         read.ok()
     }
 
-    /// Puts a report into the queue.
+    /// Queues a report.
     fn report(&self, priority: u32, method: &'static str, path: String, body: Option<String>) {
         let number = {
             let mut counts = self.counts.lock().unwrap();
@@ -541,55 +535,61 @@ impl Inner {
         };
         let report = Report { method, path, body, retry: 0 };
         self.waiting.lock().unwrap().insert((priority, Instant::now(), number), report);
-        self.came.notify_one();
+        self.report_queued.notify_one();
     }
 
-    /// One of the reporters. It takes what has the highest priority; where that is not due yet, it
-    /// puts it back and pauses, so that all else waits, too.
+    /// One of the reporting tasks. It takes the report with the highest priority. If that is not
+    /// due yet, the task puts it back and sleeps, so that even due reports of lower priority wait,
+    /// as in Alpamon.
     async fn report_forever(self: Arc<Self>) {
         loop {
             let next = {
                 let mut waiting = self.waiting.lock().unwrap();
                 let next = waiting.pop_first();
-                self.counts.lock().unwrap().at_hand += usize::from(next.is_some());
+                self.counts.lock().unwrap().reports_in_progress += usize::from(next.is_some());
                 next
             };
             let Some(((priority, due, number), mut report)) = next else {
-                self.came.notified().await;
+                self.report_queued.notified().await;
                 continue;
             };
             if due > Instant::now() {
                 self.waiting.lock().unwrap().insert((priority, due, number), report);
-                self.counts.lock().unwrap().at_hand -= 1;
+                self.counts.lock().unwrap().reports_in_progress -= 1;
                 sleep(self.seconds(1)).await;
                 continue;
             }
             let (called, _) =
                 self.call(report.method, &report.path, report.body.clone(), report.retry).await;
-            if !called.is_success() && report.retry < RETRIES {
+            if !called.is_success() && report.retry < MAX_RETRIES {
                 let pause = self.seconds(1 << report.retry);
                 report.retry += 1;
                 self.waiting.lock().unwrap().insert((priority, due + pause, number), report);
             } else if !called.is_success() {
-                self.ledger().dropped.push(report.path);
+                self.log().dropped.push(report.path);
             }
-            self.counts.lock().unwrap().at_hand -= 1;
+            self.counts.lock().unwrap().reports_in_progress -= 1;
         }
     }
 
-    // The start.
+    // Startup.
 
-    async fn live(self: Arc<Self>) {
+    async fn start_up(self: Arc<Self>) {
         let commissioned = self.check_in().await;
         for _ in 0..REPORTERS {
             self.spawn(self.clone().report_forever());
         }
-        let version = &self.habits.host.version;
-        self.tell_of("started", &format!("alpamon {version} started running."), priority::COMMAND);
+        let version = &self.behaviour.host.version;
+        self.post_event(
+            "started",
+            &format!("alpamon {version} started running."),
+            priority::COMMAND,
+        );
         self.spawn(self.clone().measure());
         for path in [BACKHAUL, CONTROL] {
             let inner = self.clone();
-            // It notices by itself that the agent leaves, as it closes its socket then.
+            // This task ends by itself when the agent leaves, because it has to close its socket
+            // first.
             self.tasks.lock().unwrap().spawn(inner.keep_open(path));
         }
         if commissioned {
@@ -600,13 +600,13 @@ impl Inner {
         }
     }
 
-    /// Asks who it is until it is told.
+    /// Requests the agent's own server until that succeeds.
     async fn check_in(&self) -> bool {
         let mut pause = 5;
         loop {
-            let own = self.get(OWN).await;
+            let own = self.get(OWN_SERVER).await;
             if let Some(commissioned) = own.and_then(|own| own["commissioned"].as_bool()) {
-                self.ledger().commissioned = Some(commissioned);
+                self.log().commissioned = Some(commissioned);
                 return commissioned;
             }
             pause = (pause * 2).min(300);
@@ -614,14 +614,14 @@ impl Inner {
         }
     }
 
-    fn tell_of(&self, record: &str, description: &str, priority: u32) {
+    fn post_event(&self, record: &str, description: &str, priority: u32) {
         let event = json!({"reporter": "alpamon", "record": record, "description": description});
         self.report(priority, "POST", "/api/events/events/".to_owned(), Some(event.to_string()));
     }
 
-    /// The start of an agent that was never here.
+    /// Reports everything about a host that is new to the service.
     fn commit(&self) {
-        let host = &self.habits.host;
+        let host = &self.behaviour.host;
         let mut facts = json!({"version": host.version, "load": host.load});
         for category in SINGLE {
             facts[category] = host.single(category);
@@ -629,28 +629,39 @@ impl Inner {
         for category in LISTS {
             facts[category] = Host::list(category);
         }
-        self.report(priority::FACTS, "PUT", format!("{OWN}commit/"), Some(facts.to_string()));
+        self.report(
+            priority::FACTS,
+            "PUT",
+            format!("{OWN_SERVER}commit/"),
+            Some(facts.to_string()),
+        );
         let description = format!("Committed system information. version: {}", host.version);
-        self.tell_of("committed", &description, priority::FACTS);
+        self.post_event("committed", &description, priority::FACTS);
     }
 
-    /// The start of an agent that was here before: it tells what the service says it lacks.
+    /// Reports what the service lacks about a host that it already has.
     async fn sync(&self) {
-        let host = &self.habits.host;
+        let host = &self.behaviour.host;
         let facts = json!({"version": host.version, "load": host.load});
-        self.report(priority::FACTS, "PATCH", format!("{OWN}sync/"), Some(facts.to_string()));
+        self.report(
+            priority::FACTS,
+            "PATCH",
+            format!("{OWN_SERVER}sync/"),
+            Some(facts.to_string()),
+        );
         let hashes: Map<String, Value> = SINGLE
             .iter()
             .chain(&LISTS)
             .map(|category| ((*category).to_owned(), json!("sha256:0")))
             .collect();
         let body = json!({"hashes": hashes}).to_string();
-        let (called, text) = self.call("POST", &format!("{OWN}sync-check/"), Some(body), 0).await;
+        let (called, text) =
+            self.call("POST", &format!("{OWN_SERVER}sync-check/"), Some(body), 0).await;
         let asked = serde_json::from_str::<Value>(&text).ok().filter(|_| called.is_success());
         let asked = asked.and_then(|asked| {
             serde_json::from_value::<Vec<String>>(asked["sync_required"].clone()).ok()
         });
-        // A service of an older version does not say what it lacks.
+        // An older service does not say what it lacks.
         let asked = asked.unwrap_or_else(|| {
             SINGLE.iter().chain(&LISTS).map(|name| (*name).to_owned()).collect()
         });
@@ -660,16 +671,16 @@ impl Inner {
         self.get(ACCESS_POLICY).await;
     }
 
-    /// Compares a category with what the service has of it, and tells it where that differs.
+    /// Compares a category with what the service has, and reports a difference.
     async fn sync_category(&self, category: &str) {
         let path = format!("/api/proc/{category}/");
         let Some(remote) = self.get(&format!("{path}-/sync/")).await else { return };
         if SINGLE.contains(&category) {
-            let current = self.habits.host.single(category);
+            let current = self.behaviour.host.single(category);
             if !remote.is_object() {
-                self.ledger().warnings.push(format!("{path}: {remote}"));
+                self.log().warnings.push(format!("{path}: {remote}"));
             } else if current != remote {
-                // The id that the service did not tell is empty.
+                // If the service sent no id, it stays empty in the path.
                 let id = remote["id"].as_str().unwrap_or_default();
                 self.report(
                     priority::FACTS,
@@ -681,11 +692,11 @@ impl Inner {
         } else if remote == json!([]) {
             self.report(priority::FACTS, "POST", path, Some(Host::list(category).to_string()));
         } else {
-            self.ledger().warnings.push(format!("{path}: {remote}"));
+            self.log().warnings.push(format!("{path}: {remote}"));
         }
     }
 
-    /// Asks what to measure, and sends heartbeats.
+    /// Requests what to measure, and sends heartbeats.
     async fn measure(self: Arc<Self>) {
         let Some(config) = self.get("/api/metrics/config/").await else { return };
         let status =
@@ -697,13 +708,14 @@ impl Inner {
         };
         loop {
             sleep(self.seconds(seconds)).await;
-            self.report(priority::FACTS, "PATCH", format!("{OWN}status/"), None);
+            self.report(priority::FACTS, "PATCH", format!("{OWN_SERVER}status/"), None);
         }
     }
 
     // WebSockets.
 
-    /// Keeps a socket open: after a drop it dials at once, after a failed dial later and later.
+    /// Keeps a socket open. Reconnects immediately after a lost connection, and with growing pauses
+    /// after failed attempts.
     async fn keep_open(self: Arc<Self>, path: &'static str) {
         let mut leaving = self.leaving.subscribe();
         let mut failures = 0;
@@ -712,15 +724,15 @@ impl Inner {
                 Ok(socket) => {
                     failures = 0;
                     let index = {
-                        let mut ledger = self.ledger();
-                        ledger.sockets.push(Opened { path, end: None, pings: 0, pongs: 0 });
-                        ledger.sockets.len() - 1
+                        let mut log = self.log();
+                        log.sockets.push(SocketRecord { path, end: None, pings: 0, pongs: 0 });
+                        log.sockets.len() - 1
                     };
                     let end = self.listen(socket, index, leaving.clone()).await;
-                    self.ledger().sockets[index].end = Some(end);
+                    self.log().sockets[index].end = Some(end);
                     match end {
-                        End::Left => return,
-                        End::Quit => {
+                        SocketEnd::Left => return,
+                        SocketEnd::Quit => {
                             self.leaving.send_replace(true);
                             return;
                         }
@@ -728,7 +740,7 @@ impl Inner {
                     }
                 }
                 Err(status) => {
-                    self.ledger().refused.push(status);
+                    self.log().refused.push(status);
                     let seconds = (5 << failures).min(60);
                     failures = (failures + 1).min(4);
                     self.seconds(seconds)
@@ -747,15 +759,17 @@ impl Inner {
         let headers = request.headers_mut();
         headers.insert("Host", self.api.host.parse().unwrap());
         headers.insert("Origin", format!("http://{}", self.api.host).parse().unwrap());
-        headers
-            .insert("User-Agent", format!("alpamon/{}", self.habits.host.version).parse().unwrap());
+        headers.insert(
+            "User-Agent",
+            format!("alpamon/{}", self.behaviour.host.version).parse().unwrap(),
+        );
         headers.insert(
             "Authorization",
             self.api.authorization.as_deref().unwrap_or_default().parse().unwrap(),
         );
         let dial = async {
             let stream = TcpStream::connect(address).await.map_err(|_| None)?;
-            let asked = Asked::to(path, request.headers());
+            let asked = SentRequest::get(path, request.headers());
             match client_async(request, stream).await {
                 Ok((socket, response)) => {
                     asked.check(response.status().as_u16(), response.headers(), None);
@@ -771,78 +785,78 @@ impl Inner {
         timeout(PATIENCE, dial).await.unwrap_or(Err(None))
     }
 
-    /// Listens to a socket until its end.
+    /// Handles messages until the socket ends.
     async fn listen(
         self: &Arc<Self>,
         mut socket: Socket,
         index: usize,
         mut leaving: watch::Receiver<bool>,
-    ) -> End {
-        let path = self.ledger().sockets[index].path;
+    ) -> SocketEnd {
+        let path = self.log().sockets[index].path;
         let mut keepalive = interval(self.seconds(30));
         keepalive.tick().await;
-        let mut deadline = Instant::now() + self.habits.read_deadline;
+        let mut deadline = Instant::now() + self.behaviour.read_deadline;
         let end = loop {
             let message = tokio::select! {
                 message = socket.next() => message,
                 _ = keepalive.tick() => {
-                    // One that cannot be sent is found by the deadline.
+                    // A failed ping is ignored: the read deadline notices a dead connection.
                     socket.send(Message::Ping("".into())).await.ok();
                     continue;
                 }
-                () = sleep_until(deadline) => break End::Silent,
-                () = is_set(&mut leaving) => break End::Left,
+                () = sleep_until(deadline) => break SocketEnd::Silent,
+                () = is_set(&mut leaving) => break SocketEnd::Left,
             };
             match message {
                 Some(Ok(Message::Text(text))) => {
-                    deadline = Instant::now() + self.habits.read_deadline;
-                    if let Some(end) = self.hear(&mut socket, path, index, &text).await {
+                    deadline = Instant::now() + self.behaviour.read_deadline;
+                    if let Some(end) = self.handle(&mut socket, path, index, &text).await {
                         break end;
                     }
                 }
                 Some(Ok(Message::Binary(_))) => {
-                    deadline = Instant::now() + self.habits.read_deadline;
-                    self.ledger().warnings.push("a binary message".to_owned());
+                    deadline = Instant::now() + self.behaviour.read_deadline;
+                    self.log().warnings.push("a binary message".to_owned());
                 }
-                Some(Ok(Message::Pong(_))) => self.ledger().sockets[index].pongs += 1,
+                Some(Ok(Message::Pong(_))) => self.log().sockets[index].pongs += 1,
                 Some(Ok(Message::Close(frame))) => {
-                    // Reading on sends the answer.
-                    timeout(CLOSING, socket.next()).await.ok();
-                    return End::Closed(frame.map(|frame| frame.code.into()));
+                    // Reading once more sends the answer to the close frame.
+                    timeout(CLOSE_TIMEOUT, socket.next()).await.ok();
+                    return SocketEnd::Closed(frame.map(|frame| frame.code.into()));
                 }
                 Some(Ok(_)) => {}
-                Some(Err(_)) | None => return End::Lost,
+                Some(Err(_)) | None => return SocketEnd::Lost,
             }
         };
         let frame = CloseFrame { code: CloseCode::Normal, reason: "".into() };
         let closing = async {
             if socket.close(Some(frame)).await.is_ok() {
-                // What was on its way is not read any more.
+                // Discard messages that were still on their way.
                 while let Some(Ok(_)) = socket.next().await {}
             }
         };
-        timeout(CLOSING, closing).await.ok();
+        timeout(CLOSE_TIMEOUT, closing).await.ok();
         end
     }
 
-    /// Does what a message asks for.
-    async fn hear(
+    /// Handles a message. Returns a value if the socket must end.
+    async fn handle(
         self: &Arc<Self>,
         socket: &mut Socket,
         path: &str,
         index: usize,
         text: &str,
-    ) -> Option<End> {
+    ) -> Option<SocketEnd> {
         let message: Value = serde_json::from_str(text).unwrap_or(Value::Null);
         let query = message["query"].as_str().unwrap_or_default();
         if query == "ping" {
-            self.ledger().sockets[index].pings += 1;
+            self.log().sockets[index].pings += 1;
         }
-        // On the other one, what is no `control` is passed over.
+        // On the control socket, Alpamon ignores other messages than `control`.
         if path == CONTROL {
             return None;
         }
-        if self.habits.is_older {
+        if self.behaviour.is_older {
             socket.send(Message::text(r#"{"query":"ping"}"#)).await.ok();
         }
         match query {
@@ -851,29 +865,30 @@ impl Inner {
                 socket.send(Message::text(pong.to_string())).await.ok();
             }
             "command" if is_readable(&message["command"]) => self.take(message["command"].clone()),
-            "reconnect" => return Some(End::Reconnect),
-            "quit" => return Some(End::Quit),
-            _ => self.ledger().warnings.push(text.to_owned()),
+            "reconnect" => return Some(SocketEnd::Reconnect),
+            "quit" => return Some(SocketEnd::Quit),
+            _ => self.log().warnings.push(text.to_owned()),
         }
         None
     }
 
     // Commands.
 
-    /// Takes a command: acknowledges it at once, and runs it when there is room.
+    /// Acknowledges a command immediately, and runs it when fewer than [`MAX_RUNNING`] commands
+    /// run.
     fn take(self: &Arc<Self>, order: Value) {
         let id = order["id"].as_str().unwrap_or_default().to_owned();
         {
-            let mut ledger = self.ledger();
-            if ledger.orders.iter().any(|earlier| earlier["id"] == order["id"]) {
-                ledger.repeated.push(id.clone());
+            let mut log = self.log();
+            if log.delivered.iter().any(|earlier| earlier["id"] == order["id"]) {
+                log.repeated.push(id.clone());
             }
-            ledger.orders.push(order.clone());
+            log.delivered.push(order.clone());
         }
         self.report(priority::COMMAND, "POST", format!("/api/events/commands/{id}/ack/"), None);
         let has_room = {
             let mut counts = self.counts.lock().unwrap();
-            let has_room = counts.commands < RUNNING + QUEUED;
+            let has_room = counts.commands < MAX_RUNNING + MAX_QUEUED;
             counts.commands += usize::from(has_room);
             has_room
         };
@@ -897,11 +912,11 @@ impl Inner {
     async fn run(&self, id: &str, order: &Value) {
         let _permit = self.room.acquire().await.unwrap();
         let began = Instant::now();
-        let run = (self.habits.runs)(order);
-        let chunks = run.pieces.iter().flat_map(|piece| pieces(piece, CHUNK));
+        let run = (self.behaviour.runs)(order);
+        let chunks = run.pieces.iter().flat_map(|piece| pieces(piece, CHUNK_BYTES));
         for (seq, content) in chunks.enumerate() {
             if seq > 0 {
-                sleep(self.habits.second / 10).await;
+                sleep(self.behaviour.second / 10).await;
             }
             let chunk = json!({"seq": seq, "content": content});
             self.report(
@@ -915,12 +930,12 @@ impl Inner {
             is_set(&mut self.released.subscribe()).await;
         }
         let result = run.pieces.concat();
-        let result = pieces(&result, RESULT).next().unwrap_or_default();
+        let result = pieces(&result, RESULT_BYTES).next().unwrap_or_default();
         let mut fin = json!({
             "success": run.exit_code == 0, "result": result, "elapsed_time": began.elapsed().as_secs_f64(),
             "exit_code": run.exit_code,
         });
-        if self.habits.is_older {
+        if self.behaviour.is_older {
             fin.as_object_mut().unwrap().remove("exit_code");
         }
         self.report(
@@ -932,12 +947,11 @@ impl Inner {
     }
 }
 
-/// Waits until a flag is set.
 async fn is_set(flag: &mut watch::Receiver<bool>) {
     flag.wait_for(|is_set| *is_set).await.unwrap();
 }
 
-/// Cuts a text into pieces of at most so many bytes, between characters.
+/// Splits a text into pieces of at most `most` bytes, on character boundaries.
 fn pieces(text: &str, most: usize) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -950,8 +964,8 @@ fn pieces(text: &str, most: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether a command is one of the types that Alpamon reads: one member of another type, and it
-/// drops the whole message.
+/// True if every member of a command has the type that Alpamon expects. Otherwise Alpamon discards
+/// the whole message.
 fn is_readable(command: &Value) -> bool {
     let is_text = |name: &str| command[name].is_string();
     let are_texts = |map: &Map<String, Value>| map.values().all(Value::is_string);

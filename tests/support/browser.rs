@@ -1,4 +1,4 @@
-//! A browser: headless Chromium with a profile of its own, driven over WebDriver.
+//! A browser: headless Chromium with its own profile, controlled over WebDriver.
 
 use std::fs::{self, File};
 use std::process::Stdio;
@@ -10,33 +10,33 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use crate::instance::kill_all;
+use crate::instance::kill_processes_with;
 use crate::processes::Process;
 use crate::{eventually, setting};
 
-/// The checks of accessibility, as a script.
-const AXE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../node_modules/axe-core/axe.min.js");
+/// The accessibility checker axe-core.
+const AXE_SCRIPT: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../node_modules/axe-core/axe.min.js");
 
-/// A browser with one window; it ends with this.
+/// A browser with one window. Dropping it ends the browser.
 pub struct Browser {
-    /// What WebDriver can do.
+    /// The WebDriver client.
     pub client: Client,
-    /// The address of the session, for what only Chromium can do.
+    /// The session's URL, for commands that only Chromium has.
     session: String,
     _driver: Process,
     folder: TempDir,
 }
 
 impl Browser {
-    /// Opens a browser.
     pub async fn open() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let printed = folder.path().join("driver.out");
         let mut command = Command::new(setting("FARHAND_CHROMEDRIVER"));
         command
             .arg("--port=0")
-            // All that it starts names the folder, by which Drop finds it, and leaves nothing
-            // elsewhere.
+            // The folder is in the arguments or the environment of every process, so Drop finds
+            // them all. Temporary files go there as well.
             .arg(format!("--log-path={}", folder.path().join("driver.log").display()))
             .env("TMPDIR", folder.path())
             .stdin(Stdio::null())
@@ -72,7 +72,7 @@ impl Browser {
         Self { client, session, _driver: driver, folder }
     }
 
-    /// Does something that WebDriver knows nothing of.
+    /// Sends a command that the WebDriver client does not offer.
     async fn extra(&self, command: &str, body: &Value) -> Value {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let response =
@@ -87,7 +87,7 @@ impl Browser {
         self.extra("goog/cdp/execute", &json!({"cmd": command, "params": parameters})).await;
     }
 
-    /// Gives the window the size of a screen, or takes its own again.
+    /// Emulates a mobile screen of a size, or stops the emulation.
     pub async fn set_screen(&self, size: Option<(u32, u32)>) {
         match size {
             Some((width, height)) => {
@@ -98,13 +98,12 @@ impl Browser {
         }
     }
 
-    /// Has pages see a preference of the user's: `light` or `dark`.
+    /// Sets the colour scheme that pages see as the user's preference: `light` or `dark`.
     pub async fn set_color_scheme(&self, scheme: &str) {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.devtools("Emulation.setEmulatedMedia", json!({"features": features})).await;
     }
 
-    /// Cuts the browser off from the network, or connects it again.
     pub async fn set_offline(&self, offline: bool) {
         let throughput = if offline { 0 } else { -1 };
         let network = json!({"offline": offline, "latency": 0, "downloadThroughput": throughput,
@@ -118,7 +117,7 @@ impl Browser {
         self.devtools("Network.setExtraHTTPHeaders", json!({"headers": {name: value}})).await;
     }
 
-    /// Presses keys one after the other, on whatever has the focus.
+    /// Presses keys one after the other on the focused element.
     pub async fn press(&self, keys: impl IntoIterator<Item = char>) {
         let press = |actions: KeyActions, value: char| {
             actions.then(KeyAction::Down { value }).then(KeyAction::Up { value })
@@ -132,8 +131,7 @@ impl Browser {
         self.client.execute(&format!("return {expression}"), Vec::new()).await.unwrap()
     }
 
-    /// What the console says since the last look, but for advice, and for answers of the network
-    /// that are no success.
+    /// New console messages since the last call, without advice and without failed requests.
     pub async fn console(&self) -> Vec<Value> {
         let entries = self.extra("se/log", &json!({"type": "browser"})).await;
         let says =
@@ -141,8 +139,8 @@ impl Browser {
         entries.as_array().unwrap().iter().filter(says).cloned().collect()
     }
 
-    /// The requests of pages since the last look: `method`, `url`, `headers` and `postData` of
-    /// each.
+    /// The requests that pages sent since the last call: `method`, `url`, `headers` and `postData`
+    /// of each.
     pub async fn requests(&self) -> Vec<Value> {
         let entries = self.extra("se/log", &json!({"type": "performance"})).await;
         let events = entries.as_array().unwrap().iter();
@@ -152,16 +150,16 @@ impl Browser {
         let sent =
             messages.filter(|event| event["message"]["method"] == "Network.requestWillBeSent");
         let parameters = sent.map(|event| event["message"]["params"].clone());
-        // The browser's own first page makes some too.
+        // Chromium's own first page sends requests too.
         let of_pages =
             parameters.filter(|sent| sent["documentURL"].as_str().unwrap().starts_with("http"));
         of_pages.map(|sent| sent["request"].clone()).collect()
     }
 
-    /// What axe-core finds wrong with the page as it is shown now: the rules that are broken, and
-    /// where.
+    /// The accessibility rules that the current page violates, each with the elements concerned.
     pub async fn axe_violations(&self) -> Value {
-        let axe = fs::read_to_string(AXE).unwrap_or_else(|error| panic!("{AXE}: {error}"));
+        let axe =
+            fs::read_to_string(AXE_SCRIPT).unwrap_or_else(|error| panic!("{AXE_SCRIPT}: {error}"));
         self.client.execute(&axe, Vec::new()).await.unwrap();
         let run = "const done = arguments[0];
             axe.run({resultTypes: ['violations']}).then(
@@ -172,8 +170,8 @@ impl Browser {
 }
 
 impl Drop for Browser {
-    /// The driver starts Chromium in a process group of its own.
+    /// Chromium is in another process group than the driver, so ending the driver is not enough.
     fn drop(&mut self) {
-        kill_all(self.folder.path());
+        kill_processes_with(self.folder.path());
     }
 }

@@ -1,4 +1,4 @@
-//! A client of the API, and workspaces made for one test each.
+//! An API client, and workspaces that are created for one test each.
 
 use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Body, Client, Method, Request, RequestBuilder, Url, redirect};
@@ -6,46 +6,42 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::openapi::Exchange;
-use crate::{secrets, setting_of_instance};
+use crate::{instance_setting, secrets};
 
-/// The password of every user that the tests make.
+/// The password of every user that the tests create.
 pub const PASSWORD: &str = "correct horse battery";
 
-/// A client of the service under one Host header, with one Authorization header or none.
+/// A client for one `Host` and one `Authorization` header, or none.
 #[derive(Clone)]
 pub struct Api {
     client: Client,
-    /// Where the service listens.
+    /// The URL at which the service listens.
     pub url: String,
-    /// The Host header.
     pub host: String,
-    /// The Authorization header.
     pub authorization: Option<String>,
-    /// The address that the request comes from. The tests are a trusted proxy of the instances that
-    /// they start, and name it in `X-Forwarded-For`.
+    /// The caller's address, sent as `X-Forwarded-For`. Instances that tests start trust this
+    /// machine as a proxy.
     pub address: Option<String>,
 }
 
-/// An answer, read to its end.
+/// A response, read to its end.
 #[derive(Debug)]
 pub struct Reply {
-    /// The status.
     pub status: u16,
-    /// The headers.
     pub headers: HeaderMap,
     /// The body.
     pub text: String,
 }
 
 impl Reply {
-    /// The body as JSON.
+    /// The body, parsed as JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text)
             .unwrap_or_else(|error| panic!("{error}: {} {:?}", self.status, self.text))
     }
 
-    /// A header's value, or "".
+    /// The value of a header, or an empty string.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
     }
@@ -57,8 +53,8 @@ impl Reply {
         if self.text.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// Asserts a refusal of the form `{"code": ..., "detail": ...}`. Without a code, that is the
-    /// status's own.
+    /// Asserts an error of the form `{"code": ..., "detail": ...}`. If `code` is `None`, the code
+    /// must be the default of the status.
     #[track_caller]
     pub fn expect_detail(&self, status: u16, code: Option<&str>) {
         let body = self.expect(status);
@@ -66,8 +62,7 @@ impl Reply {
         assert_eq!(body["code"].as_str(), code.or_else(|| code_of(status)), "{body}");
     }
 
-    /// Asserts a refusal whose only keys beside `code` and `detail` are these fields, each with
-    /// messages.
+    /// Asserts an error with exactly these fields beside `code` and `detail`, each with messages.
     #[track_caller]
     pub fn expect_fields(&self, status: u16, fields: &[&str]) -> Value {
         let body = self.expect(status);
@@ -82,7 +77,7 @@ impl Reply {
     }
 }
 
-/// The code of a refusal that has no more specific one.
+/// The default error code of a status.
 pub fn code_of(status: u16) -> Option<&'static str> {
     Some(match status {
         401 => "UNAUTHENTICATED",
@@ -98,17 +93,17 @@ pub fn code_of(status: u16) -> Option<&'static str> {
     })
 }
 
-/// What was asked, for when the answer is there.
-pub struct Asked {
+/// A copy of a sent request, kept to compare the exchange with the OpenAPI document.
+pub struct SentRequest {
     method: Method,
     url: Url,
     headers: HeaderMap,
     body: Option<Vec<u8>>,
 }
 
-impl Asked {
-    /// Notes a request. The body of one that is sent as a stream is not known.
-    pub fn of(request: &Request) -> Self {
+impl SentRequest {
+    /// Copies a request. The body is unknown if it is a stream.
+    pub fn new(request: &Request) -> Self {
         let body = request.body().map_or(Some(&[][..]), Body::as_bytes);
         Self {
             method: request.method().clone(),
@@ -118,13 +113,13 @@ impl Asked {
         }
     }
 
-    /// Notes a GET by its path and headers.
-    pub fn to(path: &str, headers: &HeaderMap) -> Self {
+    /// A GET request for a path with headers.
+    pub fn get(path: &str, headers: &HeaderMap) -> Self {
         let url = Url::parse(&format!("http://x{path}")).unwrap();
         Self { method: Method::GET, url, headers: headers.clone(), body: Some(Vec::new()) }
     }
 
-    /// Asserts that the answer is as the OpenAPI document has it. `body` is `None` where it is not
+    /// Asserts that the exchange conforms to the OpenAPI document. `body` is `None` if it was not
     /// read to its end.
     #[track_caller]
     pub fn check(&self, status: u16, headers: &HeaderMap, body: Option<&str>) {
@@ -143,14 +138,15 @@ impl Asked {
 }
 
 impl Api {
-    /// A client under a Host header.
+    /// A client for a URL and a `Host` header.
     pub fn new(url: &str, host: &str) -> Self {
-        // A connection belongs to the runtime of the test that opened it, so none is kept.
+        // A kept connection belongs to the async runtime of the test that opened it, so none is
+        // kept.
         let client = Client::builder()
             .redirect(redirect::Policy::none())
             .no_proxy()
             .pool_max_idle_per_host(0);
-        let client = client.build().expect("a client without TLS has nothing to fail on");
+        let client = client.build().expect("building a client without TLS cannot fail");
         Self {
             client,
             url: url.to_owned(),
@@ -160,48 +156,48 @@ impl Api {
         }
     }
 
-    /// A client of the service under test, under another Host header.
+    /// A client of the shared instance with a `Host` header.
     pub fn at(host: &str) -> Self {
-        Self::new(&setting_of_instance("FARHAND_URL"), host)
+        Self::new(&instance_setting("FARHAND_URL"), host)
     }
 
-    /// A client of the operator API.
+    /// A client of the shared instance's operator API.
     pub fn operator() -> Self {
         Self::at("127.0.0.1")
-            .with(&format!("Bearer {}", setting_of_instance("FARHAND_OPERATOR_TOKEN")))
+            .with(&format!("Bearer {}", instance_setting("FARHAND_OPERATOR_TOKEN")))
     }
 
-    /// The same with an Authorization header.
+    /// A copy with an `Authorization` header.
     pub fn with(&self, authorization: &str) -> Self {
         Self { authorization: Some(authorization.to_owned()), ..self.clone() }
     }
 
-    /// The same with a user's token.
+    /// A copy with a user's token.
     pub fn with_token(&self, token: &str) -> Self {
         self.with(&format!("token=\"{token}\""))
     }
 
-    /// The same without an Authorization header.
+    /// A copy without an `Authorization` header.
     pub fn anonymous(&self) -> Self {
         Self { authorization: None, ..self.clone() }
     }
 
-    /// The same from another address.
+    /// A copy that calls from another address.
     pub fn from_address(&self, address: &str) -> Self {
         Self { address: Some(address.to_owned()), ..self.clone() }
     }
 
-    /// The same under another Host header.
+    /// A copy with another `Host` header.
     pub fn under(&self, host: &str) -> Self {
         Self { host: host.to_owned(), ..self.clone() }
     }
 
-    /// The same to a service that listens elsewhere.
+    /// A copy that calls another URL.
     pub fn on(&self, url: &str) -> Self {
         Self { url: url.to_owned(), ..self.clone() }
     }
 
-    /// A request to be completed.
+    /// A request builder with the client's headers.
     pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
         let method = Method::from_bytes(method.as_bytes()).unwrap();
         let mut request =
@@ -216,106 +212,102 @@ impl Api {
         request
     }
 
-    /// Sends a request as it is, and asserts that the answer is as the OpenAPI document has it.
+    /// Sends a request, and asserts that the exchange conforms to the OpenAPI document.
     pub async fn send(&self, request: RequestBuilder) -> Reply {
         let (client, request) = request.build_split();
         let request = request.unwrap();
-        let asked = Asked::of(&request);
+        let sent = SentRequest::new(&request);
         let response = client.execute(request).await.unwrap();
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let reply = Reply { status, headers, text: response.text().await.unwrap() };
-        asked.check(status, &reply.headers, Some(&reply.text));
-        secrets::note_in(serde_json::from_str(&reply.text).as_ref().unwrap_or(&Value::Null));
+        sent.check(status, &reply.headers, Some(&reply.text));
+        secrets::record_in(serde_json::from_str(&reply.text).as_ref().unwrap_or(&Value::Null));
         reply
     }
 
-    /// GET.
     pub async fn get(&self, path: &str) -> Reply {
         self.send(self.request("GET", path)).await
     }
 
-    /// Any method without a body.
+    /// Sends a request without a body.
     pub async fn call(&self, method: &str, path: &str) -> Reply {
         self.send(self.request(method, path)).await
     }
 
-    /// POST with JSON.
+    /// Sends JSON with POST.
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
         self.send_json("POST", path, body).await
     }
 
-    /// PATCH with JSON.
+    /// Sends JSON with PATCH.
     pub async fn patch(&self, path: &str, body: &Value) -> Reply {
         self.send_json("PATCH", path, body).await
     }
 
-    /// PUT with JSON.
+    /// Sends JSON with PUT.
     pub async fn put(&self, path: &str, body: &Value) -> Reply {
         self.send_json("PUT", path, body).await
     }
 
-    /// DELETE.
     pub async fn delete(&self, path: &str) -> Reply {
         self.call("DELETE", path).await
     }
 
-    /// Logs in.
     pub async fn log_in(&self, username: &str, password: &str) -> Reply {
         self.post("/api/auth/login/", &json!({"username": username, "password": password})).await
     }
 
-    /// The same with a new login token of a user's.
+    /// Logs in, and returns a copy with the new login token.
     pub async fn logged_in(&self, username: &str, password: &str) -> Self {
         let login = self.anonymous().log_in(username, password).await.expect(200);
         self.with_token(login["token"].as_str().unwrap())
     }
 
-    /// Any method with JSON.
+    /// Sends JSON with any method.
     pub async fn send_json(&self, method: &str, path: &str, body: &Value) -> Reply {
-        secrets::note_in(body);
+        secrets::record_in(body);
         self.send(self.request(method, path).json(body)).await
     }
 }
 
-/// A query, encoded.
+/// A query string of encoded parameters.
 pub fn encoded(query: &[(&str, String)]) -> String {
     Url::parse_with_params("http://x/", query).unwrap().query().unwrap_or("").to_owned()
 }
 
-/// A workspace made for one test, with its superuser.
+/// A workspace that one test created, with its superuser.
 pub struct Workspace {
-    /// Its slug.
     pub slug: String,
-    /// A client under its name, without a credential.
+    /// A client without a credential.
     pub anonymous: Api,
-    /// A client with an API token of the superuser's.
+    /// A client with an API token of the superuser.
     pub admin: Api,
-    /// A login token of the superuser's.
+    /// A login token of the superuser.
     pub login_token: String,
 }
 
-/// A name that no other test has.
+/// A name that no other test uses.
 pub fn unique(prefix: &str) -> String {
     format!("{prefix}-{}", &Uuid::new_v4().simple().to_string()[..12])
 }
 
-/// The body that makes a workspace.
+/// The request body that creates a workspace.
 pub fn new_workspace(slug: &str) -> Value {
     json!({"slug": slug, "admin": {"username": "boss", "email": "boss@example.com", "password": PASSWORD}})
 }
 
 impl Workspace {
-    /// Makes a workspace.
+    /// Creates a workspace on the shared instance.
     pub async fn new() -> Self {
         Self::with_slug(&unique("t")).await
     }
 
-    /// Makes a workspace with a slug.
+    /// Creates a workspace with a slug on the shared instance.
     pub async fn with_slug(slug: &str) -> Self {
         Self::made_by(&Api::operator(), slug).await
     }
 
-    /// Makes a workspace with a slug, through an operator API.
+    /// Creates a workspace with a slug through the given operator API.
     pub async fn made_by(operator: &Api, slug: &str) -> Self {
         operator.post("/operator/workspaces/", &new_workspace(slug)).await.expect(201);
         let anonymous = operator.anonymous().under(&format!("{slug}.local.localhost"));
@@ -337,33 +329,33 @@ impl Workspace {
         self.anonymous.with_token(&self.login_token)
     }
 
-    /// Makes a user with further fields; returns it.
+    /// Creates a user with additional fields, and returns the user.
     pub async fn user_with(&self, username: &str, more: &Value) -> Value {
         let mut body = json!({"username": username, "email": format!("{username}@example.com"), "password": PASSWORD});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         self.admin.post("/api/iam/users/", &body).await.expect(201)
     }
 
-    /// Makes an ordinary user; returns a client with a login token of theirs.
+    /// Creates an ordinary user, and returns a client with their login token.
     pub async fn user(&self, username: &str) -> Api {
         self.user_with(username, &json!({})).await;
         self.anonymous.logged_in(username, PASSWORD).await
     }
 
-    /// Makes a user who is staff; returns a client with a login token of theirs.
+    /// Creates a staff user, and returns a client with their login token.
     pub async fn staff(&self, username: &str) -> Api {
         self.user_with(username, &json!({"is_staff": true})).await;
         self.anonymous.logged_in(username, PASSWORD).await
     }
 
-    /// A client with a new API token of the superuser's that has an access control list.
+    /// A client with a new API token of the superuser that has an access control list.
     pub async fn limited(&self, acl: &Value) -> Api {
         let body = json!({"name": "limited", "expires_at": null, "acl": acl});
         let token = self.session().post("/api/auth/tokens/", &body).await.expect(201);
         self.anonymous.with_token(token["key"].as_str().unwrap())
     }
 
-    /// Makes a server; returns it with its key.
+    /// Creates a server. The result contains its key.
     pub async fn server(&self, name: &str) -> Value {
         self.admin.post("/api/servers/", &json!({"name": name})).await.expect(201)
     }

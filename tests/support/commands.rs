@@ -1,4 +1,4 @@
-//! Waiting for what becomes of a command.
+//! Waiting for a command to change, and counters of commands.
 
 use std::time::Duration;
 
@@ -10,24 +10,24 @@ use crate::client::Api;
 use crate::people::COMMANDS;
 use crate::{PATIENCE, eventually_within};
 
-/// Reads a command until `is_so` of it, and returns it then.
+/// Reads a command until `is_so` returns true for it, and returns it.
 ///
 /// # Panics
-/// When that takes longer than [`PATIENCE`].
-pub async fn command_when(
+/// After [`PATIENCE`].
+pub async fn wait_for_command(
     api: &Api,
     id: &str,
     what: &str,
     is_so: impl Fn(&Value) -> bool,
 ) -> Value {
-    command_when_within(PATIENCE, api, id, what, is_so).await
+    wait_for_command_within(PATIENCE, api, id, what, is_so).await
 }
 
-/// The same of what takes its time.
+/// Like [`wait_for_command`], with another time limit.
 ///
 /// # Panics
-/// When that takes longer than `patience`.
-pub async fn command_when_within(
+/// After `patience`.
+pub async fn wait_for_command_within(
     patience: Duration,
     api: &Api,
     id: &str,
@@ -41,51 +41,51 @@ pub async fn command_when_within(
     .await
 }
 
-/// Waits until a command has a status, by its text.
+/// Waits until `status.text` of a command is `status`.
 ///
 /// # Panics
-/// When that takes longer than [`PATIENCE`].
-pub async fn has_become(api: &Api, id: &str, status: &str) -> Value {
-    command_when(api, id, &format!("the command to be {status}"), |command| {
+/// After [`PATIENCE`].
+pub async fn wait_for_status(api: &Api, id: &str, status: &str) -> Value {
+    wait_for_command(api, id, &format!("the command to be {status}"), |command| {
         command["status"]["text"] == status
     })
     .await
 }
 
-/// Waits for a command's end.
+/// Waits until a command has `handled_at`.
 ///
 /// # Panics
-/// When that takes longer than [`PATIENCE`].
-pub async fn ended(api: &Api, id: &str) -> Value {
-    ended_within(PATIENCE, api, id).await
+/// After [`PATIENCE`].
+pub async fn wait_until_ended(api: &Api, id: &str) -> Value {
+    wait_until_ended_within(PATIENCE, api, id).await
 }
 
-/// The same of an end that takes its time.
+/// Like [`wait_until_ended`], with another time limit.
 ///
 /// # Panics
-/// When that takes longer than `patience`.
-pub async fn ended_within(patience: Duration, api: &Api, id: &str) -> Value {
-    command_when_within(patience, api, id, "the command's end", |command| {
+/// After `patience`.
+pub async fn wait_until_ended_within(patience: Duration, api: &Api, id: &str) -> Value {
+    wait_for_command_within(patience, api, id, "the command's end", |command| {
         command["handled_at"].is_string()
     })
     .await
 }
 
-/// SQL of the service for the workspace that has a slug.
-fn of_workspace(sql: &str, slug: &str) -> String {
+/// The service's SQL with its parameter replaced by the workspace that has a slug.
+fn in_workspace(sql: &str, slug: &str) -> String {
     sql.replace(":workspace_id", &format!("(SELECT id FROM workspaces WHERE slug = '{slug}')"))
 }
 
-/// The bytes that a workspace stored today.
+/// How many bytes the workspace has stored today, as its quota counts them.
 pub fn stored_bytes(instance: &Instance, slug: &str) -> i64 {
     let sql =
         format!("SELECT {} AS n", bytes_of_day(":workspace_id", "strftime('%Y-%m-%d', 'now')"));
-    instance.d1(&of_workspace(&sql, slug))[0]["n"].as_i64().expect("a number")
+    instance.d1(&in_workspace(&sql, slug))[0]["n"].as_i64().expect("a number")
 }
 
-/// Adds a workspace's commands to its counters, as its sealer does when there are some hundred.
+/// Adds a workspace's commands to its counters. The sealer does this after some hundred commands.
 pub fn count_commands(instance: &Instance, slug: &str) {
     for sql in command_counts::add() {
-        instance.tamper_with_d1(&of_workspace(&sql, slug));
+        instance.tamper_with_d1(&in_workspace(&sql, slug));
     }
 }

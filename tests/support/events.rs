@@ -1,5 +1,5 @@
-//! Server-Sent Events, as they come. The reader is the tests' own, as it must see what readers for
-//! applications leave out: comments, and where the stream is cut off.
+//! A reader of Server-Sent Events. Unlike readers for applications, it also returns comments, and
+//! it notices a stream that breaks off inside an event.
 
 use std::time::Duration;
 
@@ -7,49 +7,48 @@ use reqwest::Response;
 use serde_json::Value;
 
 use crate::PATIENCE;
-use crate::client::{Api, Asked, Reply};
+use crate::client::{Api, Reply, SentRequest};
 use crate::openapi::check_event;
 
-/// Of what a stream is made.
+/// One block of a stream.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Block {
-    /// A line that is for nobody.
+    /// A line that clients ignore.
     Comment(String),
-    /// After how many milliseconds to connect again.
+    /// The reconnection delay, in milliseconds.
     Retry(u64),
-    /// A piece of output, with the event's id.
+    /// An event with a piece of output.
     Chunk {
-        /// The event's id, which is the chunk's `seq`.
+        /// The chunk's `seq`, which is also the event's id.
         seq: u32,
-        /// The text.
         content: String,
     },
-    /// The command object.
+    /// The last event, with the command.
     End(Value),
 }
 
 /// An open stream.
 pub struct Events {
-    /// The answer's headers.
+    /// The response headers.
     pub headers: reqwest::header::HeaderMap,
     response: Response,
-    /// What came and is no whole block yet.
+    /// Received bytes that are not a whole block yet.
     rest: Vec<u8>,
 }
 
 impl Events {
-    /// Opens a stream, from the beginning.
+    /// Opens a stream at its beginning.
     ///
     /// # Errors
-    /// The refusal.
+    /// The response, if its status is not 200.
     pub async fn open(api: &Api, path: &str) -> Result<Self, Reply> {
         Self::resume(api, path, None).await
     }
 
-    /// Opens a stream, after the event with that id.
+    /// Opens a stream after the event with the given id.
     ///
     /// # Errors
-    /// The refusal.
+    /// The response, if its status is not 200.
     pub async fn resume(api: &Api, path: &str, last_event_id: Option<&str>) -> Result<Self, Reply> {
         let request = api.request("GET", path);
         let request = match last_event_id {
@@ -58,31 +57,31 @@ impl Events {
         };
         let (client, request) = request.build_split();
         let request = request.unwrap();
-        let asked = Asked::of(&request);
+        let sent = SentRequest::new(&request);
         let response = tokio::time::timeout(PATIENCE, client.execute(request))
             .await
-            .expect("no answer came")
+            .expect("no response in time")
             .unwrap();
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         if status != 200 {
             let reply = Reply { status, headers, text: response.text().await.unwrap() };
-            asked.check(status, &reply.headers, Some(&reply.text));
+            sent.check(status, &reply.headers, Some(&reply.text));
             return Err(reply);
         }
-        asked.check(status, &headers, None);
+        sent.check(status, &headers, None);
         Ok(Self { headers, response, rest: Vec::new() })
     }
 
-    /// The next block, or `None` where the stream is over.
+    /// The next block, or `None` at the end of the stream.
     pub async fn next(&mut self) -> Option<Block> {
         self.next_within(PATIENCE).await
     }
 
-    /// The same where it may take longer.
+    /// Like [`Events::next`], with another time limit.
     pub async fn next_within(&mut self, patience: Duration) -> Option<Block> {
         tokio::time::timeout(patience, self.read_block())
             .await
-            .unwrap_or_else(|_| panic!("nothing came for {patience:?}"))
+            .unwrap_or_else(|_| panic!("nothing arrived within {patience:?}"))
     }
 
     async fn read_block(&mut self) -> Option<Block> {
@@ -99,7 +98,7 @@ impl Events {
                 None => {
                     assert!(
                         self.rest.is_empty(),
-                        "cut off within a block: {:?}",
+                        "the stream broke off inside a block: {:?}",
                         String::from_utf8_lossy(&self.rest)
                     );
                     return None;
@@ -108,7 +107,7 @@ impl Events {
         }
     }
 
-    /// The next chunk or the end, or `None` where the stream is over; comments are left out.
+    /// The next chunk or end event, or `None` at the end of the stream. Skips other blocks.
     pub async fn next_event(&mut self) -> Option<Block> {
         loop {
             match self.next().await {
@@ -118,34 +117,34 @@ impl Events {
         }
     }
 
-    /// The next chunk, with its `seq`.
+    /// The next chunk: its `seq` and its text.
     pub async fn next_chunk(&mut self) -> (u32, String) {
         match self.next_event().await {
             Some(Block::Chunk { seq, content }) => (seq, content),
-            other => panic!("no chunk: {other:?}"),
+            other => panic!("expected a chunk, not {other:?}"),
         }
     }
 
-    /// All chunks that are still to come, and the command object of the end, after which nothing
-    /// comes.
+    /// Reads the stream to its end. Returns the remaining chunks and the command of the end event,
+    /// and asserts that nothing follows.
     pub async fn rest(&mut self) -> (Vec<(u32, String)>, Value) {
         let mut chunks = Vec::new();
         loop {
             match self.next_event().await {
                 Some(Block::Chunk { seq, content }) => chunks.push((seq, content)),
                 Some(Block::End(command)) => {
-                    assert_eq!(self.next().await, None, "the end is the last event");
+                    assert_eq!(self.next().await, None, "nothing follows the end event");
                     return (chunks, command);
                 }
-                other => panic!("the stream ended without an end: {other:?}"),
+                other => panic!("the stream has no end event: {other:?}"),
             }
         }
     }
 }
 
-/// Reads a block, in the one form in which the service writes it.
+/// Parses a block. Only the form that the service writes is accepted.
 fn parse(block: &str) -> Block {
-    assert!(!block.contains('\r'), "a carriage return would end a line: {block:?}");
+    assert!(!block.contains('\r'), "a carriage return would end the line early: {block:?}");
     let lines: Vec<(&str, &str)> = block
         .trim_end_matches('\n')
         .split('\n')
@@ -166,6 +165,6 @@ fn parse(block: &str) -> Block {
             check_event("end", &command);
             Block::End(command)
         }
-        other => panic!("no block of this stream: {other:?}"),
+        other => panic!("unknown kind of block: {other:?}"),
     }
 }

@@ -1,6 +1,6 @@
-//! Instances of a test's own: for tests of `npm start`, and for those that look into the state from
-//! outside. Another process that opens the database of the shared instance could lock out the tests
-//! beside it.
+//! Instances that belong to one test: for tests of `npm start`, and for tests that open the
+//! databases. A process that opens the databases of the shared instance could lock out concurrent
+//! tests.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -22,34 +22,33 @@ use crate::processes::Process;
 use crate::{PATIENCE, eventually, eventually_within};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-/// The operator's token of the instances that [`Instance::new`] starts.
+/// The operator token of the instances that [`Instance::new`] starts.
 const OPERATOR_TOKEN: &str = "operator-of-this-instance-of-a-test";
-/// Where the platform keeps D1, in a state folder.
+/// The folder of D1 in a state folder.
 const D1: &str = "v3/d1/miniflare-D1DatabaseObject";
-/// Where it keeps KV.
+/// The folder of KV in a state folder.
 const KV: &str = "v3/kv/miniflare-KVNamespaceObject";
-/// How long `npm start` may take when everything is built.
-const SERVES_WITHIN: Duration = Duration::from_secs(180);
-/// How long it may take to end, the agent's draining included.
-const ENDS_WITHIN: Duration = Duration::from_secs(60);
-/// How long objects may be awake that nobody has to do with: workerd lets them go after ten
-/// seconds.
-const SLEEPS_WITHIN: Duration = Duration::from_secs(120);
+/// Time limit for `npm start` to listen, if everything is already built.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(180);
+/// Time limit for `npm start` to exit, including the draining of its agent.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for unused objects to be evicted. workerd evicts them after ten seconds without use.
+const EVICTION_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A running instance; it ends with this.
+/// A running instance. Dropping it kills its processes.
 pub struct Instance {
-    /// Where it listens.
+    /// The URL at which it listens.
     pub url: String,
-    /// What it printed.
+    /// The standard output until it listened.
     pub printed: String,
-    /// Its state folder.
+    /// The state folder.
     pub state: PathBuf,
     port: u16,
     process: Process,
 }
 
-/// A folder for the state of an instance. Under `npm test` it stays when the test ends: what is in
-/// it is searched for secrets.
+/// A new state folder for an instance. Under `npm test` it is kept after the test, so that it can
+/// be searched for secrets.
 pub fn state_folder() -> TempDir {
     match std::env::var("FARHAND_INSTANCES") {
         Ok(folder) => tempfile::Builder::new().disable_cleanup(true).tempdir_in(folder).unwrap(),
@@ -57,9 +56,9 @@ pub fn state_folder() -> TempDir {
     }
 }
 
-/// A port that nobody listens on now, and that the system gives to no connection: it is bound only
-/// when the instance serves, and again after a restart. Each test run begins elsewhere, as several
-/// may run on one machine.
+/// A port that is free now. It is below the range from which the system takes ports of outgoing
+/// connections, because the instance binds it later, and again after a restart. Each test process
+/// starts at another number, as several may run on one machine.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -73,14 +72,14 @@ fn free_port() -> u16 {
 }
 
 impl Instance {
-    /// Runs `npm start` with a state folder and further variables, until it serves.
+    /// Runs `npm start` with a state folder and variables, and waits until it listens.
     pub async fn start(state: &Path, variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new("npm");
         command.args(["start", "--silent"]);
         Self::run(command, free_port(), state, variables).await
     }
 
-    /// Runs a program that serves a state folder with further variables, until it does.
+    /// Runs a program that serves a state folder, and waits until it listens.
     async fn run(
         mut command: Command,
         port: u16,
@@ -108,9 +107,10 @@ impl Instance {
             }
             false
         };
-        let served =
-            tokio::time::timeout(SERVES_WITHIN, read).await.expect("the instance did not serve");
-        assert!(served, "the instance ended: {printed}");
+        let served = tokio::time::timeout(LISTEN_TIMEOUT, read)
+            .await
+            .expect("the instance did not listen in time");
+        assert!(served, "the instance exited before it listened: {printed}");
         Self {
             url: format!("http://127.0.0.1:{port}"),
             printed,
@@ -120,36 +120,35 @@ impl Instance {
         }
     }
 
-    /// Starts an instance without the demo, whose state can be looked into. The folder is its
-    /// state.
+    /// Starts an instance without the demo server. The returned folder is its state folder.
     pub async fn new() -> (Self, TempDir) {
         Self::new_with(&[]).await
     }
 
-    /// The same with further variables.
+    /// Like [`Instance::new`], with variables.
     pub async fn new_with(variables: &[(&str, &str)]) -> (Self, TempDir) {
         let folder = state_folder();
         (Self::without_demo(free_port(), folder.path(), variables).await, folder)
     }
 
-    /// Starts an instance like [`Instance::new`] on the state of an earlier one.
+    /// Starts an instance like [`Instance::new`] with the state of an earlier one.
     pub async fn restart(state: &Path) -> Self {
         Self::restart_with(state, &[]).await
     }
 
-    /// The same with further variables.
+    /// Like [`Instance::restart`], with variables.
     pub async fn restart_with(state: &Path, variables: &[(&str, &str)]) -> Self {
         Self::without_demo(free_port(), state, variables).await
     }
 
-    /// The same where the earlier one listened, so that agents find it again.
+    /// Like [`Instance::restart`], on the port of the earlier one, so that agents can reconnect.
     pub async fn restart_at(port: u16, state: &Path, variables: &[(&str, &str)]) -> Self {
         Self::without_demo(port, state, variables).await
     }
 
     async fn without_demo(port: u16, state: &Path, more: &[(&str, &str)]) -> Self {
-        // Tests put commands into it that ended at any time, and only those of retention want them
-        // to go.
+        // Tests insert commands with end times in the past. Only tests of retention want those
+        // purged.
         let variables = [
             ("OPERATOR_TOKEN", OPERATOR_TOKEN),
             ("PBKDF2_ITERATIONS", "100000"),
@@ -161,8 +160,7 @@ impl Instance {
         Self::run(command, port, state, &[&variables[..], more].concat()).await
     }
 
-    /// Runs `npm start` with a state folder and further variables that it must refuse. Returns what
-    /// it wrote to stderr.
+    /// Asserts that `npm start` with these variables exits with an error. Returns what it printed.
     pub async fn refused(state: &Path, variables: &[(&str, &str)]) -> String {
         let mut command = Command::new("npm");
         command
@@ -173,18 +171,18 @@ impl Instance {
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .kill_on_drop(true);
-        let output = tokio::time::timeout(SERVES_WITHIN, command.output())
+        let output = tokio::time::timeout(LISTEN_TIMEOUT, command.output())
             .await
             .expect("npm start did not end")
             .unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(!output.status.success(), "npm start refuses: {}", text(&output.stdout));
+        assert!(!output.status.success(), "npm start must fail: {}", text(&output.stdout));
         text(&output.stdout) + &text(&output.stderr)
     }
 
-    /// Serves the state of an earlier instance as a deployed Worker does, which `npm start` has not
-    /// checked: with other variables over those of the earlier one.
-    pub async fn served_unchecked(state: &Path, variables: &[(&str, &str)]) -> (Process, String) {
+    /// Serves the state of a stopped instance with changed variables, and skips the checks of `npm
+    /// start`, as a deployed Worker does.
+    pub async fn serve_unchecked(state: &Path, variables: &[(&str, &str)]) -> (Process, String) {
         let file = state.join("variables.json");
         let mut values: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         for (name, value) in variables {
@@ -203,30 +201,31 @@ impl Instance {
         let process = Process::spawn(&mut command);
         let url = format!("http://127.0.0.1:{port}");
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        eventually_within(SERVES_WITHIN, "the Worker to serve", || async {
+        eventually_within(LISTEN_TIMEOUT, "the Worker to serve", || async {
             client.get(format!("{url}/healthz")).send().await.ok().map(drop)
         })
         .await;
         (process, url)
     }
 
-    /// The port on which it listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Kills all of it at once, as a crash would, and waits until it is gone.
+    /// Kills all processes at the same time, as a crash would, and waits until they have ended.
     pub async fn kill(self) {
-        let groups = groups_of(&self.state);
+        let groups = process_groups_of(&self.state);
         drop(self);
-        eventually("everything to end", || async { in_groups(&groups).is_empty().then_some(()) })
-            .await;
+        eventually("everything to end", || async {
+            processes_in(&groups).is_empty().then_some(())
+        })
+        .await;
     }
 
-    /// Stops all of it where it is, as when a machine is suspended, or lets it go on.
+    /// Stops all processes, as a suspended machine would, or continues them.
     pub fn pause(&self, is_paused: bool) {
         let signal = if is_paused { Signal::SIGSTOP } else { Signal::SIGCONT };
-        for pid in in_groups(&groups_of(&self.state)) {
+        for pid in processes_in(&process_groups_of(&self.state)) {
             kill(Pid::from_raw(pid), signal).unwrap();
         }
     }
@@ -236,22 +235,24 @@ impl Instance {
         Api::new(&self.url, "127.0.0.1").with(&format!("Bearer {OPERATOR_TOKEN}"))
     }
 
-    /// Sends SIGTERM, and waits until nothing is left of what it started.
+    /// Sends SIGTERM, and waits until all processes have ended.
     pub async fn stop(mut self) {
-        let groups = groups_of(&self.state);
-        assert!(in_groups(&groups).len() > 2, "an instance is several programs");
+        let groups = process_groups_of(&self.state);
+        assert!(processes_in(&groups).len() > 2, "an instance has several processes");
         self.process.signal(Signal::SIGTERM);
-        self.process.ended(ENDS_WITHIN).await;
+        self.process.wait_for_exit(EXIT_TIMEOUT).await;
         eventually("everything to end", || async {
             let is_free = TcpListener::bind(("127.0.0.1", self.port)).is_ok();
-            (in_groups(&groups).is_empty() && groups_of(&self.state).is_empty() && is_free)
+            (processes_in(&groups).is_empty()
+                && process_groups_of(&self.state).is_empty()
+                && is_free)
                 .then_some(())
         })
         .await;
     }
 
-    /// Runs wrangler on the instance's state, for what the API cannot show. While the service holds
-    /// the database's write lock, wrangler is refused and has done nothing: then it runs again.
+    /// Runs wrangler on the instance's state. Retries while the service holds the database's write
+    /// lock, because wrangler then fails without having done anything.
     async fn wrangler(&self, arguments: &[&str]) -> String {
         eventually("the database's lock", || async {
             let output = Command::new("node_modules/.bin/wrangler")
@@ -277,8 +278,9 @@ impl Instance {
         .await
     }
 
-    /// Waits until its objects have told D1 everything of their commands.
-    pub async fn until_d1_knows(&self) {
+    /// Waits until the outboxes of all servers' objects are empty: D1 has every change of their
+    /// commands.
+    pub async fn wait_until_d1_is_current(&self) {
         eventually("D1 to know everything", || async {
             let behind =
                 self.read_objects("ServerLink", "SELECT id FROM commands WHERE flushed < revision");
@@ -287,13 +289,13 @@ impl Instance {
         .await;
     }
 
-    /// Ends it, when its objects have told D1 everything of their commands.
-    pub async fn stop_when_d1_knows(self) {
-        self.until_d1_knows().await;
+    /// Waits until D1 has every change of commands, and stops the instance.
+    pub async fn stop_when_d1_is_current(self) {
+        self.wait_until_d1_is_current().await;
         self.stop().await;
     }
 
-    /// The line that the Worker wrote into its log at the end of a request, by the request's id.
+    /// Waits for the log line of a request, by the request's id.
     pub async fn logged(&self, id: &str) -> Value {
         let log = self.state.join("worker.log");
         eventually("the log's line", || async {
@@ -307,9 +309,9 @@ impl Instance {
         .await
     }
 
-    /// The rows that statements give on the instance's D1, each as wrangler prints it. For what
-    /// must be the platform's own SQLite: [`Instance::d1`] needs no seconds.
-    pub async fn d1_file(&self, sql: &str) -> Vec<Value> {
+    /// Executes statements on D1 through wrangler, and returns the rows of each. This uses the
+    /// platform's own SQLite, and takes seconds; [`Instance::d1`] is faster.
+    pub async fn d1_through_wrangler(&self, sql: &str) -> Vec<Value> {
         let file = tempfile::Builder::new().suffix(".sql").tempfile_in(&self.state).unwrap();
         std::fs::write(file.path(), sql).unwrap();
         let arguments =
@@ -320,7 +322,7 @@ impl Instance {
         answer.as_array().unwrap().iter().map(|of_one| of_one["results"].clone()).collect()
     }
 
-    /// The rows that the first of some statements gives on the instance's D1.
+    /// Executes statements on D1, and returns the rows of the first one.
     pub fn d1(&self, sql: &str) -> Value {
         let connection = open(&self.state.join(D1), OpenFlags::default());
         let mut first = None;
@@ -345,7 +347,7 @@ impl Instance {
         first.unwrap_or_default().into()
     }
 
-    /// The names and expiries of a workspace's entries in KV.
+    /// The names and expiration times of a workspace's KV entries.
     pub fn kv_entries(&self, workspace: &str) -> Vec<Value> {
         let connection = open(&self.state.join(KV), OpenFlags::SQLITE_OPEN_READ_ONLY);
         let sql = "SELECT key, expiration / 1000 FROM _mf_entries WHERE key LIKE ?1 || '/%'
@@ -356,21 +358,21 @@ impl Instance {
         statement.query_map([workspace], entry).unwrap().map(Result::unwrap).collect()
     }
 
-    /// Removes an entry of KV behind the instance's back.
+    /// Removes a KV entry without the service noticing.
     pub fn kv_delete(&self, name: &str) {
         let connection = open(&self.state.join(KV), OpenFlags::default());
         assert_eq!(connection.execute("DELETE FROM _mf_entries WHERE key = ?1", [name]), Ok(1));
     }
 }
 
-/// Opens the only database of what the platform keeps in a folder.
+/// Opens the only database in a folder of the platform.
 fn open(folder: &Path, flags: OpenFlags) -> Connection {
     let connection = Connection::open_with_flags(databases(folder).next().unwrap(), flags).unwrap();
     connection.busy_timeout(PATIENCE).unwrap();
     connection
 }
 
-/// A column of a row.
+/// A column of a row, as JSON.
 fn value(row: &Row<'_>, at: usize) -> rusqlite::Result<Value> {
     Ok(match row.get(at)? {
         rusqlite::types::Value::Null => Value::Null,
@@ -381,12 +383,10 @@ fn value(row: &Row<'_>, at: usize) -> rusqlite::Result<Value> {
     })
 }
 
-/// The database of an instance as its service sees it when another process writes: nothing can be
-/// written until this is dropped.
+/// A held write lock on D1. The service cannot write to D1 until this is dropped.
 pub struct LockedDatabase(#[expect(dead_code, reason = "it holds the lock")] Connection);
 
 impl Instance {
-    /// Takes the lock for writing to D1.
     pub async fn lock_d1(&self) -> LockedDatabase {
         let folder = self.state.join(D1);
         let connection = Connection::open(databases(&folder).next().unwrap()).unwrap();
@@ -396,14 +396,13 @@ impl Instance {
 }
 
 impl Instance {
-    /// Changes what D1 stores behind the running service's back, as whoever gets at the database
-    /// could.
+    /// Changes D1 while the service runs, as somebody with access to the database could.
     pub fn tamper_with_d1(&self, sql: &str) {
         let connection = open(&self.state.join(D1), OpenFlags::default());
         connection.execute_batch(&format!("BEGIN IMMEDIATE; {sql}; COMMIT")).unwrap();
     }
 
-    /// Changes what all objects of a class store behind the running service's back.
+    /// Executes SQL on every object of a class while the service runs.
     pub fn tamper_with_objects(&self, class: &str, sql: &str) {
         for file in databases(&self.objects(class)) {
             let connection = Connection::open(file).unwrap();
@@ -412,15 +411,15 @@ impl Instance {
         }
     }
 
-    /// Reads a column of text of D1, as it is now.
+    /// Reads a text column from D1.
     pub fn read_d1(&self, sql: &str) -> Vec<String> {
         let connection = open(&self.state.join(D1), OpenFlags::SQLITE_OPEN_READ_ONLY);
         let mut statement = connection.prepare(sql).unwrap();
         statement.query_map((), |row| row.get(0)).unwrap().map(Result::unwrap).collect()
     }
 
-    /// Reads a column of text of all objects of a class, as it is now. In one that was wiped there
-    /// is no table.
+    /// Reads a text column from every object of a class. Objects that were wiped have no table;
+    /// they are skipped.
     pub fn read_objects(&self, class: &str, sql: &str) -> Vec<String> {
         let mut found = Vec::new();
         for file in databases(&self.objects(class)) {
@@ -438,10 +437,11 @@ impl Instance {
         found
     }
 
-    /// Whether the runtime has an object of a class in memory: it has its database open.
-    pub fn has_objects_awake(&self, class: &str) -> bool {
+    /// True if the runtime has an object of a class in memory, because then its database file is
+    /// open.
+    pub fn has_objects_in_memory(&self, class: &str) -> bool {
         let folder = self.objects(class);
-        let running = in_groups(&groups_of(&self.state));
+        let running = processes_in(&process_groups_of(&self.state));
         assert!(!running.is_empty(), "the service ended");
         running
             .into_iter()
@@ -449,10 +449,10 @@ impl Instance {
             .any(|file| file.starts_with(&folder) && is_database(&file))
     }
 
-    /// Waits until it has none any more. That is some time after anybody last had to do with one.
-    pub async fn until_objects_sleep(&self, class: &str) {
-        eventually_within(SLEEPS_WITHIN, "the objects to fall asleep", || async {
-            (!self.has_objects_awake(class)).then_some(())
+    /// Waits until the runtime has evicted all objects of a class.
+    pub async fn wait_until_objects_are_evicted(&self, class: &str) {
+        eventually_within(EVICTION_TIMEOUT, "the objects to fall asleep", || async {
+            (!self.has_objects_in_memory(class)).then_some(())
         })
         .await;
     }
@@ -464,13 +464,13 @@ impl Instance {
 
 /// The files that a process has open.
 fn open_files(pid: i32) -> Vec<PathBuf> {
-    // It may end while it is looked at.
+    // The process may end during this loop.
     let Ok(links) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return vec![] };
     links.flatten().filter_map(|link| std::fs::read_link(link.path()).ok()).collect()
 }
 
-/// Changes what the objects of a class store, while their instance does not run: the rows of it
-/// that changed. What a day would do can be tested so, and nothing else.
+/// Executes SQL on every object of a class while the instance is stopped, and returns the number of
+/// changed rows. Use it only to simulate the passing of time.
 pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
     let folder = state.join("v3/do").join(format!("farhand-{class}"));
     let changed =
@@ -481,16 +481,16 @@ pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
     changed.sum()
 }
 
-/// A time that no alarm was ever set for, in nanoseconds.
+/// An alarm time in the past that the service never sets, in nanoseconds.
 const LONG_AGO: i64 = 1_000_000_000_000;
-/// Whether an object's alarm is set for that, as text. The platform keeps what the object knows of
-/// it in a table of its own.
+/// Returns a row if the object's alarm is set to [`LONG_AGO`]. The platform stores the alarm time
+/// that the object sees in `_cf_METADATA`.
 pub const ALARM_IS_LONG_AGO: &str =
     "SELECT 'yes' FROM _cf_METADATA WHERE key = 1 AND value = 1000000000000";
 
-/// Sets every object of a class an alarm that goes off as soon as their instance runs, whether it
-/// has one or not.
-pub fn set_off_alarms(state: &Path, class: &str) -> usize {
+/// Sets an alarm for every object of a class that fires as soon as the instance starts, even if the
+/// object has none. The instance must be stopped.
+pub fn fire_alarms_at_start(state: &Path, class: &str) -> usize {
     let folder = state.join("v3/do").join(format!("farhand-{class}"));
     let all = Connection::open(folder.join("metadata.sqlite")).unwrap();
     let mut set = 0;
@@ -509,28 +509,28 @@ pub fn set_off_alarms(state: &Path, class: &str) -> usize {
     set
 }
 
-/// Has the alarms of a class's objects go off so many seconds late, of which the objects are not
-/// told: those that are set while their instance does not run.
+/// Delays the alarms of all objects of a class. The objects do not notice. The instance must be
+/// stopped.
 pub fn delay_alarms(state: &Path, class: &str, seconds: i64) -> usize {
     let file = state.join("v3/do").join(format!("farhand-{class}")).join("metadata.sqlite");
     let later = "UPDATE _cf_ALARM SET scheduled_time = scheduled_time + ?1 * 1000000000";
     Connection::open(file).unwrap().execute(later, [seconds]).unwrap()
 }
 
-/// Changes what D1 stores, while its instance does not run: the rows that the last statement
-/// changed.
+/// Executes SQL on D1 while the instance is stopped, and returns the number of rows that the last
+/// statement changed.
 pub fn change_d1(state: &Path, sql: &str) -> u64 {
     let connection = Connection::open(databases(&state.join(D1)).next().unwrap()).unwrap();
     connection.execute_batch(sql).unwrap();
     connection.changes()
 }
 
-/// Whether that is how the database of an object that was wiped answers.
+/// True for the error that the database of a wiped object returns.
 fn is_wiped(error: &rusqlite::Error) -> bool {
     error.to_string().contains("no such table")
 }
 
-/// The databases of what the platform keeps in a folder.
+/// The databases in a folder of the platform.
 fn databases(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     files.filter(|file| is_database(file))
@@ -542,23 +542,23 @@ fn is_database(file: &Path) -> bool {
 }
 
 impl Drop for Instance {
-    /// Nothing that a test started outlives it, however it ends.
+    /// No process outlives the test that started it.
     fn drop(&mut self) {
-        kill_all(&self.state);
+        kill_processes_with(&self.state);
     }
 }
 
-/// Kills every process that names a folder, and what is in a group with it, and waits for their
-/// end: what still runs would write into the folder while it is removed.
-pub(crate) fn kill_all(folder: &Path) {
+/// Kills all processes that mention a folder, with their process groups, and waits until they have
+/// ended. A running process would write into the folder while it is removed.
+pub(crate) fn kill_processes_with(folder: &Path) {
     let until = Instant::now() + PATIENCE;
     loop {
-        let left = in_groups(&groups_of(folder));
+        let left = processes_in(&process_groups_of(folder));
         if left.is_empty() || Instant::now() > until {
             return;
         }
         for pid in left {
-            // One may end with another.
+            // The process may have ended with another one.
             kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -569,12 +569,11 @@ pub(crate) fn kill_all(folder: &Path) {
 struct Running {
     pid: i32,
     group: i32,
-    /// Whether some argument or variable of it names the folder that was looked for.
+    /// True if an argument or an environment variable contains the folder.
     is_named: bool,
 }
 
-/// All processes but this one. One that has ended and was not waited for has no command, and does
-/// not count.
+/// All processes except this one. A zombie has no command line, and is skipped.
 fn running(folder: &Path) -> Vec<Running> {
     let needle = folder.to_str().unwrap().as_bytes();
     let names = |bytes: &[u8]| bytes.windows(needle.len()).any(|window| window == needle);
@@ -585,7 +584,7 @@ fn running(folder: &Path) -> Vec<Running> {
         let Some(pid) = file_name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        // A process may end while it is looked at.
+        // The process may end during this loop.
         let Ok(group) = getpgid(Some(Pid::from_raw(pid))) else { continue };
         let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
         let command = read("cmdline");
@@ -600,17 +599,17 @@ fn running(folder: &Path) -> Vec<Running> {
     found
 }
 
-/// The process groups of an instance: those in which a process names its state folder. The runtime
-/// itself does not, but is in the group of one that does.
-fn groups_of(state: &Path) -> Vec<i32> {
+/// The process groups of an instance: those with a process that mentions the state folder. The
+/// runtime does not mention it, but is in such a group.
+fn process_groups_of(state: &Path) -> Vec<i32> {
     let own_group = getpgid(None).unwrap().as_raw();
     let named =
         running(state).into_iter().filter(|process| process.is_named && process.group != own_group);
     named.map(|process| process.group).collect()
 }
 
-/// The processes of some groups.
-fn in_groups(groups: &[i32]) -> Vec<i32> {
+/// The processes in some groups.
+fn processes_in(groups: &[i32]) -> Vec<i32> {
     let all = running(Path::new("/")).into_iter();
     all.filter(|process| groups.contains(&process.group)).map(|process| process.pid).collect()
 }

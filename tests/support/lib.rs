@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: a client, workspaces of their own, agents, and waiting with a
-//! bound.
+//! Support for the end-to-end tests: an API client, one workspace per test, agents, and waiting
+//! with a time limit.
 
 pub mod agents;
 pub mod alpamon;
@@ -31,40 +31,40 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farhand_domain::time::Timestamp;
 
-/// How long anything may take that is waited for.
+/// Default time limit of everything that tests wait for.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The time of this machine, which is the service's too.
+/// The current time. The service runs on this machine, so it has the same clock.
 pub fn now() -> Timestamp {
     let millis = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
     Timestamp::from_millis(millis.try_into().unwrap())
 }
 
-/// A time far ahead that a command can still be scheduled for.
+/// A time 300 days ahead: commands can still be scheduled for it.
 pub fn far_ahead() -> Timestamp {
     now().plus_seconds(300 * 24 * 3_600)
 }
 
-/// A time until which this machine, slow as it may be, can do as much as it did since `began`, with
-/// ten seconds to spare.
-pub fn time_for_as_much_as_since(began: Timestamp) -> Timestamp {
+/// A deadline for repeating what this test did since `began`: the time that took, plus ten seconds.
+/// Slow machines get more time this way.
+pub fn deadline_at_pace_since(began: Timestamp) -> Timestamp {
     let now = now();
     now.plus_seconds(now.seconds_since(began).ceil() as i64 + 10)
 }
 
-/// Asks again until there is an answer.
+/// Calls `ask` until it returns `Some`.
 ///
 /// # Panics
-/// When there is none within [`PATIENCE`].
+/// After [`PATIENCE`].
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, ask: impl FnMut() -> F) -> T {
     eventually_within(PATIENCE, what, ask).await
 }
 
-/// Asks again until there is an answer, of what takes its time: less and less often, as each
-/// question costs the service some.
+/// Calls `ask` until it returns `Some`. The pause between calls grows with the time waited, because
+/// each call puts load on the service.
 ///
 /// # Panics
-/// When there is none within `patience`.
+/// After `patience`.
 pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
     patience: Duration,
     what: &str,
@@ -76,7 +76,7 @@ pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
             return answer;
         }
         let waited = began.elapsed();
-        assert!(waited < patience, "waited {patience:?} for {what}");
+        assert!(waited < patience, "waited {patience:?} without success for {what}");
         tokio::time::sleep(
             (waited / 10).clamp(Duration::from_millis(50), Duration::from_millis(500)),
         )
@@ -84,13 +84,13 @@ pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// Reads a variable that has a value for each of the instances that `npm test` starts, separated by
-/// commas: the one for the test at hand, by its name. The runtime of an instance uses one core
-/// only.
+/// Reads a variable that holds one comma-separated value for each instance that `npm test` starts.
+/// The name of the running test decides which instance it uses. There are several instances because
+/// each runtime uses only one core.
 ///
 /// # Panics
-/// Without it.
-pub fn setting_of_instance(name: &str) -> String {
+/// If the variable is not set.
+pub fn instance_setting(name: &str) -> String {
     let values = setting(name);
     let values: Vec<&str> = values.split(',').collect();
     let test = std::thread::current().name().unwrap_or_default().to_owned();
@@ -102,7 +102,7 @@ pub fn setting_of_instance(name: &str) -> String {
 /// Reads a variable that `npm test` sets.
 ///
 /// # Panics
-/// Without it.
+/// If the variable is not set.
 pub fn setting(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run the tests with npm test"))
 }

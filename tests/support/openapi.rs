@@ -1,5 +1,5 @@
-//! The OpenAPI document, `docs/openapi.yaml`, and what differs from it: every answer that a test
-//! gets is checked here.
+//! Compares requests and responses with the OpenAPI document, `docs/openapi.yaml`. Every response
+//! that a test receives is compared.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -9,19 +9,19 @@ use matchit::Router;
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
-/// The document.
 pub static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.yaml");
     serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap())
         .unwrap_or_else(|error| panic!("{path}: {error}"))
 });
 
-/// Where paths are in the document: the second are those that OpenAPI has no form for.
-const PATHS: [&str; 2] = ["paths", "x-catch-alls"];
-/// The name of the document for schemas that refer to it.
-const NAME: &str = "urn:farhand";
-/// What the connection and the clock add to an answer.
-const UNDESCRIBED: [&str; 8] = [
+/// The members of the document that hold paths. `x-catch-alls` has those that OpenAPI cannot
+/// express.
+const PATH_MEMBERS: [&str; 2] = ["paths", "x-catch-alls"];
+/// The URI under which schemas refer to the document.
+const DOCUMENT_URI: &str = "urn:farhand";
+/// Headers that the connection and the clock add; the document does not describe them.
+const TRANSPORT_HEADERS: [&str; 8] = [
     "connection",
     "content-length",
     "content-type",
@@ -31,21 +31,22 @@ const UNDESCRIBED: [&str; 8] = [
     "transfer-encoding",
     "upgrade",
 ];
-/// Where the local runtime itself answers, not the service.
-const OF_THE_RUNTIME: &str = "/cdn-cgi/";
-/// What every answer over https has (`info` in the document).
-const OF_HTTPS: &str = "strict-transport-security";
-/// What the answer to another origin has (`info` in the document).
-const OF_ORIGINS: [&str; 3] =
+/// The local runtime itself answers under this path.
+const RUNTIME_PATHS: &str = "/cdn-cgi/";
+/// Every response over https has this header (`info` in the document).
+const HTTPS_HEADER: &str = "strict-transport-security";
+/// Responses to a request from another origin have these headers (`info` in the document).
+const CORS_HEADERS: [&str; 3] =
     ["Vary", "Access-Control-Allow-Origin", "Access-Control-Expose-Headers"];
 
-static REGISTRY: LazyLock<Registry<'static>> =
-    LazyLock::new(|| Registry::new().add(NAME, DOCUMENT.clone()).unwrap().prepare().unwrap());
+static REGISTRY: LazyLock<Registry<'static>> = LazyLock::new(|| {
+    Registry::new().add(DOCUMENT_URI, DOCUMENT.clone()).unwrap().prepare().unwrap()
+});
 
-/// The JSON pointers of path items by path.
+/// Maps a path to the JSON pointer of its path item.
 static ROUTER: LazyLock<Router<String>> = LazyLock::new(|| {
     let mut router = Router::new();
-    for part in PATHS {
+    for part in PATH_MEMBERS {
         for path in DOCUMENT[part].as_object().unwrap().keys() {
             router.insert(path.clone(), format!("/{part}/{}", escaped(path))).unwrap();
         }
@@ -53,32 +54,29 @@ static ROUTER: LazyLock<Router<String>> = LazyLock::new(|| {
     router
 });
 
-/// A request and its answer.
+/// A request and its response.
 pub struct Exchange<'a> {
-    /// The method.
     pub method: &'a str,
     /// The path, without the query.
     pub path: &'a str,
-    /// The query's parameters, decoded.
+    /// The query parameters, decoded.
     pub query: Vec<(String, String)>,
-    /// The request's headers.
     pub request_headers: &'a HeaderMap,
-    /// The request's body; `None` where it is not known.
+    /// `None` if the body is unknown, because it was streamed.
     pub request_body: Option<&'a [u8]>,
-    /// The status.
     pub status: u16,
-    /// The answer's headers.
+    /// The response headers.
     pub headers: &'a HeaderMap,
-    /// The answer's body; `None` where it was not read to its end.
+    /// The response body, or `None` if it was not read to its end.
     pub body: Option<&'a str>,
 }
 
-/// A name as a part of a JSON pointer.
+/// A name, escaped as a token of a JSON pointer.
 fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// Follows a pointer, and where it leads to a reference, that. Returns where it is.
+/// Follows references. Returns the final pointer and its value.
 fn resolved(pointer: String) -> (String, &'static Value) {
     let value =
         DOCUMENT.pointer(&pointer).unwrap_or_else(|| panic!("the document has no {pointer}"));
@@ -88,26 +86,26 @@ fn resolved(pointer: String) -> (String, &'static Value) {
     }
 }
 
-/// The same where there may be nothing.
-fn found(pointer: String) -> Option<(String, &'static Value)> {
+/// Like [`resolved`], but `None` if the pointer leads nowhere.
+fn resolved_if_present(pointer: String) -> Option<(String, &'static Value)> {
     DOCUMENT.pointer(&pointer).is_some().then(|| resolved(pointer))
 }
 
-/// The members of an object, which may be missing.
+/// The members of an object, or nothing if the value is no object.
 fn members(value: &'static Value) -> impl Iterator<Item = (&'static String, &'static Value)> {
     value.as_object().into_iter().flatten()
 }
 
-/// What of a value is not as the schema at a pointer says.
+/// How a value differs from the schema at a pointer.
 pub fn differences(pointer: &str, value: &Value) -> Vec<String> {
     static VALIDATORS: LazyLock<Mutex<HashMap<String, Arc<Validator>>>> =
         LazyLock::new(Mutex::default);
-    // Made without the lock: a panic there would fail all other tests as well.
+    // Built without holding the lock: a panic would poison it for all other tests.
     let known = VALIDATORS.lock().unwrap().get(pointer).cloned();
     let validator = known.unwrap_or_else(|| {
-        // `{`, `}` and `*` of paths are no characters of a URI.
+        // `{`, `}` and `*` of paths are not allowed in a URI.
         let fragment: String = pointer.chars().map(percent_encoded).collect();
-        let schema = json!({"$ref": format!("{NAME}#{fragment}")});
+        let schema = json!({"$ref": format!("{DOCUMENT_URI}#{fragment}")});
         let options = jsonschema::options().with_registry(&REGISTRY).should_validate_formats(true);
         let made =
             Arc::new(options.build(&schema).unwrap_or_else(|error| panic!("{pointer}: {error}")));
@@ -127,21 +125,23 @@ fn percent_encoded(letter: char) -> String {
     }
 }
 
-/// The text of a parameter or a header as the value that its schema is for.
+/// Converts the text of a parameter or a header to the type in its schema.
 fn typed(schema: &Value, text: &str) -> Value {
     let schema =
         schema["$ref"].as_str().map_or(schema, |reference| resolved(reference[1..].to_owned()).1);
     match schema["type"].as_str() {
         Some("integer") => {
             let digits = text.strip_prefix('-').unwrap_or(text);
-            let is_whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-            // The service takes those that no integer here holds, too.
+            let is_documented =
+                !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+            // The service accepts integers that do not fit into 64 bits, so this falls back to a
+            // float.
             let number = || {
                 text.parse::<i64>()
                     .map(Value::from)
                     .or_else(|_| text.parse::<f64>().map(Value::from))
             };
-            if is_whole { number().unwrap_or_else(|_| text.into()) } else { text.into() }
+            if is_documented { number().unwrap_or_else(|_| text.into()) } else { text.into() }
         }
         Some("boolean") => match text.to_ascii_lowercase().as_str() {
             "true" | "1" => true.into(),
@@ -157,17 +157,16 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 impl Exchange<'_> {
-    /// Where the document has the method of the path, or the statuses of the common responses one
-    /// of which this is.
+    /// The pointer to the operation in the document. If the path or the method has none, returns
+    /// the statuses of the common responses that are allowed instead.
     fn operation(&self) -> Result<String, [u16; 3]> {
         let method = if self.method == "HEAD" { "GET" } else { self.method };
-        // Some paths are without the slash at the end on purpose. An agent is answered without it
-        // everywhere.
-        let is_whole = self.path.ends_with('/') || DOCUMENT["paths"].get(self.path).is_some();
+        // A few paths have no slash at the end. Agents may always leave it out.
+        let is_documented = self.path.ends_with('/') || DOCUMENT["paths"].get(self.path).is_some();
         let is_agent = header(self.request_headers, "authorization")
             .is_some_and(|value| value.starts_with("id="));
-        let path = if is_whole { self.path.to_owned() } else { format!("{}/", self.path) };
-        let Some(item) = ROUTER.at(&path).ok().filter(|_| is_whole || is_agent) else {
+        let path = if is_documented { self.path.to_owned() } else { format!("{}/", self.path) };
+        let Some(item) = ROUTER.at(&path).ok().filter(|_| is_documented || is_agent) else {
             return Err([308, 404, 500]);
         };
         let pointer = format!("{}/{}", item.value, method.to_ascii_lowercase());
@@ -178,19 +177,19 @@ impl Exchange<'_> {
         }
     }
 
-    /// The code of the answer, if any path can be answered with that.
-    fn code_of_any_path(&self) -> Option<String> {
+    /// The code in the response body, if it is one that any path can return.
+    fn common_code(&self) -> Option<String> {
         let body: Value = serde_json::from_str(self.body?).ok()?;
         let code = body["code"].as_str()?;
         DOCUMENT["x-common-responses"].get(code).map(|_| code.to_owned())
     }
 
-    /// What differs from the document; nothing, where the answer is one that it describes.
+    /// How the exchange differs from the document. Empty if it conforms.
     pub fn differences(&self) -> Vec<String> {
-        if self.path.starts_with(OF_THE_RUNTIME) {
+        if self.path.starts_with(RUNTIME_PATHS) {
             return vec![];
         }
-        if let Some(code) = self.code_of_any_path() {
+        if let Some(code) = self.common_code() {
             return self.response(resolved(format!("/x-common-responses/{code}")));
         }
         let operation = match self.operation() {
@@ -199,13 +198,14 @@ impl Exchange<'_> {
                 return self.response(resolved(format!("/x-common-responses/{}", self.status)));
             }
             Err(common) => {
-                return vec![format!("the status {} is none of {common:?}", self.status)];
+                return vec![format!("the status {} is not one of {common:?}", self.status)];
             }
         };
-        let mut problems = match found(format!("{operation}/responses/{}", self.status)) {
-            Some(response) => self.response(response),
-            None => vec![format!("the status {} is not described", self.status)],
-        };
+        let mut problems =
+            match resolved_if_present(format!("{operation}/responses/{}", self.status)) {
+                Some(response) => self.response(response),
+                None => vec![format!("the status {} is not described", self.status)],
+            };
         if (200..300).contains(&self.status) {
             problems.extend(self.request(&operation));
         }
@@ -219,17 +219,17 @@ impl Exchange<'_> {
                 (name.to_ascii_lowercase(), resolved(format!("{pointer}/headers/{name}")))
             })
             .collect();
-        if header(self.headers, OF_HTTPS).is_some() {
+        if header(self.headers, HTTPS_HEADER).is_some() {
             described.insert(
-                OF_HTTPS.to_owned(),
+                HTTPS_HEADER.to_owned(),
                 resolved("/components/headers/Strict-Transport-Security".to_owned()),
             );
         }
         if self.request_headers.contains_key("origin") {
-            let of_origins = OF_ORIGINS.map(|name| {
+            let cors_headers = CORS_HEADERS.map(|name| {
                 (name.to_ascii_lowercase(), resolved(format!("/components/headers/{name}")))
             });
-            described.extend(of_origins);
+            described.extend(cors_headers);
         }
         for (name, (at, wanted)) in &described {
             match header(self.headers, name) {
@@ -245,7 +245,7 @@ impl Exchange<'_> {
             }
         }
         let more = self.headers.keys().filter(|name| !described.contains_key(name.as_str()));
-        let more = more.filter(|name| !UNDESCRIBED.contains(&name.as_str()));
+        let more = more.filter(|name| !TRANSPORT_HEADERS.contains(&name.as_str()));
         problems.extend(more.map(|name| format!("the header {name} is not described")));
         problems.extend(self.content(&pointer, &response["content"]));
         problems
@@ -274,11 +274,11 @@ impl Exchange<'_> {
             Ok(value) => {
                 differences(&format!("{pointer}/content/{}/schema", escaped(media_type)), &value)
             }
-            Err(error) => vec![format!("the body is no JSON: {error}")],
+            Err(error) => vec![format!("the body is not JSON: {error}")],
         }
     }
 
-    /// What of a request that was taken is not one that the document allows.
+    /// How an accepted request differs from what the document allows.
     fn request(&self, operation: &str) -> Vec<String> {
         let mut problems = Vec::new();
         let item = operation.rsplit_once('/').unwrap().0;
@@ -287,7 +287,7 @@ impl Exchange<'_> {
             for (at, parameter) in (0..count).map(|index| resolved(format!("{list}/{index}"))) {
                 let name = parameter["name"].as_str().unwrap();
                 let given = match parameter["in"].as_str() {
-                    // The last one counts.
+                    // If a parameter is repeated, the last value counts.
                     Some("query") => self
                         .query
                         .iter()
@@ -305,7 +305,9 @@ impl Exchange<'_> {
                 );
             }
         }
-        let Some((at, wanted)) = found(format!("{operation}/requestBody")) else { return problems };
+        let Some((at, wanted)) = resolved_if_present(format!("{operation}/requestBody")) else {
+            return problems;
+        };
         let Some(body) = self.request_body.filter(|_| wanted["x-lenient"] != true) else {
             return problems;
         };
@@ -323,7 +325,7 @@ impl Exchange<'_> {
                     .collect::<HashMap<_, _>>();
                 json!(pairs)
             }
-            // Only the service can read it.
+            // Parsing multipart is left to the service.
             "multipart/form-data" => return problems,
             _ => serde_json::from_slice(body).unwrap_or(Value::Null),
         };
@@ -332,10 +334,10 @@ impl Exchange<'_> {
         problems
     }
 
-    /// Asserts that the answer is one that the document describes.
+    /// Asserts that the exchange conforms to the document.
     ///
     /// # Panics
-    /// With what differs.
+    /// With a list of the differences.
     #[track_caller]
     pub fn check(&self) {
         let problems = self.differences();
@@ -343,22 +345,22 @@ impl Exchange<'_> {
         let body = self.body.unwrap_or("");
         assert!(
             problems.is_empty(),
-            "{method} {path}: the {status} is not as docs/openapi.yaml has it:\n{}\n{body:.2000}",
+            "{method} {path}: the {status} response differs from docs/openapi.yaml:\n{}\n{body:.2000}",
             problems.join("\n")
         );
     }
 }
 
-/// Asserts that the data of a stream's event is as the document has it.
+/// Asserts that the data of a stream's event conforms to the document.
 ///
 /// # Panics
-/// With what differs.
+/// With a list of the differences.
 #[track_caller]
 pub fn check_event(kind: &str, data: &Value) {
     let content = "/paths/~1api~1events~1commands~1{id}~1stream~1/get/responses/200/content/text~1event-stream";
     let problems = differences(&format!("{content}/x-events/{kind}"), data);
     assert!(
         problems.is_empty(),
-        "an event {kind} is not as docs/openapi.yaml has it: {problems:?}\n{data}"
+        "an event {kind} differs from docs/openapi.yaml: {problems:?}\n{data}"
     );
 }

@@ -1,32 +1,34 @@
-//! Groups, and a cast of people who stand in every way to a server and to a group (contract 5.4).
+//! Groups, memberships, and a cast of users who cover every relation to a server and to a group
+//! (contract 5.4).
 
 use serde_json::{Value, json};
 
 use crate::client::{Api, PASSWORD, Workspace, unique};
 
-/// The list of groups.
 pub const GROUPS: &str = "/api/iam/groups/";
-/// The list of memberships.
 pub const MEMBERSHIPS: &str = "/api/iam/memberships/";
-/// The list of servers.
 pub const SERVERS: &str = "/api/servers/servers/";
-/// The list of users.
 pub const USERS: &str = "/api/iam/users/";
-/// The list of commands.
 pub const COMMANDS: &str = "/api/events/commands/";
-/// A UUID of nothing.
-pub const NO_UUID: &str = "01936d3e-7a00-7000-8000-000000000000";
-/// A number of no user and of no group.
-pub const NO_NUMBER: i64 = 999_999_999;
+/// A UUID that no resource has.
+pub const UNKNOWN_UUID: &str = "01936d3e-7a00-7000-8000-000000000000";
+/// A number that no user and no group has.
+pub const UNKNOWN_ID: i64 = 999_999_999;
 
-/// The path of an object whose id is a UUID.
+/// The path of a resource whose id is a UUID.
 pub fn at(list: &str, object: &Value) -> String {
-    format!("{list}{}/", object["id"].as_str().unwrap_or_else(|| panic!("no UUID: {object}")))
+    format!(
+        "{list}{}/",
+        object["id"].as_str().unwrap_or_else(|| panic!("the id is no UUID: {object}"))
+    )
 }
 
 /// The path of a group.
 pub fn group_path(group: &Value) -> String {
-    format!("{GROUPS}{}/", group["id"].as_i64().unwrap_or_else(|| panic!("no number: {group}")))
+    format!(
+        "{GROUPS}{}/",
+        group["id"].as_i64().unwrap_or_else(|| panic!("the id is no number: {group}"))
+    )
 }
 
 /// The names of an object's fields, sorted.
@@ -36,28 +38,26 @@ pub fn keys(object: &Value) -> Vec<&str> {
     keys
 }
 
-/// One field of every item of a list's page.
+/// One field of every item on a page of a list.
 pub fn column(list: &Value, field: &str) -> Vec<Value> {
     list["results"].as_array().unwrap().iter().map(|item| item[field].clone()).collect()
 }
 
-/// A user with a login token.
+/// A user and a client for them.
 pub struct Person {
-    /// A client with the login token.
+    /// A client with the user's login token.
     pub api: Api,
-    /// The user's id.
     pub id: i64,
-    /// The user's name.
     pub username: String,
 }
 
 impl Person {
-    /// Makes an ordinary user.
+    /// Creates an ordinary user.
     pub async fn new(workspace: &Workspace, username: &str) -> Self {
         Self::with(workspace, username, &json!({})).await
     }
 
-    /// Makes a user who is staff.
+    /// Creates a staff user.
     pub async fn staff(workspace: &Workspace, username: &str) -> Self {
         Self::with(workspace, username, &json!({"is_staff": true})).await
     }
@@ -68,40 +68,39 @@ impl Person {
         Self { api, id: user["id"].as_i64().unwrap(), username: username.to_owned() }
     }
 
-    /// The path of the user.
     pub fn path(&self) -> String {
         format!("{USERS}{}/", self.id)
     }
 
-    /// A client with a new API token of the user's, which outlives their sessions.
+    /// A client with a new API token. Unlike a login token, it does not end with the session.
     pub async fn with_api_token(&self) -> Api {
         let body = json!({"name": "test", "expires_at": null});
         let token = self.api.post("/api/auth/tokens/", &body).await.expect(201);
         self.api.with_token(token["key"].as_str().unwrap())
     }
 
-    /// Takes staff rank from the user, who keeps their servers, and logs in again: the session has
-    /// ended.
+    /// Removes staff rank from the user, who keeps their servers. Then logs in again, because a
+    /// demotion ends the sessions.
     pub async fn demote(&mut self, workspace: &Workspace) {
         self.set(workspace, json!({"is_staff": false, "keep_servers": true})).await;
         self.api = workspace.anonymous.logged_in(&self.username, PASSWORD).await;
     }
 
-    /// Makes the user the owner of a server, as a superuser.
+    /// Makes the user the owner of a server. The superuser sends the request.
     pub async fn own(&self, workspace: &Workspace, server: &Value) -> Value {
         workspace.admin.patch(&at(SERVERS, server), &json!({"owner": self.id})).await.expect(200)
     }
 
-    /// Changes the user, as a superuser.
+    /// Updates the user. The superuser sends the request.
     pub async fn set(&self, workspace: &Workspace, changes: Value) {
         workspace.admin.patch(&self.path(), &changes).await.expect(200);
     }
 }
 
 impl Workspace {
-    /// Moves the counters of ids on, so that the next users and groups have ids that no other small
-    /// workspace has.
-    pub async fn count_on(&self) {
+    /// Uses up some ids, so that the next users and groups have ids that no other small workspace
+    /// has.
+    pub async fn skip_ids(&self) {
         for _ in 0..5 {
             let group = self.group(&unique("spare"), &[]).await;
             self.admin.delete(&group_path(&group)).await.expect(204);
@@ -110,42 +109,42 @@ impl Workspace {
         }
     }
 
-    /// Makes a group with servers, of which the superuser is the owner.
+    /// Creates a group with servers. Its owner is the superuser.
     pub async fn group(&self, name: &str, servers: &[&Value]) -> Value {
         let ids: Vec<&Value> = servers.iter().map(|server| &server["id"]).collect();
         self.admin.post(GROUPS, &json!({"name": name, "servers": ids})).await.expect(201)
     }
 
-    /// Takes somebody into a group; returns the membership.
-    pub async fn enroll(&self, group: &Value, person: &Person, role: &str) -> Value {
+    /// Adds a user to a group, and returns the membership.
+    pub async fn add_member(&self, group: &Value, person: &Person, role: &str) -> Value {
         let body = json!({"group": group["id"], "user": person.id, "role": role});
         self.admin.post(MEMBERSHIPS, &body).await.expect(201)
     }
 
-    /// The membership of somebody in a group.
+    /// The membership of a user in a group.
     pub async fn membership(&self, group: &Value, person: &Person) -> Option<Value> {
         let query = format!("{MEMBERSHIPS}?group={}&user={}", group["id"], person.id);
         let list = self.admin.get(&query).await.expect(200);
         list["results"].as_array().unwrap().first().cloned()
     }
 
-    /// Ends the membership of somebody in a group.
-    pub async fn expel(&self, group: &Value, person: &Person) {
+    /// Deletes the membership of a user in a group.
+    pub async fn remove_member(&self, group: &Value, person: &Person) {
         let membership = self.membership(group, person).await.expect("a membership");
         self.admin.delete(&at(MEMBERSHIPS, &membership)).await.expect(204);
     }
 }
 
-/// How many stand in different ways to things of a workspace.
+/// The number of clients that [`Cast::callers`] returns.
 pub const CALLERS: usize = 9;
 
-/// A workspace with people who stand in every way to the servers and groups that are made with it.
+/// A workspace and users with every relation to its servers and groups.
 pub struct Cast {
-    /// Their workspace; its superuser is the first of them.
+    /// The workspace. Its superuser is the first caller.
     pub workspace: Workspace,
-    /// Another one, whose superuser is the last of them.
+    /// Another workspace. Its superuser is the last two callers.
     pub elsewhere: Workspace,
-    /// Staff.
+    /// A staff user.
     pub staff: Person,
     /// The owner of the servers, who is in no group.
     pub owner: Person,
@@ -155,19 +154,18 @@ pub struct Cast {
     pub manager: Person,
     /// A plain member of the groups.
     pub member: Person,
-    /// Somebody who has nothing to do with any of it.
+    /// A user with no relation to the servers and groups.
     pub outsider: Person,
-    /// Another manager of the groups, who does nothing.
+    /// Another manager of the groups, who sends no requests.
     pub deputy: Person,
-    /// Another member of the groups, who does nothing.
+    /// Another member of the groups, who sends no requests.
     pub bystander: Person,
     /// The group that the servers are in.
     pub group: Value,
 }
 
-/// A group of a [`Cast`], with the memberships of those in it who do nothing.
+/// A group of a [`Cast`], with the memberships that tests change.
 pub struct CastGroup {
-    /// The group.
     pub group: Value,
     /// The membership of the deputy, a manager.
     pub deputy: Value,
@@ -176,7 +174,7 @@ pub struct CastGroup {
 }
 
 impl Cast {
-    /// Brings them together.
+    /// Creates both workspaces, the users and the group.
     pub async fn new() -> Self {
         let workspace = Workspace::new().await;
         let mut cast = Self {
@@ -196,8 +194,8 @@ impl Cast {
         cast
     }
 
-    /// All who ask, by what they are. The last one is the superuser of the other workspace once
-    /// more, who asks here.
+    /// One client for each relation, with its name. `intruder` is the superuser of the other
+    /// workspace, who sends requests to this one.
     pub fn callers(&self) -> [(&'static str, Api); CALLERS] {
         let intruder = self.elsewhere.admin.under(&self.workspace.anonymous.host);
         [
@@ -213,7 +211,7 @@ impl Cast {
         ]
     }
 
-    /// Makes a server of the owner's that is in the group; returns it with its key.
+    /// Creates a server in the group, and makes the owner its owner. Returns it with its key.
     pub async fn server(&self) -> Value {
         let body = json!({"name": unique("web"), "groups": [self.group["id"]]});
         let made = self.workspace.admin.post(SERVERS, &body).await.expect(201);
@@ -224,18 +222,18 @@ impl Cast {
         server
     }
 
-    /// Makes a group that everybody is in as what they are.
+    /// Creates a group with all users of the cast in their roles.
     pub async fn group(&self) -> CastGroup {
         let workspace = &self.workspace;
         let group = workspace.group(&unique("group"), &[]).await;
         for (person, role) in
             [(&self.group_owner, "owner"), (&self.manager, "manager"), (&self.member, "member")]
         {
-            workspace.enroll(&group, person, role).await;
+            workspace.add_member(&group, person, role).await;
         }
-        let deputy = workspace.enroll(&group, &self.deputy, "manager").await;
-        let bystander = workspace.enroll(&group, &self.bystander, "member").await;
-        // Whoever makes a group owns it; a superuser needs that for nothing.
+        let deputy = workspace.add_member(&group, &self.deputy, "manager").await;
+        let bystander = workspace.add_member(&group, &self.bystander, "member").await;
+        // The creator of a group becomes its owner; remove the superuser, who needs no membership.
         let made = workspace
             .admin
             .get(&format!("{MEMBERSHIPS}?group={}&role=owner", group["id"]))

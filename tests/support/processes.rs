@@ -1,4 +1,4 @@
-//! Processes that a test starts: each in a group of its own, which ends with the test.
+//! Child processes of a test. Each has its own process group, which is killed when the test ends.
 
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -7,21 +7,20 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 
-/// A process and all that it starts.
+/// A child process and its process group. Dropping it kills the whole group.
 pub struct Process {
     child: Child,
     group: Pid,
 }
 
 impl Process {
-    /// Starts a program in a process group of its own.
+    /// Starts a program as the leader of a new process group.
     pub fn spawn(command: &mut Command) -> Self {
         let child = command.process_group(0).kill_on_drop(true).spawn().unwrap();
         let group = Pid::from_raw(child.id().unwrap().try_into().unwrap());
         Self { child, group }
     }
 
-    /// The process itself.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
@@ -31,8 +30,11 @@ impl Process {
         kill(self.group, signal).unwrap();
     }
 
-    /// Waits for its end.
-    pub async fn ended(&mut self, within: Duration) -> ExitStatus {
+    /// Waits for the process to exit.
+    ///
+    /// # Panics
+    /// After `within`.
+    pub async fn wait_for_exit(&mut self, within: Duration) -> ExitStatus {
         tokio::time::timeout(within, self.child.wait())
             .await
             .expect("the process did not end")
@@ -42,7 +44,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The group may be gone already.
+        // The group may have ended already.
         killpg(self.group, Signal::SIGKILL).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! A real SMTP server, `smtp-server.mjs`, that does what a test tells it to.
+//! A real SMTP server, `smtp-server.mjs`, that misbehaves on request.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -14,18 +14,17 @@ use crate::PATIENCE;
 use crate::mail::Mail;
 use crate::processes::Process;
 
-/// The account of the servers that ask for one.
+/// The user name for servers that require authentication.
 pub const USERNAME: &str = "farhand-mailer";
-/// Its password: whatever a shell or a file of variables would take for more than a character must
-/// get through.
+/// The password. Its characters are special in shells or in files of variables; all of them must
+/// arrive unchanged.
 pub const PASSWORD: &str = r#"open $HOME ${sesame} \n "post" #master"#;
 
-/// The server; it ends with this.
+/// A running SMTP server. Dropping it ends the process.
 pub struct SmtpServer {
-    /// Where it listens, on 127.0.0.1.
+    /// The port on 127.0.0.1.
     pub port: u16,
-    /// Its certificate, for `localhost`. A client that does not trust just this one trusts none of
-    /// it.
+    /// The server's self-signed certificate, for `localhost`. A client must be told to trust it.
     pub certificate: PathBuf,
     events: Lines<BufReader<ChildStdout>>,
     _process: Process,
@@ -33,7 +32,7 @@ pub struct SmtpServer {
 }
 
 impl SmtpServer {
-    /// Starts one with some of the script's options, and waits until it listens.
+    /// Starts a server with options of the script, and waits until it listens.
     pub async fn start(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (certificate, key) =
@@ -60,17 +59,18 @@ impl SmtpServer {
         server
     }
 
-    /// The same, and clients have to authenticate.
+    /// Starts a server that requires authentication.
     pub async fn with_account(options: &[&str]) -> Self {
         Self::start(&[&["--user", USERNAME, "--password", PASSWORD], options].concat()).await
     }
 
-    /// The next event of a kind; those before it are passed over.
+    /// Waits for the next event of a kind, and skips the events before it.
     pub async fn next(&mut self, event: &str) -> Value {
         self.next_within(PATIENCE, event).await.pop().unwrap()
     }
 
-    /// The next event of a kind, of what takes its time, after all those before it.
+    /// Waits for the next event of a kind. Returns the skipped events, and the event itself as the
+    /// last.
     pub async fn next_within(&mut self, patience: Duration, event: &str) -> Vec<Value> {
         let mut passed: Vec<Value> = Vec::new();
         let read = async {
@@ -83,12 +83,15 @@ impl SmtpServer {
             }
         };
         let is_done = tokio::time::timeout(patience, read).await.is_ok();
-        assert!(is_done, "waited {patience:?} for the SMTP server's {event}; it said {passed:?}");
+        assert!(
+            is_done,
+            "waited {patience:?} for {event} of the SMTP server; events so far: {passed:?}"
+        );
         passed
     }
 }
 
-/// The mail of a `mail` event.
+/// The mail in a `mail` event.
 pub fn mail_of(event: &Value) -> Mail {
     Mail::parse(event["mime"].as_str().unwrap())
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::mail::{key_of, mail_to, mails_to, reset_link};
-use farhand_tests::{Api, Instance, Reply, Workspace, eventually, setting_of_instance};
+use farhand_tests::{Api, Instance, Reply, Workspace, eventually, instance_setting};
 use reqwest::multipart::Form;
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ const PATH: &str = "/api/auth/reset-password/";
 const NEW: &str = "an entirely other one";
 
 fn log() -> PathBuf {
-    Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log")
+    Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log")
 }
 
 /// Asserts that an answer has no body but `null`.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farhand_tests::client::PASSWORD;
 use farhand_tests::{
-    Api, Instance, Reply, Workspace, eventually, eventually_within, setting_of_instance,
+    Api, Instance, Reply, Workspace, eventually, eventually_within, instance_setting,
 };
 use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
@@ -220,7 +220,7 @@ async fn what_is_no_guess_does_not_count() {
 async fn who_may_not_log_in_takes_the_same_work() {
     let workspace = Workspace::new().await;
     workspace.user_with("gone", &json!({"is_active": false})).await;
-    let log = Path::new(&setting_of_instance("FARHAND_STATE_DIR")).join("worker.log");
+    let log = Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log");
     // The Worker writes to its log how many rounds of hashing each check took.
     let rounds = async |username: &str, password: &str, status: u16| {
         let id = farhand_tests::client::unique("work");

@@ -60,7 +60,7 @@ async fn a_list_is_tried_without_running_anything() {
     // A plain user may name only their own account, whatever the list says.
     let person = Person::new(&workspace, "mia").await;
     is(&ask(&person.api, &json!({"acl": {}, "line": "ls"})).await, Some("server"));
-    workspace.enroll(&workspace.group("ops", &[&server]).await, &person, "member").await;
+    workspace.add_member(&workspace.group("ops", &[&server]).await, &person, "member").await;
     is(&ask(&person.api, &json!({"acl": {}, "line": "ls"})).await, Some("account"));
     is(&ask(&person.api, &json!({"acl": {}, "line": "ls", "username": null})).await, None);
     assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 0);
@@ -72,7 +72,7 @@ async fn without_an_account_the_check_is_of_the_one_that_would_run() {
     let server = workspace.server("web-1").await;
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
     let person = Person::new(&workspace, "mia").await;
-    workspace.enroll(&workspace.group("ops", &[&server]).await, &person, "member").await;
+    workspace.add_member(&workspace.group("ops", &[&server]).await, &person, "member").await;
     let acl = json!({"usernames": ["deploy"]});
     let limited = workspace.limited(&acl).await;
     for (default, of_admin, of_member) in [

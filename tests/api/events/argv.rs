@@ -1,7 +1,7 @@
 //! Commands without a shell, standard input and a directory (contract 7.3; agent-protocol 7.1).
 
 use farhand_tests::agents::{ScriptedAgent, own_account};
-use farhand_tests::commands::ended;
+use farhand_tests::commands::wait_until_ended;
 use farhand_tests::{Api, RealAgent, Reply, Workspace, far_ahead};
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ fn refused(reply: &Reply, what: &Value) {
 async fn words_input_and_directory_reach_the_agent() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let mut agent = ScriptedAgent::announcing(&workspace, &server, ALL).await;
+    let mut agent = ScriptedAgent::connect_with_features(&workspace, &server, ALL).await;
     let words = json!(["printf", "a b", "", "it's", "$(id)", "x\ny", "--é=*"]);
     let body = with(
         &json!({"argv": words, "stdin": "in\u{0}put\n", "cwd": "/srv/a b", "env": {"A": "b"}}),
@@ -67,14 +67,14 @@ async fn words_input_and_directory_reach_the_agent() {
         assert!(order.get(field).is_none(), "{field}: {order}");
     }
     // What waits keeps all of it until it is delivered.
-    agent.hang_up().await;
+    agent.close().await;
     farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false)
         .await;
     let body =
         with(&json!({"argv": ["cat", "a b"], "stdin": "later", "cwd": "/", "on_offline": "queue"}));
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     has_status(&made, "Queued", "warning", true);
-    let mut agent = ScriptedAgent::announcing(&workspace, &server, ALL).await;
+    let mut agent = ScriptedAgent::connect_with_features(&workspace, &server, ALL).await;
     let order = agent.next_command().await;
     assert_eq!((&order["id"], &order["argv"]), (&made["id"], &json!(["cat", "a b"])));
     assert_eq!((&order["stdin"], &order["cwd"]), (&json!("later"), &json!("/")));
@@ -84,7 +84,7 @@ async fn words_input_and_directory_reach_the_agent() {
 async fn an_agent_without_the_features() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
+    let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
     let admin = &workspace.admin;
     let needing = [
         json!({"argv": ["echo", "a b"]}),
@@ -119,7 +119,7 @@ async fn an_agent_without_the_features() {
         (&json!("env A=b ls /srv/x-1"), &json!(false))
     );
     assert!(order.get("argv").is_none(), "{order}");
-    agent.hang_up().await;
+    agent.close().await;
     farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false)
         .await;
     // Nobody is connected: it waits, and fails when an agent comes that cannot run it.
@@ -131,11 +131,11 @@ async fn an_agent_without_the_features() {
     }
     let last =
         admin.post(PATH, &with(&json!({"line": "id", "on_offline": "queue"}))).await.expect(201);
-    let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
+    let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], last["id"], "only what it can run is delivered");
     for command in &waiting {
         let path = path_of(command);
-        let ended = ended(admin, id_of(command)).await;
+        let ended = wait_until_ended(admin, id_of(command)).await;
         has_status(&ended, "Failed", "danger", false);
         assert!(
             ended["status"]["message"].as_str().unwrap().contains("its agent cannot "),
@@ -155,7 +155,7 @@ async fn an_agent_without_the_features() {
 async fn lists_of_words() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let mut agent = ScriptedAgent::announcing(&workspace, &server, ALL).await;
+    let mut agent = ScriptedAgent::connect_with_features(&workspace, &server, ALL).await;
     let acl = json!({"argv": [["grep", "*", "/var/log/dpkg.log"], ["systemctl", "restart", "web-*"], ["ls", "..."]]});
     let token = workspace.limited(&acl).await;
     let run = async |api: &Api, fields: &Value| api.post(PATH, &with(fields)).await;

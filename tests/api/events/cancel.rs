@@ -167,7 +167,7 @@ async fn an_agent_that_cannot_kill_is_not_asked_to() {
 async fn a_killed_command_ends_with_its_agents_report() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
+    let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
     let made = workspace
         .admin
         .post(PATH, &json!({"server": "web-1", "line": "sleep 600"}))
@@ -188,8 +188,8 @@ async fn a_killed_command_ends_with_its_agents_report() {
     workspace.staff("alice").await.call("POST", &action(&made, "kill")).await.expect(202);
     assert_eq!(agent.next().await, Ok(kill.clone()));
     // An agent that was away hears of it when it comes back.
-    agent.hang_up().await;
-    let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
+    agent.close().await;
+    let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
     assert_eq!(agent.next().await, Ok(kill));
     agent.fin(id_of(&made), 143, "some output").await;
     let done = read(&workspace, &made).await;
@@ -207,7 +207,7 @@ async fn a_killed_command_ends_with_its_agents_report() {
         .await
         .expect(201);
     agent.next_command().await;
-    agent.hang_up().await;
+    agent.close().await;
     eventually("the connection's end", || async {
         (workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["is_connected"]
             == false)

@@ -932,7 +932,7 @@ async fn a_day_after_its_end_a_command_has_all_its_output() {
     let id = deliver(&workspace, &mut agent).await;
     finish(&agent, &id, Some("zero"), None).await;
     api_has_end(&workspace.admin, &id).await;
-    instance.stop_when_d1_knows().await;
+    instance.stop_when_d1_is_current().await;
     let yesterday = Timestamp::parse("2026-01-01T00:00:00Z").unwrap();
     let sql = format!(
         "UPDATE commands SET document = json_set(document, '$.life.handled_at', '{yesterday}')"

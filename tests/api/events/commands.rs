@@ -205,7 +205,7 @@ async fn an_offline_server_is_503_and_nothing_is_stored() {
     let agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = server["id"].as_str().unwrap();
     farhand_tests::agents::wait_until_connected(&workspace, id, true).await;
-    agent.hang_up().await;
+    agent.close().await;
     farhand_tests::agents::wait_until_connected(&workspace, id, false).await;
     workspace.admin.post(PATH, &command).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 0);

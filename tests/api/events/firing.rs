@@ -7,10 +7,9 @@ use std::time::Duration;
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
 use farhand_tests::client::PASSWORD;
-use farhand_tests::commands::{ended, has_become};
+use farhand_tests::commands::{wait_for_status, wait_until_ended};
 use farhand_tests::{
-    Api, Instance, Workspace, eventually, eventually_within, far_ahead, now,
-    time_for_as_much_as_since,
+    Api, Instance, Workspace, deadline_at_pace_since, eventually, eventually_within, far_ahead, now,
 };
 use serde_json::{Value, json};
 
@@ -421,7 +420,7 @@ async fn meanwhile(cases: &[Case], people: &[Person]) {
 
 /// Asserts that a command was cancelled for a reason, and shown so.
 async fn is_cancelled(admin: &Api, name: &str, made: &Value, reason: &str) {
-    let command = ended(admin, id_of(made)).await;
+    let command = wait_until_ended(admin, id_of(made)).await;
     let status = &command["status"];
     assert_eq!(
         (&status["text"], &status["color"], &status["cancellable"]),
@@ -503,7 +502,7 @@ async fn a_scheduled_commands_right_is_checked_at_its_time() {
     let began = now();
     let people = people(&workspace, &cases).await;
     // Time enough for all that happens meanwhile, which is less than what was done so far.
-    let scheduled_at = time_for_as_much_as_since(began);
+    let scheduled_at = deadline_at_pace_since(began);
     let made =
         post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
     assert!(made.iter().all(|command| command["status"]["text"] == "Scheduled"));
@@ -524,7 +523,7 @@ async fn a_scheduled_command_whose_agent_was_away_is_checked_when_it_comes() {
     let scheduled_at = now().plus_seconds(10);
     let made =
         post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
-    has_become(&workspace.admin, id_of(made.last().unwrap()), "Queued").await;
+    wait_for_status(&workspace.admin, id_of(made.last().unwrap()), "Queued").await;
     // They may still be allowed when they are due; it counts when they go out.
     meanwhile(&cases, &people).await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -733,7 +732,7 @@ async fn the_farthest_times_are_in_nobodys_way() {
         assert_eq!(agent.next_command().await["id"], made["id"]);
         agent.fin(id_of(&made), 0, "").await;
     }
-    agent.hang_up().await;
+    agent.close().await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
     for made in &far {
         assert_eq!(

@@ -5,9 +5,9 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use farhand_tests::agents::ScriptedAgent;
-use farhand_tests::commands::ended;
+use farhand_tests::commands::wait_until_ended;
 use farhand_tests::people::{MEMBERSHIPS, SERVERS, at, group_path};
-use farhand_tests::{Person, Workspace, eventually_within, now, time_for_as_much_as_since};
+use farhand_tests::{Person, Workspace, deadline_at_pace_since, eventually_within, now};
 use serde_json::{Value, json};
 
 use super::commands::{PATH, has_status, id_of, moment, path_of};
@@ -93,7 +93,7 @@ fn cases() -> Vec<Case> {
     vec![
         case!("untouched", "member", {}, |_it| (), None),
         case!("left", "member", {}, |it| it.leave().await, SERVER),
-        case!("removed", "manager", {"username": "root"}, |it| it.workspace.expel(&it.group, &it.person).await, SERVER),
+        case!("removed", "manager", {"username": "root"}, |it| it.workspace.remove_member(&it.group, &it.person).await, SERVER),
         case!("untouched-m", "manager", {"username": "root", "groupname": "adm"}, |_it| (), None),
         case!("demoted", "manager", {"username": "root"}, |it| it.is_now("member").await, ACCOUNT),
         case!("demoted-o", "owner", {"username": "deploy"}, |it| it.is_now("member").await, ACCOUNT),
@@ -123,7 +123,7 @@ fn cases() -> Vec<Case> {
             {},
             |it| {
                 it.leave().await;
-                it.workspace.enroll(&it.group, &it.person, "member").await;
+                it.workspace.add_member(&it.group, &it.person, "member").await;
             },
             None
         ),
@@ -133,7 +133,7 @@ fn cases() -> Vec<Case> {
             {"username": "root"},
             |it| {
                 it.leave().await;
-                it.workspace.enroll(&it.group, &it.person, "member").await;
+                it.workspace.add_member(&it.group, &it.person, "member").await;
             },
             ACCOUNT
         ),
@@ -194,11 +194,11 @@ async fn gather<'a>(workspace: &'a Workspace, server: &Value, cases: &[Case]) ->
     for case in cases {
         let person = Person::new(workspace, case.name).await;
         let group = workspace.group(case.name, &[server]).await;
-        let membership = workspace.enroll(&group, &person, case.role).await;
+        let membership = workspace.add_member(&group, &person, case.role).await;
         let mut second = None;
         if case.is_in_second {
             let group = workspace.group(&format!("{}-2", case.name), &[server]).await;
-            let membership = workspace.enroll(&group, &person, "member").await;
+            let membership = workspace.add_member(&group, &person, "member").await;
             second = Some((group, membership));
         }
         if case.name == "staff-before" {
@@ -256,7 +256,7 @@ async fn settle(
             assert_eq!(sent["status"]["text"], "Sent", "{}", case.name);
             continue;
         };
-        let ended = ended(&workspace.admin, id_of(made)).await;
+        let ended = wait_until_ended(&workspace.admin, id_of(made)).await;
         has_status(&ended, "Cancelled", "secondary", false);
         let message = ended["status"]["message"].as_str().unwrap();
         assert!(message.contains(reason), "{}: {message}", case.name);
@@ -299,7 +299,7 @@ async fn a_scheduled_command_goes_out_if_its_requester_still_may() {
     let began = now();
     let waiting = gather(&workspace, &server, &cases).await;
     // Time enough for all that happens meanwhile, which is less than what was done so far.
-    let scheduled_at = time_for_as_much_as_since(began);
+    let scheduled_at = deadline_at_pace_since(began);
     let posted = post_all(&server, &cases, waiting, &json!({"scheduled_at": scheduled_at})).await;
     for (case, (waiting, _)) in cases.iter().zip(&posted) {
         (case.meanwhile)(waiting).await;

@@ -52,7 +52,7 @@ async fn the_first_answer_comes_again_whatever_became_of_the_command() {
         assert_eq!(again.expect(201), made);
     }
     assert_eq!(workspace.admin.get(&path_of(&made)).await.expect(200)["status"]["text"], "Success");
-    agent.hang_up().await;
+    agent.close().await;
     // Also when a new one could not be taken.
     eventually("the connection's end", || async {
         (workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["is_connected"]

@@ -115,7 +115,7 @@ async fn who_loses_access_while_waiting_gets_no_result() {
     // Their group no longer gives access: to a command that is read, and to one that was just
     // created, with and without a key.
     for way in ["read", "created", "created with a key"] {
-        workspace.enroll(&group, &person, "member").await;
+        workspace.add_member(&group, &person, "member").await;
         let made = match way {
             "read" => Some(workspace.admin.post(PATH, &command).await.expect(201)),
             _ => None,
@@ -137,7 +137,7 @@ async fn who_loses_access_while_waiting_gets_no_result() {
             tokio::spawn(async move { api.send(request).await })
         });
         tokio::time::sleep(LONG).await;
-        workspace.expel(&group, &person).await;
+        workspace.remove_member(&group, &person).await;
         agent.fin(&id, 0, "the secret").await;
         waiting.await.unwrap().expect_detail(404, not_found);
         if let Some(twin) = twin {

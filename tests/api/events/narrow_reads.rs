@@ -39,7 +39,8 @@ async fn ids(api: &Api, query: &str) -> BTreeSet<String> {
 async fn a_narrow_token_reads_what_its_list_allows() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let mut agent = ScriptedAgent::announcing(&workspace, &server, "kill, argv, stdin, cwd").await;
+    let mut agent =
+        ScriptedAgent::connect_with_features(&workspace, &server, "kill, argv, stdin, cwd").await;
     let admin = &workspace.admin;
     let run = async |fields: Value| {
         let mut body = json!({"server": "web-1", "username": "deploy"});
@@ -148,7 +149,7 @@ async fn a_plain_members_narrow_token() {
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let group = workspace.group("ops", &[&one]).await;
     let person = farhand_tests::people::Person::new(&workspace, "mia").await;
-    workspace.enroll(&group, &person, "manager").await;
+    workspace.add_member(&group, &person, "manager").await;
     let mut made = Vec::new();
     for server in [&one, &two] {
         for line in ["ls -l", "id"] {
@@ -270,7 +271,7 @@ async fn many_other_commands_do_not_hide_a_command() {
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let group = workspace.group("ops", &[&one, &two]).await;
     let person = Person::new(&workspace, "mia").await;
-    workspace.enroll(&group, &person, "manager").await;
+    workspace.add_member(&group, &person, "manager").await;
     let mine = json!({"server": one["id"], "line": "ls", "on_offline": "queue"});
     let mine = id_of(&person.api.post(PATH, &mine).await.expect(201)).to_owned();
     let made = json!({"name": "ci", "expires_at": null, "acl": {"commands": ["ls *"]}});
@@ -312,7 +313,7 @@ async fn many_other_commands_do_not_hide_a_command() {
         }
     }
     // Not on servers that the caller cannot access.
-    workspace.expel(&group, &person).await;
+    workspace.remove_member(&group, &person).await;
     assert!(ids(&of_member, &format!("&requested_by={me}")).await.is_empty());
 }
 

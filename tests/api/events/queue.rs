@@ -97,7 +97,7 @@ async fn an_environment_is_for_the_agent_alone() {
 async fn an_agent_that_kills_is_told_of_the_timeout() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let mut agent = ScriptedAgent::that_kills(&workspace, &server).await;
+    let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
     workspace.admin.post(PATH, &body("id", &json!({"timeout": 7}))).await.expect(201);
     assert_eq!(agent.next_command().await["timeout"], 7);
     workspace.admin.post(PATH, &body("id", &json!({}))).await.expect(201);

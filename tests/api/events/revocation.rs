@@ -3,9 +3,9 @@
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
-use farhand_tests::commands::has_become;
+use farhand_tests::commands::wait_for_status;
 use farhand_tests::mail::reset_link;
-use farhand_tests::people::{COMMANDS, NO_UUID, at};
+use farhand_tests::people::{COMMANDS, UNKNOWN_UUID, at};
 use farhand_tests::{Api, Instance, Workspace, now};
 use serde_json::{Value, json};
 
@@ -42,7 +42,8 @@ async fn status(workspace: &Workspace, command: &Value) -> Value {
 
 /// Waits until a command is cancelled, by the revocation.
 async fn is_cancelled(workspace: &Workspace, what: &str, command: &Value) {
-    let ended = has_become(&workspace.admin, command["id"].as_str().unwrap(), "Cancelled").await;
+    let ended =
+        wait_for_status(&workspace.admin, command["id"].as_str().unwrap(), "Cancelled").await;
     assert!(ended["status"]["message"].as_str().unwrap().contains(REASON), "{what}: {ended}");
     assert_eq!(
         (&ended["delivered_at"], &ended["success"]),
@@ -161,7 +162,7 @@ async fn a_malformed_choice_revokes_nothing() {
     let (path, field) = (own_session(&session).await, &["keep_scheduled"][..]);
     session.delete(&format!("{path}?keep_scheduled=maybe")).await.expect_fields(400, field);
     session
-        .delete(&format!("{SESSIONS}{NO_UUID}/?keep_scheduled=maybe"))
+        .delete(&format!("{SESSIONS}{UNKNOWN_UUID}/?keep_scheduled=maybe"))
         .await
         .expect_detail(404, None);
     for bad in [json!("yes"), json!(1), Value::Null] {

@@ -2,7 +2,7 @@
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::people::{
-    GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys,
+    GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, at, column, group_path, keys,
 };
 use farhand_tests::{Api, Instance, Person, Workspace};
 use futures_util::future;
@@ -119,8 +119,8 @@ fn bad_fields() -> Vec<(Value, &'static [&'static str])> {
         (json!({"servers": [7]}), &["servers"]),
         (json!({"servers": ["web-1"]}), &["servers"]),
         (json!({"servers": [""]}), &["servers"]),
-        (json!({"servers": [NO_UUID]}), &["servers"]),
-        (json!({"servers": [[NO_UUID]]}), &["servers"]),
+        (json!({"servers": [UNKNOWN_UUID]}), &["servers"]),
+        (json!({"servers": [[UNKNOWN_UUID]]}), &["servers"]),
         (
             json!({"name": "Ops", "display_name": 7, "description": 7, "servers": 7}),
             &["description", "display_name", "name", "servers"],
@@ -151,7 +151,7 @@ async fn bad_fields_make_and_change_nothing() {
     workspace.admin.put(&path, &taken).await.expect_fields(400, &["name"]);
     workspace.admin.patch(&path, &taken).await.expect_fields(400, &["name"]);
     // One good server does not make up for a bad one, nor the other way round.
-    for ids in [json!([server["id"], NO_UUID]), json!([NO_UUID, server["id"]])] {
+    for ids in [json!([server["id"], UNKNOWN_UUID]), json!([UNKNOWN_UUID, server["id"]])] {
         workspace
             .admin
             .patch(&path, &json!({"servers": ids}))
@@ -189,7 +189,7 @@ async fn servers_of_others_are_as_good_as_none() {
     let deleted = deleted["id"].as_str().unwrap();
     let group = workspace.group("ops", &[]).await;
     let mut told = Vec::new();
-    for id in [theirs.as_str(), deleted, NO_UUID] {
+    for id in [theirs.as_str(), deleted, UNKNOWN_UUID] {
         let posted = workspace.admin.post(GROUPS, &json!({"name": "new", "servers": [id]})).await;
         let patched = workspace.admin.patch(&group_path(&group), &json!({"servers": [id]})).await;
         for reply in [posted, patched] {
@@ -322,7 +322,7 @@ async fn owners_change_all_but_its_servers() {
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let group = workspace.group("ops", &[&one, &two]).await;
     let owner = Person::new(&workspace, "olga").await;
-    let membership = workspace.enroll(&group, &owner, "owner").await;
+    let membership = workspace.add_member(&group, &owner, "owner").await;
     let path = group_path(&group);
     let both = sorted(&[&one, &two]);
     let reversed = json!([both[1], both[0], both[1]]);
@@ -339,7 +339,7 @@ async fn owners_change_all_but_its_servers() {
     let put = owner.api.put(&path, &json!({"name": "ops-2", "description": "x"})).await.expect(200);
     assert_eq!((&put["servers"], &put["name"]), (&both, &json!("ops-2")), "left out, they stay");
     let before = read(&workspace, &group).await;
-    for other in [json!([]), json!([one["id"]]), json!([NO_UUID])] {
+    for other in [json!([]), json!([one["id"]]), json!([UNKNOWN_UUID])] {
         for (method, body) in [
             ("PATCH", json!({"servers": other, "description": "other"})),
             ("PUT", json!({"servers": other, "name": "other"})),
@@ -364,7 +364,7 @@ async fn owners_change_all_but_its_servers() {
     assert_eq!((&now["description"], &now["name"]), (&before["description"], &before["name"]));
     // Nor does it help to be the owner of another one.
     let other = workspace.group("other", &[]).await;
-    workspace.enroll(&other, &owner, "owner").await;
+    workspace.add_member(&other, &owner, "owner").await;
     owner.api.patch(&path, &json!({"description": "z"})).await.expect_detail(403, DENIED);
     owner.api.patch(&group_path(&other), &json!({"description": "z"})).await.expect(200);
 }
@@ -376,8 +376,8 @@ async fn a_deleted_group_takes_its_memberships_along_and_leaves_its_servers() {
     let (group, other) =
         (workspace.group("ops", &[&server]).await, workspace.group("other", &[&server]).await);
     let owner = Person::new(&workspace, "olga").await;
-    let membership = workspace.enroll(&group, &owner, "owner").await;
-    workspace.enroll(&other, &owner, "member").await;
+    let membership = workspace.add_member(&group, &owner, "owner").await;
+    workspace.add_member(&other, &owner, "member").await;
     let count = async || workspace.admin.get(MEMBERSHIPS).await.expect(200)["count"].clone();
     assert_eq!(count().await, 4);
     assert_eq!(owner.api.delete(&group_path(&group)).await.expect(204), Value::Null);
@@ -468,7 +468,7 @@ async fn nothing_comes_into_a_group_that_goes() {
 #[tokio::test]
 async fn ids_of_nothing_and_of_others_are_404_alike() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    elsewhere.count_on().await;
+    elsewhere.skip_ids().await;
     let theirs = elsewhere.group("ops", &[]).await;
     let mine = workspace.group("ops", &[]).await;
     let outsider = Person::new(&workspace, "eve").await;
@@ -483,10 +483,10 @@ async fn ids_of_nothing_and_of_others_are_404_alike() {
         "99999999999999999999",
         "9007199254740993",
         "%20",
-        NO_UUID,
+        UNKNOWN_UUID,
     ];
     let mut paths: Vec<String> = bad.iter().map(|bad| format!("{GROUPS}{bad}/")).collect();
-    paths.extend([group_path(&theirs), format!("{GROUPS}{NO_NUMBER}/")]);
+    paths.extend([group_path(&theirs), format!("{GROUPS}{UNKNOWN_ID}/")]);
     let mut texts = Vec::new();
     let ask = async |api: &Api, path: &str, texts: &mut Vec<String>| {
         let bodies = [json!({"name": "x"}), json!({"name": "Not A Name"}), json!({})];
@@ -586,7 +586,7 @@ async fn a_group_of_five_thousand_servers() {
         .expect(201);
     assert_eq!(group["servers"], json!(ids(1..=5000)));
     let member = Person::new(&workspace, "anna").await;
-    workspace.enroll(&group, &member, "member").await;
+    workspace.add_member(&group, &member, "member").await;
     let list = member.api.get("/api/servers/?page_size=1&ordering=name").await.expect(200);
     assert_eq!(list["count"], 5000);
     // One more is too many, and nothing changes.
@@ -600,7 +600,7 @@ async fn a_group_of_five_thousand_servers() {
     let path = group_path(&group);
     workspace.admin.patch(&path, &json!({"servers": more})).await.expect_fields(400, &["servers"]);
     let mut unknown = ids(1..=4999);
-    unknown.push(NO_UUID.to_owned());
+    unknown.push(UNKNOWN_UUID.to_owned());
     workspace
         .admin
         .patch(&path, &json!({"servers": unknown}))

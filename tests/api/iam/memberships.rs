@@ -1,7 +1,7 @@
 //! `/api/iam/memberships/` (contract 5.4).
 
 use farhand_tests::people::{
-    GROUPS, MEMBERSHIPS, NO_NUMBER, NO_UUID, USERS, at, column, group_path, keys,
+    GROUPS, MEMBERSHIPS, UNKNOWN_ID, UNKNOWN_UUID, USERS, at, column, group_path, keys,
 };
 use farhand_tests::{Api, Person, Reply, Workspace};
 use futures_util::future;
@@ -68,7 +68,7 @@ async fn a_membership_is_what_was_asked_for() {
 #[tokio::test]
 async fn bad_fields_make_nothing() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    elsewhere.count_on().await;
+    elsewhere.skip_ids().await;
     let group = workspace.group("ops", &[]).await;
     let theirs = elsewhere.group("ops", &[]).await;
     let (alice, eve) =
@@ -87,14 +87,14 @@ async fn bad_fields_make_nothing() {
         (json!({"group": group_id, "user": 0}), &["user"]),
         (json!({"group": group_id, "user": -1}), &["user"]),
         (json!({"group": group_id, "user": u64::MAX}), &["user"]),
-        (json!({"group": group_id, "user": NO_NUMBER}), &["user"]),
+        (json!({"group": group_id, "user": UNKNOWN_ID}), &["user"]),
         (json!({"group": group_id, "user": eve.id}), &["user"]),
         (json!({"group": "ops", "user": user}), &["group"]),
         (json!({"group": group_id.to_string(), "user": user}), &["group"]),
         (json!({"group": true, "user": user}), &["group"]),
         (json!({"group": 0, "user": user}), &["group"]),
         (json!({"group": u64::MAX, "user": user}), &["group"]),
-        (json!({"group": NO_NUMBER, "user": user}), &["group"]),
+        (json!({"group": UNKNOWN_ID, "user": user}), &["group"]),
         (json!({"group": theirs["id"], "user": user}), &["group"]),
         (json!({"group": group_id, "user": user, "role": "boss"}), &["role"]),
         (json!({"group": group_id, "user": user, "role": "Member"}), &["role"]),
@@ -109,7 +109,7 @@ async fn bad_fields_make_nothing() {
     assert_eq!(members(&workspace, &group).await.len(), 1);
     assert_eq!(members(&elsewhere, &theirs).await.len(), 1);
     // Once in, nobody comes in again, as whatever.
-    workspace.enroll(&group, &alice, "manager").await;
+    workspace.add_member(&group, &alice, "manager").await;
     for role in ROLES {
         let body = json!({"group": group_id, "user": user, "role": role});
         workspace.admin.post(MEMBERSHIPS, &body).await.expect_fields(400, &["user"]);
@@ -127,16 +127,16 @@ async fn bad_fields_make_nothing() {
 #[tokio::test]
 async fn what_is_hidden_is_refused_like_what_there_is_not() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    elsewhere.count_on().await;
+    elsewhere.skip_ids().await;
     let (mine, hidden) = (workspace.group("mine", &[]).await, workspace.group("hidden", &[]).await);
     let theirs = elsewhere.group("theirs", &[]).await;
     let owner = Person::new(&workspace, "olga").await;
     let gone = Person::new(&workspace, "gone").await;
     let stranger = Person::new(&elsewhere, "stranger").await;
-    workspace.enroll(&mine, &owner, "owner").await;
+    workspace.add_member(&mine, &owner, "owner").await;
     workspace.admin.delete(&gone.path()).await.expect(204);
     let mut told = Vec::new();
-    for group in [&hidden["id"], &theirs["id"], &json!(NO_NUMBER)] {
+    for group in [&hidden["id"], &theirs["id"], &json!(UNKNOWN_ID)] {
         for role in ROLES {
             let body = json!({"group": group, "user": owner.id, "role": role});
             let reply = owner.api.post(MEMBERSHIPS, &body).await;
@@ -146,7 +146,7 @@ async fn what_is_hidden_is_refused_like_what_there_is_not() {
     }
     assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
     told.clear();
-    for user in [gone.id, stranger.id, NO_NUMBER] {
+    for user in [gone.id, stranger.id, UNKNOWN_ID] {
         let body = json!({"group": mine["id"], "user": user});
         let reply = owner.api.post(MEMBERSHIPS, &body).await;
         reply.expect_fields(400, &["user"]);
@@ -159,7 +159,7 @@ async fn what_is_hidden_is_refused_like_what_there_is_not() {
     let of_theirs = elsewhere.admin.get(MEMBERSHIPS).await.expect(200);
     let hidden_path = at(MEMBERSHIPS, &of_hidden["results"][0]);
     let their_path = at(MEMBERSHIPS, &of_theirs["results"][0]);
-    let bad = [NO_UUID, "nonsense", "1", "-", "%20"].map(|id| format!("{MEMBERSHIPS}{id}/"));
+    let bad = [UNKNOWN_UUID, "nonsense", "1", "-", "%20"].map(|id| format!("{MEMBERSHIPS}{id}/"));
     for path in bad.iter().chain([&hidden_path, &their_path]) {
         let mut replies = vec![owner.api.get(path).await, owner.api.delete(path).await];
         for body in [json!({"role": "member"}), json!({"role": "boss"}), json!({})] {
@@ -185,7 +185,7 @@ async fn filters_are_of_what_is_seen() {
     for (group, person, role) in
         [(&one, &alice, "member"), (&two, &alice, "manager"), (&one, &bob, "manager")]
     {
-        workspace.enroll(group, person, role).await;
+        workspace.add_member(group, person, role).await;
     }
     let found = async |api: &Api, query: &str| {
         let list = api.get(&format!("{MEMBERSHIPS}?{query}")).await.expect(200);
@@ -206,8 +206,8 @@ async fn filters_are_of_what_is_seen() {
         ("role=owner".to_owned(), &[&a, &b]),
         (format!("group={}&user={}", two["id"], alice.id), &[&d]),
         (format!("group={}&role=member&user={}", one["id"], alice.id), &[&c]),
-        (format!("group={NO_NUMBER}"), &[]),
-        (format!("user={NO_NUMBER}"), &[]),
+        (format!("group={UNKNOWN_ID}"), &[]),
+        (format!("user={UNKNOWN_ID}"), &[]),
     ] {
         assert_eq!(
             found(&workspace.admin, &query).await.iter().collect::<Vec<_>>(),
@@ -247,7 +247,7 @@ async fn circle() -> Circle {
     let mut askers = Vec::new();
     for role in ROLES {
         let person = Person::new(&workspace, &format!("a-{role}")).await;
-        workspace.enroll(&group, &person, role).await;
+        workspace.add_member(&group, &person, role).await;
         askers.push((role, person));
     }
     askers.push(("staff", Person::staff(&workspace, "steve").await));
@@ -271,13 +271,13 @@ async fn who_adds_whom() {
                 reply.text
             );
             if may {
-                workspace.expel(&group, &target).await;
+                workspace.remove_member(&group, &target).await;
             } else {
                 reply.expect_detail(403, DENIED);
             }
             assert_eq!(members(&workspace, &group).await, before, "{asker} adds {role}");
             // The right comes before the rest of the input.
-            for user in [json!(NO_NUMBER), json!("x"), json!(null), json!(person.id)] {
+            for user in [json!(UNKNOWN_ID), json!("x"), json!(null), json!(person.id)] {
                 let reply = person
                     .api
                     .post(MEMBERSHIPS, &json!({"group": group["id"], "user": user, "role": role}))
@@ -287,7 +287,7 @@ async fn who_adds_whom() {
                 } else if *asker == "staff" && user == json!(person.id) {
                     // Staff were not in it.
                     reply.expect(201);
-                    workspace.expel(&group, person).await;
+                    workspace.remove_member(&group, person).await;
                 } else {
                     reply.expect_fields(400, &["user"]);
                 }
@@ -303,7 +303,7 @@ async fn who_changes_whose_role() {
         for from in ROLES {
             for to in ROLES {
                 let target = Person::new(&workspace, &format!("t-{asker}-{from}-{to}")).await;
-                let membership = workspace.enroll(&group, &target, from).await;
+                let membership = workspace.add_member(&group, &target, from).await;
                 let path = at(MEMBERSHIPS, &membership);
                 let may = matches!(*asker, "owner" | "staff");
                 let mut whole = membership.clone();
@@ -344,13 +344,13 @@ async fn a_membership_stays_of_its_group_and_user() {
     let path = at(MEMBERSHIPS, &membership);
     for (body, fields) in [
         (json!({"group": other["id"]}), &["group"][..]),
-        (json!({"group": NO_NUMBER}), &["group"]),
+        (json!({"group": UNKNOWN_ID}), &["group"]),
         (json!({"group": null}), &["group"]),
         (json!({"group": group["id"].to_string()}), &["group"]),
         (json!({"user": askers[1].1.id}), &["user"]),
-        (json!({"user": NO_NUMBER}), &["user"]),
+        (json!({"user": UNKNOWN_ID}), &["user"]),
         (json!({"user": "x"}), &["user"]),
-        (json!({"group": other["id"], "user": NO_NUMBER}), &["group", "user"]),
+        (json!({"group": other["id"], "user": UNKNOWN_ID}), &["group", "user"]),
         (json!({"role": "boss"}), &["role"]),
         (json!({"role": 7}), &["role"]),
     ] {
@@ -365,7 +365,8 @@ async fn a_membership_stays_of_its_group_and_user() {
         .await
         .expect_fields(400, &["group", "user"]);
     assert_eq!(workspace.admin.get(&path).await.expect(200), membership);
-    let same = json!({"group": group["id"], "user": member.id, "role": "manager", "id": NO_UUID});
+    let same =
+        json!({"group": group["id"], "user": member.id, "role": "manager", "id": UNKNOWN_UUID});
     let mut expected = membership.clone();
     expected["role"] = json!("manager");
     for method in ["PUT", "PATCH"] {
@@ -385,7 +386,7 @@ async fn who_removes_whom_and_everyone_leaves() {
     let target = Person::new(&workspace, "target").await;
     for (asker, person) in &askers {
         for role in ROLES {
-            let path = at(MEMBERSHIPS, &workspace.enroll(&group, &target, role).await);
+            let path = at(MEMBERSHIPS, &workspace.add_member(&group, &target, role).await);
             let may = matches!((*asker, role), ("owner" | "staff", _) | ("manager", "member"));
             let before = members(&workspace, &group).await;
             let reply = person.api.delete(&path).await;
@@ -408,7 +409,7 @@ async fn who_removes_whom_and_everyone_leaves() {
         }
     }
     for role in ROLES {
-        let path = at(MEMBERSHIPS, &workspace.enroll(&group, &target, role).await);
+        let path = at(MEMBERSHIPS, &workspace.add_member(&group, &target, role).await);
         assert_eq!(target.api.delete(&path).await.expect(204), Value::Null, "{role}");
         for path in [path, group_path(&group)] {
             target.api.get(&path).await.expect_detail(404, None);
@@ -424,7 +425,7 @@ async fn what_is_ended_by_many_at_once_ends_once() {
     let staff = workspace.staff("steve").await;
     for round in 0..8 {
         let person = Person::new(&workspace, &format!("p{round}")).await;
-        let path = at(MEMBERSHIPS, &workspace.enroll(&group, &person, "manager").await);
+        let path = at(MEMBERSHIPS, &workspace.add_member(&group, &person, "manager").await);
         let body = json!({"role": "owner"});
         let (deletes, change) = future::join(
             future::join_all([&workspace.admin, &staff, &person.api].map(|api| api.delete(&path))),
@@ -459,8 +460,8 @@ async fn the_only_owner_stays_whoever_asks() {
         (Person::new(&workspace, "olga").await, Person::new(&workspace, "second").await);
     let staff = Person::staff(&workspace, "steve").await;
     let group = workspace.group("ops", &[]).await;
-    let owner = workspace.enroll(&group, &olga, "owner").await;
-    let other = workspace.enroll(&group, &second, "manager").await;
+    let owner = workspace.add_member(&group, &olga, "owner").await;
+    let other = workspace.add_member(&group, &second, "manager").await;
     let boss = boss(&workspace).await;
     let first =
         workspace.admin.get(&format!("{MEMBERSHIPS}?user={boss}")).await.expect(200)["results"][0]
@@ -501,7 +502,7 @@ async fn the_only_owner_stays_whoever_asks() {
     keeps_an_owner(&second.api.delete(&at(MEMBERSHIPS, &other)).await);
     second.api.patch(&path, &json!({"role": "owner"})).await.expect(200);
     second.api.delete(&at(MEMBERSHIPS, &other)).await.expect(204);
-    workspace.enroll(&group, &second, "owner").await;
+    workspace.add_member(&group, &second, "owner").await;
     workspace.admin.delete(&user).await.expect(204);
     assert_eq!(members(&workspace, &group).await, [(second.id, "owner".to_owned())]);
     // The group can go with its only owner in it, and then nothing holds the user.
@@ -518,8 +519,8 @@ async fn a_deleted_users_memberships_are_gone_and_a_deactivated_ones_stay() {
     let groups = [workspace.group("one", &[]).await, workspace.group("two", &[]).await];
     let mut paths = Vec::new();
     for (group, role) in groups.iter().zip(["owner", "manager"]) {
-        paths.push(at(MEMBERSHIPS, &workspace.enroll(group, &alice, role).await));
-        workspace.enroll(group, &bob, "member").await;
+        paths.push(at(MEMBERSHIPS, &workspace.add_member(group, &alice, role).await));
+        workspace.add_member(group, &bob, "member").await;
     }
     workspace.admin.patch(&alice.path(), &json!({"is_active": false})).await.expect(200);
     for group in &groups {
@@ -587,8 +588,8 @@ async fn of_two_owners_who_are_removed_at_once_one_stays() {
             if workspace.admin.get(&two.path()).await.status == 404 {
                 two = Person::new(&workspace, &format!("b{name}")).await;
             }
-            let first = at(MEMBERSHIPS, &workspace.enroll(&group, &one, "owner").await);
-            let second = at(MEMBERSHIPS, &workspace.enroll(&group, &two, "owner").await);
+            let first = at(MEMBERSHIPS, &workspace.add_member(&group, &one, "owner").await);
+            let second = at(MEMBERSHIPS, &workspace.add_member(&group, &two, "owner").await);
             let boss = boss(&workspace).await;
             let own = format!("{MEMBERSHIPS}?group={}&user={boss}", group["id"]);
             let own = workspace.admin.get(&own).await.expect(200);

@@ -463,7 +463,7 @@ async fn the_last_active_superuser_stays() {
 #[tokio::test]
 async fn ids_of_nobody_and_of_others_are_404() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    elsewhere.count_on().await;
+    elsewhere.skip_ids().await;
     elsewhere.user("stranger").await;
     let theirs = path_by_name(&elsewhere, "stranger").await;
     let mut paths = vec![theirs.clone()];

@@ -3,7 +3,7 @@
 use farhand_domain::fingerprint;
 use farhand_domain::secret::Secret;
 use farhand_tests::agents::{ScriptedAgent, credential, wait_until_connected};
-use farhand_tests::people::{COMMANDS, NO_UUID, SERVERS, USERS, at, column};
+use farhand_tests::people::{COMMANDS, SERVERS, UNKNOWN_UUID, USERS, at, column};
 use farhand_tests::{Api, Instance, Person, Reply, Workspace, eventually, now};
 use serde_json::{Value, json};
 
@@ -96,8 +96,8 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
     let group = workspace.group("ops", &[]).await;
     let (member, manager) =
         (Person::new(&workspace, "max").await, Person::new(&workspace, "mia").await);
-    workspace.enroll(&group, &member, "member").await;
-    workspace.enroll(&group, &manager, "manager").await;
+    workspace.add_member(&group, &member, "member").await;
+    workspace.add_member(&group, &manager, "manager").await;
     let outsider = workspace.user("eve").await;
     let staff = workspace.staff("steve").await;
     let host = host(&workspace, json!({"approval": true, "groups": [group["id"]]})).await;
@@ -137,7 +137,7 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
         }
     }
     outsider.post(&path, &body).await.expect_detail(404, None);
-    staff.post(&format!("{SERVERS}{NO_UUID}/approve/"), &body).await.expect_detail(404, None);
+    staff.post(&format!("{SERVERS}{UNKNOWN_UUID}/approve/"), &body).await.expect_detail(404, None);
     for bad in [
         json!({}),
         json!({"fingerprint": null}),
@@ -265,7 +265,7 @@ async fn what_nobody_approves_is_deleted_after_a_day() {
         instance.d1(&format!("UPDATE servers SET added_at = '{added_at}' WHERE name = '{name}'"));
     }
     // The clock ticks when an instance starts.
-    instance.stop_when_d1_knows().await;
+    instance.stop_when_d1_is_current().await;
     let instance = Instance::restart(state.path()).await;
     let admin = workspace.admin.on(&instance.url);
     eventually("the deletion", || async {

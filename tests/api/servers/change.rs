@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
 use farhand_tests::client::PASSWORD;
-use farhand_tests::commands::{ended, ended_within};
+use farhand_tests::commands::{wait_until_ended, wait_until_ended_within};
 use farhand_tests::events::Block;
 use farhand_tests::people::{
-    COMMANDS, GROUPS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys,
+    COMMANDS, GROUPS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, at, column, group_path, keys,
 };
 use farhand_tests::{Api, Cast, Events, Person, Reply, Workspace, eventually, far_ahead, now};
 use futures_util::future;
@@ -78,7 +78,7 @@ async fn put_replaces_and_patch_changes() {
         expected["updated_at"] = server["updated_at"].clone();
         assert_eq!(server, &expected);
     };
-    let ignored = json!({"id": NO_UUID, "is_connected": true, "owner": made["owner"], "remote_ip": "1.2.3.4", "key": "x", "load": 7});
+    let ignored = json!({"id": UNKNOWN_UUID, "is_connected": true, "owner": made["owner"], "remote_ip": "1.2.3.4", "key": "x", "load": 7});
     for nothing in [json!({}), ignored] {
         differs(&workspace.admin.patch(&path, &nothing).await.expect(200), json!({}));
     }
@@ -122,7 +122,7 @@ async fn superusers_set_the_owner() {
     // Others name only the owner that it has: as an id, or as responses show it.
     let same = [json!(cast.owner.id), shown(&cast.owner)];
     for (who, api) in [("staff", &cast.staff.api), ("owner", &cast.owner.api)] {
-        for other in [json!(cast.outsider.id), Value::Null, json!(NO_NUMBER)] {
+        for other in [json!(cast.outsider.id), Value::Null, json!(UNKNOWN_ID)] {
             let name = &server["name"];
             api.patch(&path, &json!({"owner": other})).await.expect_detail(403, DENIED);
             api.put(&path, &json!({"name": name, "owner": other, "groups": [cast.group["id"]]}))
@@ -142,12 +142,12 @@ async fn superusers_set_the_owner() {
     }
     // A user that does not exist here is a bad field.
     for _ in 0..3 {
-        cast.elsewhere.count_on().await;
+        cast.elsewhere.skip_ids().await;
     }
     let theirs = Person::new(&cast.elsewhere, "theirs").await;
     for bad in [
         json!(theirs.id),
-        json!(NO_NUMBER),
+        json!(UNKNOWN_ID),
         json!("owner"),
         json!(1.5),
         json!([cast.owner.id]),
@@ -199,7 +199,7 @@ async fn superusers_set_the_owner() {
 #[tokio::test]
 async fn bad_fields_change_nothing() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    elsewhere.count_on().await;
+    elsewhere.skip_ids().await;
     let group = workspace.group("ops", &[]).await;
     let theirs = elsewhere.group("ops", &[]).await;
     let deleted = workspace.group("gone", &[]).await;
@@ -220,7 +220,7 @@ async fn bad_fields_change_nothing() {
         (json!({"name": "a b"}), &["name"]),
         (json!({"name": "taken"}), &["name"]),
         (json!({"name": too_long}), &["name"]),
-        (json!({"name": NO_UUID}), &["name"]),
+        (json!({"name": UNKNOWN_UUID}), &["name"]),
         (json!({"groups": null}), &["groups"]),
         (json!({"groups": 7}), &["groups"]),
         (json!({"groups": "ops"}), &["groups"]),
@@ -232,7 +232,7 @@ async fn bad_fields_change_nothing() {
         (json!({"groups": [0]}), &["groups"]),
         (json!({"groups": [-1]}), &["groups"]),
         (json!({"groups": [u64::MAX]}), &["groups"]),
-        (json!({"groups": [NO_NUMBER]}), &["groups"]),
+        (json!({"groups": [UNKNOWN_ID]}), &["groups"]),
         (json!({"groups": [group["id"], theirs["id"]]}), &["groups"]),
         (json!({"groups": [deleted["id"]]}), &["groups"]),
         (json!({"groups": (1..=101).collect::<Vec<_>>()}), &["groups"]),
@@ -260,7 +260,7 @@ async fn bad_fields_change_nothing() {
     );
     // Groups of others are as good as none.
     let mut told = Vec::new();
-    for id in [&theirs["id"], &deleted["id"], &json!(NO_NUMBER)] {
+    for id in [&theirs["id"], &deleted["id"], &json!(UNKNOWN_ID)] {
         for reply in [
             workspace.admin.patch(&path, &json!({"groups": [id]})).await,
             workspace.admin.post(SERVERS, &json!({"name": "new", "groups": [id]})).await,
@@ -284,7 +284,7 @@ async fn an_owner_changes_the_name_and_not_the_groups() {
         ("PATCH", json!([])),
         ("PUT", json!([])),
         ("PATCH", json!([cast.group["id"], other["id"]])),
-        ("PUT", json!([NO_NUMBER])),
+        ("PUT", json!([UNKNOWN_ID])),
     ] {
         let body = json!({"name": "other-name", "groups": groups});
         owner.send_json(method, &path, &body).await.expect_detail(403, DENIED);
@@ -416,7 +416,7 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
     is_closed(&mut control).await;
 
     for waited in [&later, &soon] {
-        let cancelled = ended(&workspace.admin, id_of(waited)).await;
+        let cancelled = wait_until_ended(&workspace.admin, id_of(waited)).await;
         let status = &cancelled["status"];
         assert_eq!(
             (&status["text"], &status["cancellable"]),
@@ -432,7 +432,7 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
     let told = waiting.await.unwrap().expect(200);
     assert_eq!(told["status"]["text"], "Cancelled", "who waits is told");
     for delivered in [&sent, &acked] {
-        let stuck = ended_within(STUCK_WITHIN, &workspace.admin, id_of(delivered)).await;
+        let stuck = wait_until_ended_within(STUCK_WITHIN, &workspace.admin, id_of(delivered)).await;
         assert_eq!(
             (&stuck["status"]["text"], &stuck["success"]),
             (&json!("Stuck"), &json!(false)),
@@ -471,7 +471,7 @@ async fn what_waited_on_a_deleted_server_without_an_agent_is_cancelled() {
     let server = workspace.server("web-1").await;
     let member = Person::new(&workspace, "max").await;
     let group = workspace.group("ops", &[&server]).await;
-    workspace.enroll(&group, &member, "member").await;
+    workspace.add_member(&group, &member, "member").await;
     let mut made = Vec::new();
     for number in 0..12 {
         let api = if number % 2 == 0 { &workspace.admin } else { &member.api };
@@ -488,7 +488,7 @@ async fn what_waited_on_a_deleted_server_without_an_agent_is_cancelled() {
     workspace.admin.delete(&at(SERVERS, &server)).await.expect(204);
     assert_eq!(workspace.admin.get(&at(COMMANDS, &made[0])).await.expect(200), before);
     for one in &made {
-        let cancelled = ended(&workspace.admin, id_of(one)).await;
+        let cancelled = wait_until_ended(&workspace.admin, id_of(one)).await;
         assert_eq!(cancelled["status"]["text"], "Cancelled", "{cancelled}");
         // Cancelling it again is as good as ever.
         let again = workspace
@@ -591,7 +591,7 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
         }
         // Nobody runs anything there any more, as on what never was.
         let mut told = Vec::new();
-        for unknown in [id, NO_UUID] {
+        for unknown in [id, UNKNOWN_UUID] {
             let reply = api.post(COMMANDS, &json!({"server": unknown, "line": "id"})).await;
             reply.expect_fields(400, &["server"]);
             told.push(reply.text.replace(unknown, "<id>"));
@@ -729,7 +729,7 @@ async fn delete_while_posting(is_connected: bool) {
     let server = workspace.server("web-1").await;
     let member = Person::new(&workspace, "max").await;
     let group = workspace.group("ops", &[&server]).await;
-    workspace.enroll(&group, &member, "member").await;
+    workspace.add_member(&group, &member, "member").await;
     // It reads nothing and reports nothing.
     let _agent =
         if is_connected { Some(ScriptedAgent::connect(&workspace, &server).await) } else { None };
@@ -768,7 +768,7 @@ async fn delete_while_posting(is_connected: bool) {
     }
     assert!(taken.len() > 10);
     for made in &taken {
-        let over = ended_within(STUCK_WITHIN, &workspace.admin, id_of(made)).await;
+        let over = wait_until_ended_within(STUCK_WITHIN, &workspace.admin, id_of(made)).await;
         let text = over["status"]["text"].as_str().unwrap();
         let expected = if over["delivered_at"].is_null() { "Cancelled" } else { "Stuck" };
         assert_eq!((text, &over["success"]), (expected, &json!(false)), "{over}");
@@ -852,7 +852,7 @@ async fn a_new_key_cuts_the_old_one_off_at_once() {
     let reply = workspace.admin.get(&at(SERVERS, &server)).await;
     assert!(!reply.text.contains(key), "{}", reply.text);
     assert_eq!(keys(&reply.expect(200)), keys(&shown(&server)));
-    for id in [NO_UUID, "nonsense", "web-1"] {
+    for id in [UNKNOWN_UUID, "nonsense", "web-1"] {
         workspace
             .admin
             .call("POST", &format!("{SERVERS}{id}/rotate-key/"))

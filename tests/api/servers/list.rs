@@ -228,9 +228,9 @@ async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<Scri
             .expect(200);
     }
     let (member, group) = (Person::new(workspace, "max").await, workspace.group("some", &[]).await);
-    workspace.enroll(&group, &member, "member").await;
+    workspace.add_member(&group, &member, "member").await;
     let second = workspace.group("more", &[]).await;
-    workspace.enroll(&second, &member, "manager").await;
+    workspace.add_member(&second, &member, "manager").await;
     let first_some: Vec<String> = made.iter().step_by(3).cloned().collect();
     let more: Vec<String> = made.iter().step_by(5).cloned().collect();
     workspace.admin.patch(&group_path(&group), &json!({"servers": first_some})).await.expect(200);
@@ -239,7 +239,7 @@ async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<Scri
     let of_groups: Vec<String> =
         made.iter().filter(|id| first_some.contains(id) || more.contains(id)).cloned().collect();
     // The owner comes into a group as well.
-    workspace.enroll(&second, &owner, "member").await;
+    workspace.add_member(&second, &owner, "member").await;
     let of_owner: Vec<String> =
         made.iter().filter(|id| owned.contains(id) || more.contains(id)).cloned().collect();
     let listed: Vec<String> = made.iter().step_by(4).cloned().collect();

@@ -6,8 +6,10 @@ use std::collections::BTreeSet;
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
 use farhand_tests::client::PASSWORD;
-use farhand_tests::commands::ended;
-use farhand_tests::people::{COMMANDS, NO_NUMBER, NO_UUID, SERVERS, at, column, group_path, keys};
+use farhand_tests::commands::wait_until_ended;
+use farhand_tests::people::{
+    COMMANDS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, at, column, group_path, keys,
+};
 use farhand_tests::{Api, Person, Reply, Workspace, eventually, now};
 use futures_util::future;
 use serde_json::{Value, json};
@@ -137,7 +139,7 @@ async fn a_token_shows_its_key_once() {
 #[tokio::test]
 async fn bad_fields_make_no_token() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    elsewhere.count_on().await;
+    elsewhere.skip_ids().await;
     let theirs = elsewhere.group("ops", &[]).await;
     let group = workspace.group("ops", &[]).await;
     for (bad, field) in [
@@ -155,7 +157,7 @@ async fn bad_fields_make_no_token() {
         (json!({"groups": [1.5]}), "groups"),
         (json!({"groups": [0]}), "groups"),
         (json!({"groups": [u64::MAX]}), "groups"),
-        (json!({"groups": [NO_NUMBER]}), "groups"),
+        (json!({"groups": [UNKNOWN_ID]}), "groups"),
         (json!({"groups": [group["id"], theirs["id"]]}), "groups"),
         (json!({"expires_at": "tomorrow"}), "expires_at"),
         (json!({"expires_at": 7}), "expires_at"),
@@ -195,7 +197,7 @@ async fn bad_fields_make_no_token() {
     assert_eq!(workspace.admin.get(TOKENS).await.expect(200)["count"], 0);
     // Groups of others are as good as none.
     let mut told = Vec::new();
-    for id in [&theirs["id"], &json!(NO_NUMBER)] {
+    for id in [&theirs["id"], &json!(UNKNOWN_ID)] {
         let reply = workspace.admin.post(TOKENS, &json!({"name": "x", "groups": [id]})).await;
         told.push(reply.text.replace(&id.to_string(), "<id>"));
     }
@@ -214,24 +216,26 @@ async fn tokens_are_for_staff() {
     let made = token(&workspace.admin, json!({})).await;
     let group = workspace.group("ops", &[]).await;
     let owner = Person::new(&workspace, "olga").await;
-    workspace.enroll(&group, &owner, "owner").await;
+    workspace.add_member(&group, &owner, "owner").await;
     let path = at(TOKENS, &made);
     for api in [&owner.api, &workspace.user("eve").await] {
-        for path in [TOKENS, &path, &format!("{TOKENS}{NO_UUID}/"), &format!("{TOKENS}?page=0")] {
+        for path in
+            [TOKENS, &path, &format!("{TOKENS}{UNKNOWN_UUID}/"), &format!("{TOKENS}?page=0")]
+        {
             api.get(path).await.expect_detail(403, DENIED);
         }
         for body in [json!({"name": "x"}), json!({}), json!({"name": "x", "groups": [group["id"]]})]
         {
             api.post(TOKENS, &body).await.expect_detail(403, DENIED);
         }
-        for path in [&path, &format!("{TOKENS}{NO_UUID}/")] {
+        for path in [&path, &format!("{TOKENS}{UNKNOWN_UUID}/")] {
             api.delete(path).await.expect_detail(403, DENIED);
         }
     }
     let mut told = Vec::new();
     for path in [
         path.clone(),
-        format!("{TOKENS}{NO_UUID}/"),
+        format!("{TOKENS}{UNKNOWN_UUID}/"),
         format!("{TOKENS}nonsense/"),
         format!("{TOKENS}-/"),
     ] {
@@ -370,8 +374,8 @@ async fn bad_names_register_nothing_and_use_nothing_up() {
         "Ä",
         "a\n",
         "a\u{0}",
-        NO_UUID,
-        &NO_UUID.to_uppercase(),
+        UNKNOWN_UUID,
+        &UNKNOWN_UUID.to_uppercase(),
         &too_long,
     ] {
         register(&host, bad).await.expect_fields(400, &["name"]);
@@ -504,7 +508,7 @@ async fn a_server_comes_into_the_groups_that_there_are_still() {
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
     let made = token(&workspace.admin, json!({"groups": [one["id"], two["id"]]})).await;
     let member = Person::new(&workspace, "max").await;
-    workspace.enroll(&two, &member, "member").await;
+    workspace.add_member(&two, &member, "member").await;
     workspace.admin.delete(&group_path(&one)).await.expect(204);
     assert_eq!(
         workspace.admin.get(&at(TOKENS, &made)).await.expect(200)["groups"],
@@ -636,7 +640,7 @@ async fn an_agent_unregisters_its_own_server() {
         workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
 
         let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-        for missing in [NO_UUID, "nonsense"] {
+        for missing in [UNKNOWN_UUID, "nonsense"] {
             agent
                 .api
                 .delete(&format!("{SERVERS}{missing}/unregister/"))
@@ -654,7 +658,7 @@ async fn an_agent_unregisters_its_own_server() {
         assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(403));
         assert!(agent.next().await.is_err(), "its socket is closed");
         workspace.admin.get(&at(SERVERS, &server)).await.expect_detail(404, None);
-        let ended = ended(&workspace.admin, waiting["id"].as_str().unwrap()).await;
+        let ended = wait_until_ended(&workspace.admin, waiting["id"].as_str().unwrap()).await;
         assert_eq!(
             (&ended["status"]["text"], &ended["server_name"]),
             (&json!("Cancelled"), &json!("web"))
