@@ -1,5 +1,5 @@
-//! The end-to-end tests, through HTTP and WebSocket only. `npm test` starts the service that they
-//! talk to; each test makes its own workspace, so that they run side by side.
+//! The end-to-end tests. They use only HTTP and WebSocket. `npm test` starts the service for them.
+//! Each test creates its own workspace, so tests can run concurrently.
 
 mod agent;
 mod api;
@@ -9,7 +9,7 @@ mod faults;
 mod operations;
 mod security;
 
-/// The Worker's SQL for what access control lists allow, the very same file.
+/// The Worker's own SQL for access control lists, compiled from the same file.
 #[path = "../src/store/within_acl.rs"]
 #[allow(dead_code)]
 mod within_acl_sql;

@@ -1,5 +1,5 @@
-//! An unmodified Alpamon 2.x (agent-protocol): its start, its day's work, and what it reports late.
-//! Whatever it does, it sees nothing that its log would complain of.
+//! An unmodified Alpamon 2.x (agent-protocol): its start, its daily work, and its late reports.
+//! Nothing that the service does may cause a warning in its log.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -15,31 +15,31 @@ use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
-/// How long a test waits for what takes its time on a slow machine.
-const LONG: Duration = Duration::from_secs(240);
+/// Time limit for steps that are slow on a loaded machine.
+const LONG_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// AgentBehaviour of an agent whose clock is fast.
-fn hasty() -> AgentBehaviour {
+/// An agent with a fast clock.
+fn fast_clock() -> AgentBehaviour {
     AgentBehaviour { second: Duration::from_millis(20), ..AgentBehaviour::default() }
 }
 
 #[track_caller]
-fn check_clean(agent: &Alpamon) {
+fn assert_no_complaints(agent: &Alpamon) {
     assert_eq!(agent.log().complaints(), Vec::<String>::new());
 }
 
-/// ScriptChooser a command; returns its id.
-async fn create(workspace: &Workspace, body: &Value) -> String {
+/// Requests a command, and returns its id.
+async fn request_command(workspace: &Workspace, body: &Value) -> String {
     workspace.admin.post(PATH, body).await.expect(201)["id"].as_str().unwrap().to_owned()
 }
 
-/// A command once it has ended.
+/// Waits with a long limit until a command has ended.
 async fn wait_until_ended(workspace: &Workspace, id: &str) -> Value {
-    wait_until_ended_within(LONG, &workspace.admin, id).await
+    wait_until_ended_within(LONG_TIMEOUT, &workspace.admin, id).await
 }
 
-/// Waits until a server shows a host's facts.
-async fn shows(workspace: &Workspace, server: &Value, host: &Host) {
+/// Waits until the API shows a host's facts.
+async fn wait_for_facts(workspace: &Workspace, server: &Value, host: &Host) {
     let expected = json!({
         "agent_version": host.version, "load": host.load, "cpu_logical_cores": host.cores,
         "physical_memory": host.memory, "os_name": "Ubuntu", "os_version": host.os_version, "platform": "debian",
@@ -56,18 +56,18 @@ async fn shows(workspace: &Workspace, server: &Value, host: &Host) {
         }
     };
     let in_time = tokio::time::timeout(farhand_tests::PATIENCE, is_shown).await.is_ok();
-    assert!(in_time, "{expected} does not show in {shown}");
+    assert!(in_time, "the API does not show {expected} in {shown}");
 }
 
 #[tokio::test]
-async fn one_that_was_never_here_commits() {
+async fn a_new_host_commits_its_facts() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let agent = Alpamon::connect(&workspace, &server, hasty()).await;
+    let agent = Alpamon::connect(&workspace, &server, fast_clock()).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    shows(&workspace, &server, &Host::default()).await;
-    agent.until_idle(LONG).await;
-    // Five minutes of its clock are over: heartbeats come.
+    wait_for_facts(&workspace, &server, &Host::default()).await;
+    agent.until_idle(LONG_TIMEOUT).await;
+    // After five minutes of its clock, the agent sends heartbeats.
     agent
         .until("a heartbeat", |log| {
             log.calls_of("PATCH", "/api/servers/servers/-/status/").next().is_some()
@@ -76,18 +76,22 @@ async fn one_that_was_never_here_commits() {
     let log = agent.log();
     assert_eq!(log.commissioned, Some(false));
     assert_eq!(log.calls_of("PUT", "/api/servers/servers/-/commit/").count(), 1);
-    assert_eq!(log.calls_of("POST", "/api/events/events/").count(), 2, "started, and committed");
-    check_clean(&agent);
+    assert_eq!(
+        log.calls_of("POST", "/api/events/events/").count(),
+        2,
+        "the events of the start and of the commit"
+    );
+    assert_no_complaints(&agent);
     agent.leave().await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
 }
 
 #[tokio::test]
-async fn one_that_was_here_before_tells_what_changed() {
+async fn a_known_host_reports_only_changes() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let first = Alpamon::connect(&workspace, &server, hasty()).await;
-    shows(&workspace, &server, &Host::default()).await;
+    let first = Alpamon::connect(&workspace, &server, fast_clock()).await;
+    wait_for_facts(&workspace, &server, &Host::default()).await;
     first.leave().await;
 
     let host = Host {
@@ -97,27 +101,30 @@ async fn one_that_was_here_before_tells_what_changed() {
         memory: 64 << 30,
         os_version: "26.04".into(),
     };
-    let agent =
-        Alpamon::connect(&workspace, &server, AgentBehaviour { host: host.clone(), ..hasty() })
-            .await;
-    shows(&workspace, &server, &host).await;
+    let agent = Alpamon::connect(
+        &workspace,
+        &server,
+        AgentBehaviour { host: host.clone(), ..fast_clock() },
+    )
+    .await;
+    wait_for_facts(&workspace, &server, &host).await;
     agent
         .until("the end of its start", |log| {
             log.calls.iter().any(|call| call.path.ends_with("/access-policy/"))
         })
         .await;
-    agent.until_idle(LONG).await;
+    agent.until_idle(LONG_TIMEOUT).await;
     let log = agent.log();
     assert_eq!(log.commissioned, Some(true));
     assert_eq!(log.calls_of("PUT", "/api/servers/servers/-/commit/").count(), 0);
     assert_eq!(log.calls_of("PATCH", "/api/servers/servers/-/sync/").count(), 1);
-    check_clean(&agent);
+    assert_no_complaints(&agent);
 }
 
-/// An older version asks for each category, and tells its facts by the methods that it has for what
-/// is there and what is not.
+/// An older version requests each category. It sends facts with different methods, depending on
+/// whether the service has them.
 #[tokio::test]
-async fn facts_are_taken_by_any_method() {
+async fn facts_are_accepted_with_any_method() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let agent = workspace.anonymous.with(&credential(&server));
@@ -149,13 +156,13 @@ async fn facts_are_taken_by_any_method() {
     }
 }
 
-/// What the command with a number writes, and how it ends.
-fn work(number: usize) -> CommandScript {
+/// The output and exit code of the command with a number.
+fn script_for(number: usize) -> CommandScript {
     let line = format!("{number}: ärger 日本 🦀 ");
     let mut pieces: Vec<String> =
         (0..number % 5).map(|piece| format!("{line}{piece}\n").repeat(number % 11 + 1)).collect();
     if number.is_multiple_of(50) {
-        // Many chunks, cut between bytes of a character where nobody pays attention.
+        // Many chunks, with characters of several bytes that a careless cut would break.
         pieces.push("é€🦀x".repeat(2_000));
     }
     CommandScript {
@@ -164,19 +171,19 @@ fn work(number: usize) -> CommandScript {
     }
 }
 
-/// The number in an order's line.
+/// The number in the line of a delivered command.
 fn number(order: &Value) -> usize {
-    order["line"].as_str().unwrap().trim_start_matches("work ").parse().unwrap()
+    order["line"].as_str().unwrap().trim_start_matches("script_for ").parse().unwrap()
 }
 
 #[tokio::test]
-async fn a_days_work() {
+async fn three_hundred_commands_run_without_a_complaint() {
     const ALL: usize = 300;
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    // The first wait for the agent; the last are for later.
+    // The first commands wait for the agent, and the last ones are scheduled.
     let body = |number: usize| {
-        let mut body = json!({"server": "web-1", "line": format!("work {number}")});
+        let mut body = json!({"server": "web-1", "line": format!("script_for {number}")});
         if number < 30 {
             body["on_offline"] = json!("queue");
         }
@@ -185,31 +192,39 @@ async fn a_days_work() {
         }
         body
     };
-    let create = |number: usize| {
+    let request_command = |number: usize| {
         let workspace = &workspace;
         let body = body(number);
-        async move { (number, create(workspace, &body).await) }
+        async move { (number, request_command(workspace, &body).await) }
     };
     let mut made: Vec<(usize, String)> =
-        stream::iter(0..30).map(create).buffer_unordered(4).collect().await;
+        stream::iter(0..30).map(request_command).buffer_unordered(4).collect().await;
     let behaviour = AgentBehaviour {
-        runs: Box::new(|order| work(number(order))),
+        runs: Box::new(|order| script_for(number(order))),
         second: Duration::from_millis(100),
         ..AgentBehaviour::default()
     };
     let agent = Alpamon::connect(&workspace, &server, behaviour).await;
-    made.extend(stream::iter(30..ALL).map(create).buffer_unordered(8).collect::<Vec<_>>().await);
+    made.extend(
+        stream::iter(30..ALL).map(request_command).buffer_unordered(8).collect::<Vec<_>>().await,
+    );
 
     let checks = made.iter().map(|(number, id)| {
         let workspace = &workspace;
         async move {
-            // An acknowledgement behind much output may come late: then the command is stuck until
-            // its end comes.
+            // Behind much output, an ack may be late. Then the command is stuck until its end
+            // arrives.
             let has_result =
                 |done: &Value| done["handled_at"].is_string() && done["state"] != "stuck";
-            let done =
-                wait_for_command_within(LONG, &workspace.admin, id, "the result", has_result).await;
-            let run = work(*number);
+            let done = wait_for_command_within(
+                LONG_TIMEOUT,
+                &workspace.admin,
+                id,
+                "the result",
+                has_result,
+            )
+            .await;
+            let run = script_for(*number);
             let result = run.pieces.concat();
             assert!(done["result"] == json!(result), "{number}: {done}");
             assert_eq!(
@@ -230,7 +245,7 @@ async fn a_days_work() {
         }
     });
     stream::iter(checks).buffer_unordered(8).collect::<Vec<()>>().await;
-    agent.until_idle(LONG).await;
+    agent.until_idle(LONG_TIMEOUT).await;
 
     let log = agent.log();
     let (came, created): (HashSet<String>, HashSet<String>) =
@@ -243,9 +258,9 @@ async fn a_days_work() {
             "{kind}"
         );
     }
-    check_clean(&agent);
+    assert_no_complaints(&agent);
 
-    // Reports overtook each other, and the output is in order.
+    // Reports overtook each other, but the output is in order.
     let (_, long) = made.iter().find(|(number, _)| *number == 250).unwrap();
     let mut content = String::new();
     let mut next = json!(format!("{PATH}{long}/chunks/?page_size=100"));
@@ -257,11 +272,11 @@ async fn a_days_work() {
         }
         next = page["next"].clone();
     }
-    assert!(content == work(250).pieces.concat(), "the chunks are not the output");
+    assert!(content == script_for(250).pieces.concat(), "the chunks differ from the output");
 }
 
 #[tokio::test]
-async fn an_older_one_and_odd_output() {
+async fn an_older_version_and_unusual_output_work() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let runs = |order: &Value| match order["line"].as_str().unwrap() {
@@ -269,28 +284,28 @@ async fn an_older_one_and_odd_output() {
             CommandScript::writing(["a\u{0}b\u{0}", "\u{FFFD}\u{FFFD}", "\r\n\u{1b}[0m\u{2028}"])
         }
         "nothing" => CommandScript { exit_code: 1, ..CommandScript::default() },
-        // A fin of some MB, as each of these is six bytes in JSON.
+        // A fin of several MB, because each of these bytes takes six in JSON.
         _ => CommandScript::writing([
             "\u{0}".repeat(1 << 20),
             "the last megabyte is all that an agent tells".repeat(1_000),
         ]),
     };
-    let behaviour = AgentBehaviour { runs: Box::new(runs), is_older: true, ..hasty() };
+    let behaviour = AgentBehaviour { runs: Box::new(runs), is_older: true, ..fast_clock() };
     let agent = Alpamon::connect(&workspace, &server, behaviour).await;
     let mut done = Vec::new();
     for line in ["odd", "nothing", "much"] {
-        let id = create(&workspace, &json!({"server": "web-1", "line": line})).await;
+        let id = request_command(&workspace, &json!({"server": "web-1", "line": line})).await;
         done.push(wait_until_ended(&workspace, &id).await);
     }
-    agent.until_idle(LONG).await;
-    check_clean(&agent);
+    agent.until_idle(LONG_TIMEOUT).await;
+    assert_no_complaints(&agent);
     let odd = "a\u{0}b\u{0}\u{FFFD}\u{FFFD}\r\n\u{1b}[0m\u{2028}";
     assert_eq!((&done[0]["result"], &done[0]["output_bytes"]), (&json!(odd), &json!(odd.len())));
     assert_eq!((&done[1]["result"], &done[1]["status"]["text"]), (&json!(""), &json!("Failed")));
     for command in &done {
         assert_eq!(command["exit_code"], json!(null));
     }
-    // All chunks came by now, though its result was cut.
+    // The result was cut, but all chunks are stored.
     let much = workspace
         .admin
         .get(&format!("{PATH}{}/", done[2]["id"].as_str().unwrap()))
@@ -304,34 +319,37 @@ async fn an_older_one_and_odd_output() {
 }
 
 #[tokio::test]
-async fn more_than_it_has_room_for_waits_in_the_service() {
+async fn commands_beyond_the_agents_limit_wait_in_the_service() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let runs = |_: &Value| CommandScript { is_held: true, ..CommandScript::writing(["x"]) };
-    let agent =
-        Alpamon::connect(&workspace, &server, AgentBehaviour { runs: Box::new(runs), ..hasty() })
-            .await;
+    let agent = Alpamon::connect(
+        &workspace,
+        &server,
+        AgentBehaviour { runs: Box::new(runs), ..fast_clock() },
+    )
+    .await;
     let body = json!({"server": "web-1", "line": "hold", "on_offline": "queue"});
-    let creations = (0..230).map(|_| create(&workspace, &body));
+    let creations = (0..230).map(|_| request_command(&workspace, &body));
     let ids: Vec<String> = stream::iter(creations).buffer_unordered(8).collect().await;
-    agent.until("as many as it has room for", |log| log.delivered.len() >= 200).await;
+    agent.until("as many commands as the agent accepts", |log| log.delivered.len() >= 200).await;
     agent.release();
     for id in &ids {
         assert_eq!(wait_until_ended(&workspace, id).await["status"]["text"], "Success");
     }
-    agent.until_idle(LONG).await;
+    agent.until_idle(LONG_TIMEOUT).await;
     assert_eq!(agent.log().delivered.len(), ids.len());
-    check_clean(&agent);
+    assert_no_complaints(&agent);
 }
 
 #[tokio::test]
-async fn reports_in_any_order_and_twice() {
+async fn reports_may_arrive_in_any_order_and_twice() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let chunk = |seq: u32| json!({"seq": seq, "content": format!("{seq};")});
     let fin = json!({"success": true, "result": "0;1;2;", "elapsed_time": 0.5, "exit_code": 0});
-    let delivered: [&[(&str, Option<Value>)]; 3] = [
+    let sequences: [&[(&str, Option<Value>)]; 3] = [
         &[
             ("fin", Some(fin.clone())),
             ("chunk", Some(chunk(2))),
@@ -359,8 +377,8 @@ async fn reports_in_any_order_and_twice() {
             ("chunk", Some(chunk(2))),
         ],
     ];
-    for reports in delivered {
-        let id = create(&workspace, &json!({"server": "web-1", "line": "id"})).await;
+    for reports in sequences {
+        let id = request_command(&workspace, &json!({"server": "web-1", "line": "id"})).await;
         assert_eq!(agent.next_command().await["id"], json!(id));
         for (kind, body) in reports {
             agent.report(&id, kind, body.as_ref()).await.expect(204);
@@ -379,12 +397,12 @@ async fn reports_in_any_order_and_twice() {
 }
 
 #[tokio::test]
-async fn of_another_servers_command_nothing_is_taken() {
+async fn reports_about_another_servers_command_are_rejected() {
     let workspace = Workspace::new().await;
     let (own, other) = (workspace.server("own").await, workspace.server("other").await);
     let mut agent = ScriptedAgent::connect(&workspace, &own).await;
     let stranger = ScriptedAgent::connect(&workspace, &other).await;
-    let id = create(&workspace, &json!({"server": "own", "line": "id"})).await;
+    let id = request_command(&workspace, &json!({"server": "own", "line": "id"})).await;
     agent.next_command().await;
     let fin = json!({"success": true, "result": "forged", "elapsed_time": 0.5, "exit_code": 0});
     for (kind, body) in
@@ -399,10 +417,10 @@ async fn of_another_servers_command_nothing_is_taken() {
 }
 
 #[tokio::test]
-async fn reports_of_no_use_are_taken_at_once() {
+async fn unused_reports_are_accepted_immediately() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let agent = Alpamon::connect(&workspace, &server, hasty()).await;
+    let agent = Alpamon::connect(&workspace, &server, fast_clock()).await;
     let record = json!({"date": "2026-11-21T12:00:00Z", "level": 30, "program": "alpamon", "pid": 1, "msg": "x"});
     for path in [
         "/api/history/logs/",
@@ -421,16 +439,16 @@ async fn reports_of_no_use_are_taken_at_once() {
             agent.report(method, path, None);
         }
     }
-    agent.until_idle(LONG).await;
-    check_clean(&agent);
+    agent.until_idle(LONG_TIMEOUT).await;
+    assert_no_complaints(&agent);
 }
 
 #[tokio::test]
-async fn whatever_slash_is_missing_it_is_never_redirected() {
+async fn a_missing_slash_never_causes_a_redirect() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let id = create(&workspace, &json!({"server": "web-1", "line": "id"})).await;
+    let id = request_command(&workspace, &json!({"server": "web-1", "line": "id"})).await;
     agent.next_command().await;
     let api = agent.api.clone();
     let chunk = json!({"seq": 0, "content": "x"});
@@ -468,7 +486,7 @@ async fn whatever_slash_is_missing_it_is_never_redirected() {
         }
     }
     assert_eq!(workspace.admin.get(&format!("{PATH}{id}/")).await.expect(200)["result"], "x");
-    // Nor is one whose key is wrong, or who asks for what is not there.
+    // Errors are not redirected either: for a wrong key and for an unknown path.
     let wrong = workspace.anonymous.with(&credential(&json!({"id": server["id"], "key": "wrong"})));
     wrong.call("POST", "/api/events/events").await.expect_detail(403, Some("INVALID_TOKEN"));
     assert_eq!(api.call("POST", "/api/nowhere").await.status, 404);
@@ -478,7 +496,7 @@ async fn whatever_slash_is_missing_it_is_never_redirected() {
 }
 
 #[tokio::test]
-async fn one_registers_itself_works_and_unregisters() {
+async fn alpamon_registers_works_and_unregisters() {
     let workspace = Workspace::new().await;
     let token = json!({"name": "fleet", "uses": 2});
     let token = workspace.admin.post("/api/servers/registration-tokens/", &token).await.expect(201);
@@ -491,14 +509,14 @@ async fn one_registers_itself_works_and_unregisters() {
     }
     Alpamon::register(&workspace, key, "web-2").await.expect_detail(403, Some("INVALID_TOKEN"));
 
-    let agent = Alpamon::connect(&workspace, &server, hasty()).await;
-    shows(&workspace, &server, &Host::default()).await;
-    let id = create(&workspace, &json!({"server": "web-1", "line": "work"})).await;
-    assert_eq!(wait_until_ended(&workspace, &id).await["result"], "work\n");
-    agent.until_idle(LONG).await;
-    check_clean(&agent);
+    let agent = Alpamon::connect(&workspace, &server, fast_clock()).await;
+    wait_for_facts(&workspace, &server, &Host::default()).await;
+    let id = request_command(&workspace, &json!({"server": "web-1", "line": "script_for"})).await;
+    assert_eq!(wait_until_ended(&workspace, &id).await["result"], "script_for\n");
+    agent.until_idle(LONG_TIMEOUT).await;
+    assert_no_complaints(&agent);
 
-    // Another program on its host unregisters it while it runs.
+    // Another program on the same host unregisters the server while the agent runs.
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
     let of_another =
         workspace.anonymous.with(&credential(&twin)).delete(&format!("{path}unregister/")).await;
@@ -519,7 +537,7 @@ async fn one_registers_itself_works_and_unregisters() {
     agent.api().get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
     Alpamon::unregister(&workspace, &server).await.expect_detail(403, Some("INVALID_TOKEN"));
 
-    // The other form of the path; and the name is free again.
+    // The agent can also unregister with the path for its own server. The name is free again.
     let twin = workspace.anonymous.with(&credential(&twin));
     twin.delete("/api/servers/servers/-/unregister/").await.expect(204);
     twin.get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -527,7 +545,7 @@ async fn one_registers_itself_works_and_unregisters() {
 }
 
 #[tokio::test]
-async fn its_reports_cost_no_read_of_d1() {
+async fn reports_of_agents_read_nothing_from_d1() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let token = json!({"name": "fleet"});
@@ -536,29 +554,31 @@ async fn its_reports_cost_no_read_of_d1() {
         .await
         .expect(201);
     let created = workspace.server("created").await;
-    // Who asks D1 for the key of an agent is misled.
+    // With another hash in D1, every check of a key against D1 fails.
     instance.d1("UPDATE servers SET agent_key_hash = 'another'");
     for server in [&created, &registered] {
-        let agent = Alpamon::connect(&workspace, server, hasty()).await;
-        let id = create(&workspace, &json!({"server": server["id"], "line": "work"})).await;
-        assert_eq!(wait_until_ended(&workspace, &id).await["result"], "work\n");
+        let agent = Alpamon::connect(&workspace, server, fast_clock()).await;
+        let id =
+            request_command(&workspace, &json!({"server": server["id"], "line": "script_for"}))
+                .await;
+        assert_eq!(wait_until_ended(&workspace, &id).await["result"], "script_for\n");
         agent
             .until("a heartbeat", |log| {
                 log.calls.iter().any(|call| call.path.ends_with("/status/"))
             })
             .await;
-        agent.until_idle(LONG).await;
-        check_clean(&agent);
+        agent.until_idle(LONG_TIMEOUT).await;
+        assert_no_complaints(&agent);
         agent.leave().await;
-        // As the one that was here before.
-        let agent = Alpamon::connect(&workspace, server, hasty()).await;
+        // Now the service knows the host from before.
+        let agent = Alpamon::connect(&workspace, server, fast_clock()).await;
         agent
             .until("the end of its start", |log| {
                 log.calls.iter().any(|call| call.path.ends_with("/access-policy/"))
             })
             .await;
-        agent.until_idle(LONG).await;
-        check_clean(&agent);
+        agent.until_idle(LONG_TIMEOUT).await;
+        assert_no_complaints(&agent);
     }
     let of_agents: HashSet<&str> = ROUTES
         .iter()
@@ -571,24 +591,25 @@ async fn its_reports_cost_no_read_of_d1() {
     let lines: Vec<Value> = lines
         .filter(|line| line["route"].as_str().is_some_and(|route| of_agents.contains(route)))
         .collect();
-    let told: HashSet<&str> = lines.iter().map(|line| line["route"].as_str().unwrap()).collect();
-    assert!(told.len() >= 10, "{told:?}");
+    let routes: HashSet<&str> = lines.iter().map(|line| line["route"].as_str().unwrap()).collect();
+    assert!(routes.len() >= 10, "{routes:?}");
     for line in &lines {
         assert_eq!((&line["d1_calls"], &line["rows_read"]), (&json!(0), &json!(0)), "{line}");
     }
 }
 
 #[tokio::test]
-async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuck() {
+async fn late_reports_count_and_dropped_ones_leave_stuck_commands() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let (patient, hasty_one) = (workspace.server("patient").await, workspace.server("hasty").await);
+    let (patient, hasty_one) =
+        (workspace.server("patient").await, workspace.server("fast_clock").await);
     let runs = |order: &Value| CommandScript {
         is_held: true,
         ..CommandScript::writing(["begun\n", order["line"].as_str().unwrap()])
     };
-    // The service may take some time to come back. One still tries after two minutes, the other
-    // gives up in a second.
+    // The restart takes an unknown time. The patient agent retries for two minutes, and the hasty
+    // one gives up after a second.
     let second = Duration::from_secs(4);
     let patient_agent = Alpamon::connect(
         &workspace,
@@ -599,25 +620,30 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
     let hasty_agent = Alpamon::connect(
         &workspace,
         &hasty_one,
-        AgentBehaviour { runs: Box::new(runs), ..hasty() },
+        AgentBehaviour { runs: Box::new(runs), ..fast_clock() },
     )
     .await;
     let mut late = Vec::new();
     for number in 0..6 {
         late.push(
-            create(&workspace, &json!({"server": "patient", "line": format!("late {number}")}))
-                .await,
+            request_command(
+                &workspace,
+                &json!({"server": "patient", "line": format!("late {number}")}),
+            )
+            .await,
         );
     }
-    let lost = create(&workspace, &json!({"server": "hasty", "line": "lost", "timeout": 1})).await;
+    let lost =
+        request_command(&workspace, &json!({"server": "fast_clock", "line": "lost", "timeout": 1}))
+            .await;
     for (agent, ids) in [(&patient_agent, late.len()), (&hasty_agent, 1)] {
         agent
-            .until("all that comes before the end", |log| {
+            .until("all reports before the end", |log| {
                 log.calls.iter().filter(|call| call.path.ends_with("/chunk/")).count() == 2 * ids
                     && log.calls.iter().filter(|call| call.path.ends_with("/ack/")).count() == ids
             })
             .await;
-        check_clean(agent);
+        assert_no_complaints(agent);
     }
 
     let port = instance.port();
@@ -637,14 +663,16 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
             (&json!("Success"), &json!(format!("begun\nlate {number}")))
         );
     }
-    patient_agent.until_idle(LONG).await;
+    patient_agent.until_idle(LONG_TIMEOUT).await;
     let stuck = wait_until_ended(&workspace, &lost).await;
     assert_eq!((&stuck["status"]["text"], &stuck["success"]), (&json!("Stuck"), &json!(false)));
 
-    // Both are back, and nothing came twice.
+    // Both agents are connected again, and no command was delivered twice.
     for agent in [&patient_agent, &hasty_agent] {
         agent
-            .until_within(LONG, "both sockets", |log| log.is_open(BACKHAUL) && log.is_open(CONTROL))
+            .until_within(LONG_TIMEOUT, "both sockets", |log| {
+                log.is_open(BACKHAUL) && log.is_open(CONTROL)
+            })
             .await;
         let log = agent.log();
         assert_eq!((log.repeated, log.warnings), (vec![], vec![]));
@@ -658,9 +686,9 @@ async fn what_is_late_after_an_outage_is_taken_and_what_was_dropped_ends_as_stuc
         .calls
         .into_iter()
         .filter(|call| call.path.ends_with("/fin/") && call.is_success());
-    assert_eq!(fins.count(), late.len(), "each was taken the first time that it arrived");
-    for name in ["patient", "hasty"] {
-        let id = create(&workspace, &json!({"server": name, "line": "again"})).await;
+    assert_eq!(fins.count(), late.len(), "each fin was accepted when it first arrived");
+    for name in ["patient", "fast_clock"] {
+        let id = request_command(&workspace, &json!({"server": name, "line": "again"})).await;
         assert_eq!(wait_until_ended(&workspace, &id).await["result"], "begun\nagain");
     }
 }

@@ -1,5 +1,5 @@
-//! The state of a connection (agent-protocol 5): what the API shows when it comes, goes, or is cut,
-//! and which socket counts.
+//! The connection of an agent (agent-protocol 5): what the API shows when it opens, closes or
+//! breaks, and which of several sockets counts.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -25,33 +25,35 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
 const PATH: &str = "/api/events/commands/";
-/// How long a test waits for what takes a minute or two by itself: a silent agent is given up after
-/// one.
-const LONG: Duration = Duration::from_secs(240);
+/// Time limit for processes that take a minute or two. The service gives up a silent agent after
+/// one minute.
+const LONG_TIMEOUT: Duration = Duration::from_secs(240);
 
 fn id(server: &Value) -> &str {
     server["id"].as_str().unwrap()
 }
 
-async fn shown(workspace: &Workspace, server: &Value) -> Value {
+async fn read_server(workspace: &Workspace, server: &Value) -> Value {
     workspace.admin.get(&format!("/api/servers/servers/{}/", id(server))).await.expect(200)
 }
 
-fn moment(shown: &Value, name: &str) -> Timestamp {
-    Timestamp::parse(shown[name].as_str().unwrap_or_else(|| panic!("no {name} in {shown}")))
-        .unwrap()
+fn time_of(read_server: &Value, name: &str) -> Timestamp {
+    Timestamp::parse(
+        read_server[name].as_str().unwrap_or_else(|| panic!("{name} is missing in {read_server}")),
+    )
+    .unwrap()
 }
 
-/// Waits until a server is shown as connected, or not, for longer than anything is waited for
-/// elsewhere.
-async fn connection_is(workspace: &Workspace, server: &Value, connected: bool) -> Value {
-    eventually_within(LONG, "the server's connection", || async {
-        Some(shown(workspace, server).await).filter(|shown| shown["is_connected"] == connected)
+/// Waits with a long limit until `is_connected` of a server has a value. Returns the server.
+async fn wait_for_connection(workspace: &Workspace, server: &Value, connected: bool) -> Value {
+    eventually_within(LONG_TIMEOUT, "the server's connection", || async {
+        Some(read_server(workspace, server).await)
+            .filter(|read_server| read_server["is_connected"] == connected)
     })
     .await
 }
 
-/// ScriptChooser a command to its end.
+/// Runs a command to its end.
 async fn run(workspace: &Workspace, server: &Value, line: &str) -> Value {
     let body = json!({"server": server["id"], "line": line, "username": own_account()});
     let request = workspace.admin.request("POST", PATH).header("Prefer", "wait=30").json(&body);
@@ -61,24 +63,24 @@ async fn run(workspace: &Workspace, server: &Value, line: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_moments_of_a_connection() {
+async fn the_api_shows_when_an_agent_was_connected() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let fresh = shown(&workspace, &server).await;
+    let fresh = read_server(&workspace, &server).await;
     for name in ["connected_at", "last_seen_at", "remote_ip"] {
         assert_eq!(fresh[name], json!(null), "{name}");
     }
     let before = farhand_tests::now();
     let first = ScriptedAgent::connect(&workspace, &server).await;
-    let connected = connection_is(&workspace, &server, true).await;
-    let connected_at = moment(&connected, "connected_at");
+    let connected = wait_for_connection(&workspace, &server, true).await;
+    let connected_at = time_of(&connected, "connected_at");
     assert!(before <= connected_at && connected_at <= farhand_tests::now(), "{connected}");
-    assert!(moment(&connected, "last_seen_at") >= connected_at, "{connected}");
+    assert!(time_of(&connected, "last_seen_at") >= connected_at, "{connected}");
     assert_eq!(connected["remote_ip"], "127.0.0.1");
 
-    // A clean end: since when it was connected stays readable.
+    // A clean close: the time of the last connection stays readable.
     first.close().await;
-    let gone = connection_is(&workspace, &server, false).await;
+    let gone = wait_for_connection(&workspace, &server, false).await;
     assert_eq!(
         (&gone["connected_at"], &gone["remote_ip"]),
         (&connected["connected_at"], &json!("127.0.0.1"))
@@ -89,20 +91,20 @@ async fn the_moments_of_a_connection() {
         .await
         .expect_detail(503, Some("SERVER_NOT_CONNECTED"));
 
-    // One that breaks off, like that of a process which is killed.
+    // A broken connection, like that of a killed process.
     let second = ScriptedAgent::connect(&workspace, &server).await;
-    let again = connection_is(&workspace, &server, true).await;
-    assert!(moment(&again, "connected_at") > connected_at, "{again}");
+    let again = wait_for_connection(&workspace, &server, true).await;
+    assert!(time_of(&again, "connected_at") > connected_at, "{again}");
     drop(second);
-    connection_is(&workspace, &server, false).await;
+    wait_for_connection(&workspace, &server, false).await;
 }
 
 #[tokio::test]
-async fn a_killed_agent_is_gone_and_its_command_stays_acked() {
+async fn a_killed_agent_is_disconnected_and_its_command_acked() {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
     let mut agent = RealAgent::start(&workspace, &server).await;
-    // It ends with the test.
+    // The command ends when the test removes this folder.
     let folder = tempfile::tempdir().unwrap();
     let line = format!("while test -e {}; do sleep 0.2; done", folder.path().display());
     let body = json!({"server": "here", "line": line, "username": own_account()});
@@ -112,17 +114,17 @@ async fn a_killed_agent_is_gone_and_its_command_stays_acked() {
         || async { workspace.admin.get(&path).await.expect(200)["status"]["text"].clone() };
     wait_for_status(&workspace.admin, made["id"].as_str().unwrap(), "Acked").await;
     agent.process.signal(Signal::SIGKILL);
-    agent.process.wait_for_exit(LONG).await;
-    connection_is(&workspace, &server, false).await;
-    assert_eq!(status().await, "Acked", "it may still run, and its agent come back");
+    agent.process.wait_for_exit(LONG_TIMEOUT).await;
+    wait_for_connection(&workspace, &server, false).await;
+    assert_eq!(status().await, "Acked", "the command may still run, and its agent may come back");
     workspace.admin.post(PATH, &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
 }
 
-/// Carries connections to a service, from where the service does not listen itself, or so that they
-/// can go silent.
+/// Forwards connections to the service. It can listen on another address than the service, and it
+/// can hold back all traffic.
 struct Forwarder {
     port: u16,
-    is_silent: watch::Sender<bool>,
+    is_held: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -130,19 +132,21 @@ impl Forwarder {
     async fn start(address: &str, to: u16) -> Self {
         let listener = TcpListener::bind((address, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let is_silent = watch::Sender::new(false);
-        let silence = is_silent.clone();
+        let is_held = watch::Sender::new(false);
+        let silence = is_held.clone();
         let task = tokio::spawn(async move {
             loop {
-                let (near, _) = listener.accept().await.unwrap();
-                let Ok(far) = TcpStream::connect(("127.0.0.1", to)).await else { continue };
+                let (link_name, _) = listener.accept().await.unwrap();
+                let Ok(remote_link_name) = TcpStream::connect(("127.0.0.1", to)).await else {
+                    continue;
+                };
                 let ((near_in, near_out), (far_in, far_out)) =
-                    (near.into_split(), far.into_split());
-                tokio::spawn(carry(near_in, far_out, silence.subscribe()));
-                tokio::spawn(carry(far_in, near_out, silence.subscribe()));
+                    (link_name.into_split(), remote_link_name.into_split());
+                tokio::spawn(forward(near_in, far_out, silence.subscribe()));
+                tokio::spawn(forward(far_in, near_out, silence.subscribe()));
             }
         });
-        Self { port, is_silent, task }
+        Self { port, is_held, task }
     }
 }
 
@@ -152,16 +156,16 @@ impl Drop for Forwarder {
     }
 }
 
-/// Carries one direction; in silence it holds what it has, its end included.
-async fn carry(
+/// Forwards one direction. While silent, it holds back data and the end of the stream.
+async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut is_silent: watch::Receiver<bool>,
+    mut is_held: watch::Receiver<bool>,
 ) {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let read = from.read(&mut buffer).await.unwrap_or(0);
-        if is_silent.wait_for(|is_silent| !is_silent).await.is_err() || read == 0 {
+        if is_held.wait_for(|is_held| !is_held).await.is_err() || read == 0 {
             break;
         }
         if to.write_all(&buffer[..read]).await.is_err() {
@@ -172,14 +176,14 @@ async fn carry(
     to.shutdown().await.ok();
 }
 
-/// A network namespace with one link to this one. It goes with this.
+/// A network namespace with one link to the default one. Dropping it removes it.
 struct Namespace {
     name: String,
-    /// The address of this side.
+    /// The address of the link in the default namespace.
     address: String,
 }
 
-/// ScriptChooser iproute2.
+/// Runs the `ip` program of iproute2.
 fn ip(arguments: &str) -> Result<(), String> {
     let output = Command::new("ip").args(arguments.split(' ')).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("ip {arguments}: {error}; iproute2 is needed"))?;
@@ -192,20 +196,23 @@ fn ip(arguments: &str) -> Result<(), String> {
 impl Namespace {
     fn new() -> Self {
         let name = unique("fh").replace('-', "");
-        // Of the block for tests of networks (RFC 2544); the rest is random, as tests run side by
-        // side.
+        // The address block for network benchmarks (RFC 2544). The rest is random, because tests
+        // run concurrently.
         let octet = |at: usize| u8::from_str_radix(&name[at..at + 2], 16).unwrap();
         let prefix = format!("198.{}.{}", 18 + octet(2) % 2, octet(4));
         let first = octet(6) & !3;
         let namespace = Self { address: format!("{prefix}.{}", first | 1), name };
         let make = || {
-            let (name, near, far) = (&namespace.name, namespace.near(), namespace.far());
+            let (name, link_name, remote_link_name) =
+                (&namespace.name, namespace.link_name(), namespace.remote_link_name());
             ip(&format!("netns add {name}"))?;
-            ip(&format!("link add {near} type veth peer name {far} netns {name}"))?;
-            ip(&format!("addr add {}/30 dev {near}", namespace.address))?;
-            ip(&format!("link set {near} up"))?;
-            ip(&format!("-n {name} addr add {prefix}.{}/30 dev {far}", first | 2))?;
-            ip(&format!("-n {name} link set {far} up"))?;
+            ip(&format!(
+                "link add {link_name} type veth peer name {remote_link_name} netns {name}"
+            ))?;
+            ip(&format!("addr add {}/30 dev {link_name}", namespace.address))?;
+            ip(&format!("link set {link_name} up"))?;
+            ip(&format!("-n {name} addr add {prefix}.{}/30 dev {remote_link_name}", first | 2))?;
+            ip(&format!("-n {name} link set {remote_link_name} up"))?;
             ip(&format!("-n {name} link set lo up"))
         };
         make().unwrap_or_else(|error| {
@@ -214,36 +221,36 @@ impl Namespace {
         namespace
     }
 
-    fn near(&self) -> String {
+    fn link_name(&self) -> String {
         format!("{}a", self.name)
     }
 
-    fn far(&self) -> String {
+    fn remote_link_name(&self) -> String {
         format!("{}b", self.name)
     }
 
-    /// Takes the far end of the link down, or up: neither side hears of it, and nothing passes.
+    /// Takes the remote end of the link down or up. Neither side is notified.
     fn set_link(&self, state: &str) {
-        ip(&format!("-n {} link set {} {state}", self.name, self.far())).unwrap();
+        ip(&format!("-n {} link set {} {state}", self.name, self.remote_link_name())).unwrap();
     }
 }
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // What was not made cannot be removed. The link goes with one of its ends.
-        ip(&format!("link del {}", self.near())).ok();
+        // Removing fails if creating failed. Deleting one end of the link deletes both.
+        ip(&format!("link del {}", self.link_name())).ok();
         ip(&format!("netns del {}", self.name)).ok();
     }
 }
 
-/// The way from an agent to a service, which can be cut so that neither side is told.
-struct Way {
+/// The network between an agent and the service. It can be cut without notifying either side.
+struct Network {
     forwarder: Forwarder,
-    /// As root. Others make do with a forwarder that goes silent.
+    /// `None` without root rights. The forwarder holds back traffic instead.
     namespace: Option<Namespace>,
 }
 
-impl Way {
+impl Network {
     async fn to(port: u16, is_root: bool) -> Self {
         let namespace = is_root.then(Namespace::new);
         let address = namespace.as_ref().map_or("127.0.0.1", |namespace| &namespace.address);
@@ -255,7 +262,7 @@ impl Way {
         format!("http://{address}:{}", self.forwarder.port)
     }
 
-    /// A command that runs at the agent's end.
+    /// A command that runs on the agent's side of the network.
     fn command(&self, program: &str) -> tokio::process::Command {
         let Some(namespace) = &self.namespace else { return tokio::process::Command::new(program) };
         let mut command = tokio::process::Command::new("ip");
@@ -266,43 +273,43 @@ impl Way {
     fn set_cut(&self, is_cut: bool) {
         match &self.namespace {
             Some(namespace) => namespace.set_link(if is_cut { "down" } else { "up" }),
-            None => drop(self.forwarder.is_silent.send_replace(is_cut)),
+            None => drop(self.forwarder.is_held.send_replace(is_cut)),
         }
     }
 }
 
 #[tokio::test]
 async fn a_cut_network_is_noticed_and_survived() {
-    // The agent's end of the link is another host, which the service and the agent ask to speak TLS
-    // otherwise.
+    // The agent is on another host, so both it and the service would otherwise require TLS.
     let (instance, _state) =
         Instance::new_with(&[("AGENT_PING_SECONDS", "2"), ("ALLOW_HTTP", "1")]).await;
-    // The workspace that a bare address stands for, as names do not lead out of the namespace.
+    // This slug is the default workspace, which a bare address reaches. Host names do not resolve
+    // in the namespace.
     let workspace = Workspace::made_by(&instance.operator(), "demo").await;
-    let server = workspace.server("far-away").await;
-    let way = Way::to(instance.port(), own_account() == "root").await;
+    let server = workspace.server("remote_link_name-away").await;
+    let network = Network::to(instance.port(), own_account() == "root").await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
     let key = server["key"].as_str().unwrap();
     let settings = format!(
         "url = \"{}\"\nid = \"{}\"\nkey = \"{key}\"\nallow_plain_http = true\n",
-        way.url(),
+        network.url(),
         id(&server)
     );
     std::fs::write(&config, settings).unwrap();
-    let mut command = way.command(&farhand_tests::setting("FARHAND_AGENT"));
+    let mut command = network.command(&farhand_tests::setting("FARHAND_AGENT"));
     command.args(["run", "--config"]).arg(&config);
     let _agent =
         Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
-    let connected = connection_is(&workspace, &server, true).await;
+    let connected = wait_for_connection(&workspace, &server, true).await;
     assert_eq!(run(&workspace, &server, "echo before").await["result"], "before\n");
 
-    // This one runs through it all, and ends with the test at the latest.
+    // Runs during the whole test, and ends at the latest when the test removes the folder.
     let gate = folder.path().join("gate");
     std::fs::write(&gate, "").unwrap();
     let line =
         format!("echo begun; while test -e {}; do sleep 0.2; done; echo done", gate.display());
-    let body = json!({"server": "far-away", "line": line, "username": own_account()});
+    let body = json!({"server": "remote_link_name-away", "line": line, "username": own_account()});
     let running =
         workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
     let status = |id: &str| {
@@ -312,27 +319,27 @@ async fn a_cut_network_is_noticed_and_survived() {
     };
     wait_for_status(&workspace.admin, &running, "Acked").await;
 
-    way.set_cut(true);
-    // Nobody was told. What finds it is a ping that is not answered.
-    connection_is(&workspace, &server, false).await;
+    network.set_cut(true);
+    // Neither side was notified. The service notices an unanswered ping.
+    wait_for_connection(&workspace, &server, false).await;
     assert_eq!(status(&running).await, "Acked");
     std::fs::remove_file(&gate).unwrap();
-    let body = json!({"server": "far-away", "line": "echo after", "username": own_account(), "on_offline": "queue"});
+    let body = json!({"server": "remote_link_name-away", "line": "echo after", "username": own_account(), "on_offline": "queue"});
     let queued =
         workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
     assert_eq!(status(&queued).await, "Queued");
 
-    way.set_cut(false);
+    network.set_cut(false);
     for (id, result) in [(&running, "begun\ndone\n"), (&queued, "after\n")] {
-        let done = wait_until_ended_within(LONG, &workspace.admin, id).await;
+        let done = wait_until_ended_within(LONG_TIMEOUT, &workspace.admin, id).await;
         assert_eq!((&done["status"]["text"], &done["result"]), (&json!("Success"), &json!(result)));
     }
-    let back = connection_is(&workspace, &server, true).await;
-    assert!(moment(&back, "connected_at") > moment(&connected, "connected_at"), "{back}");
+    let back = wait_for_connection(&workspace, &server, true).await;
+    assert!(time_of(&back, "connected_at") > time_of(&connected, "connected_at"), "{back}");
 }
 
 #[tokio::test]
-async fn a_restart_of_the_runtime_is_noticed() {
+async fn connections_lost_by_a_restart_are_noticed() {
     let variables = [("AGENT_PING_SECONDS", "20")];
     let (instance, state) = Instance::new_with(&variables).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
@@ -349,35 +356,36 @@ async fn a_restart_of_the_runtime_is_noticed() {
         ScriptedAgent::connect(&workspace, &alarmed).await,
     ];
     for server in [&returns, &called, &alarmed] {
-        connection_is(&workspace, server, true).await;
+        wait_for_connection(&workspace, server, true).await;
     }
-    let before = shown(&workspace, &returns).await;
-    agent.until_idle(LONG).await;
+    let before = read_server(&workspace, &returns).await;
+    agent.until_idle(LONG_TIMEOUT).await;
 
     let port = instance.port();
     instance.kill().await;
     drop(others);
     let _instance = Instance::restart_at(port, state.path(), &variables).await;
-    // A call finds that there is no socket any more, and so does the alarm of the next ping.
+    // The service notices the lost socket when the object is called, or at the alarm of the next
+    // ping.
     let body = json!({"server": "called", "line": "id"});
     workspace.admin.post(PATH, &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
     wait_until_connected(&workspace, id(&called), false).await;
-    connection_is(&workspace, &alarmed, false).await;
+    wait_for_connection(&workspace, &alarmed, false).await;
 
     agent
-        .until_within(LONG, "the agent's return", |log| {
+        .until_within(LONG_TIMEOUT, "the agent's return", |log| {
             log.sockets_of(BACKHAUL).count() > 1 && log.is_open(BACKHAUL)
         })
         .await;
-    let back = eventually_within(LONG, "the new connection", || async {
-        let back = shown(&workspace, &returns).await;
-        let is_newer = moment(&back, "connected_at") > moment(&before, "connected_at");
+    let back = eventually_within(LONG_TIMEOUT, "the new connection", || async {
+        let back = read_server(&workspace, &returns).await;
+        let is_newer = time_of(&back, "connected_at") > time_of(&before, "connected_at");
         (back["is_connected"] == true && is_newer).then_some(back)
     })
     .await;
-    assert!(moment(&back, "last_seen_at") >= moment(&back, "connected_at"), "{back}");
+    assert!(time_of(&back, "last_seen_at") >= time_of(&back, "connected_at"), "{back}");
     assert_eq!(run(&workspace, &returns, "echo").await["result"], "echo\n");
-    // Only the network failed the agent; no answer did.
+    // Calls failed only because of the network, never because of a response.
     let log = agent.log();
     assert!(
         log.calls
@@ -388,7 +396,7 @@ async fn a_restart_of_the_runtime_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_hibernated_connection_wakes_for_a_command() {
+async fn a_hibernated_connection_receives_commands() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("sleepy").await;
@@ -402,10 +410,10 @@ async fn a_hibernated_connection_wakes_for_a_command() {
         ..AgentBehaviour::default()
     };
     let agent = Alpamon::connect(&workspace, &server, behaviour).await;
-    // While somebody waits for a command's end the object is awake.
+    // While a caller waits for the end of a command, the object stays in memory.
     let awake = async {
         agent.until("the command", |log| log.delivered.len() == 1).await;
-        eventually("the object to be awake", || async {
+        eventually("the object to be in memory", || async {
             instance.has_objects_in_memory("ServerLink").then_some(())
         })
         .await;
@@ -413,35 +421,38 @@ async fn a_hibernated_connection_wakes_for_a_command() {
     };
     let (done, ()) = tokio::join!(run(&workspace, &server, "first"), awake);
     assert_eq!(done["result"], "first");
-    agent.until_idle(LONG).await;
+    agent.until_idle(LONG_TIMEOUT).await;
     for number in 0..2 {
-        // The agent pings by the WebSocket's own means, and is answered without waking the object.
-        eventually_within(LONG, "pings to be answered in the object's sleep", || async {
+        // The agent sends pings of the WebSocket protocol. The runtime answers them without loading
+        // the object.
+        eventually_within(LONG_TIMEOUT, "pings to be answered without the object", || async {
             instance.wait_until_objects_are_evicted("ServerLink").await;
             let before: Vec<u64> = agent.log().sockets.iter().map(|socket| socket.pongs).collect();
             agent
-                .until_within(LONG, "answers to pings", |log| {
+                .until_within(LONG_TIMEOUT, "answers to pings", |log| {
                     log.sockets.iter().zip(&before).all(|(socket, before)| socket.pongs > *before)
                 })
                 .await;
             (!instance.has_objects_in_memory("ServerLink")).then_some(())
         })
         .await;
-        assert_eq!(shown(&workspace, &server).await["is_connected"], true);
+        assert_eq!(read_server(&workspace, &server).await["is_connected"], true);
         let line = format!("woken {number}");
         assert_eq!(run(&workspace, &server, &line).await["result"], json!(line));
     }
-    agent.until_idle(LONG).await;
+    agent.until_idle(LONG_TIMEOUT).await;
     let log = agent.log();
     assert_eq!((log.delivered.len(), log.sockets.len()), (3, 2), "{log:?}");
     assert_eq!(log.complaints(), Vec::<String>::new());
 }
 
-/// The next message on a socket, or the code with which the service closed it. Both may take more
-/// than a minute.
-async fn hear(socket: &mut WebSocketStream<TcpStream>) -> Result<Value, Option<u16>> {
+/// The next message on a socket, with a long limit.
+///
+/// # Errors
+/// The close code, if the service closed the socket.
+async fn next_message(socket: &mut WebSocketStream<TcpStream>) -> Result<Value, Option<u16>> {
     loop {
-        match tokio::time::timeout(LONG, socket.next()).await.expect("nothing came") {
+        match tokio::time::timeout(LONG_TIMEOUT, socket.next()).await.expect("no message in time") {
             Some(Ok(Message::Text(text))) => return Ok(serde_json::from_str(&text).unwrap()),
             Some(Ok(Message::Close(frame))) => return Err(frame.map(|frame| frame.code.into())),
             Some(Ok(_)) => {}
@@ -452,7 +463,7 @@ async fn hear(socket: &mut WebSocketStream<TcpStream>) -> Result<Value, Option<u
 
 #[tokio::test]
 async fn pings_and_older_sockets_survive_hibernation() {
-    // Longer than an object needs to fall asleep.
+    // Longer than the runtime keeps an idle object in memory.
     let (instance, _state) = Instance::new_with(&[("AGENT_PING_SECONDS", "25")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let [alive, silent, replaced] = [
@@ -464,47 +475,50 @@ async fn pings_and_older_sockets_survive_hibernation() {
         dial(&workspace.anonymous.with(&credential(server)), BACKHAUL).await.unwrap()
     };
     let (mut alive_socket, mut silent_socket) = (open(&alive).await, open(&silent).await);
-    // The two older ones of this server take no notice of being closed, and the first goes on
-    // answering.
+    // The two older sockets ignore the close frame, and the first keeps answering pings.
     let (mut older, closing, mut newest) =
         (open(&replaced).await, open(&replaced).await, open(&replaced).await);
     let ping = json!({"query": "ping"});
     let pong = Message::text(json!({"query": "pong", "timestamp": 1.5}).to_string());
     for socket in [&mut alive_socket, &mut silent_socket, &mut newest] {
-        assert_eq!(hear(socket).await, Ok(ping.clone()));
+        assert_eq!(next_message(socket).await, Ok(ping.clone()));
     }
-    // The question is out, and the objects fall asleep over it.
+    // The pings have been sent. Now the runtime evicts the objects.
     instance.wait_until_objects_are_evicted("ServerLink").await;
     alive_socket.send(pong.clone()).await.unwrap();
     older.send(pong.clone()).await.unwrap();
     drop(closing);
     let answering = async {
         loop {
-            assert_eq!(hear(&mut alive_socket).await, Ok(ping.clone()));
+            assert_eq!(next_message(&mut alive_socket).await, Ok(ping.clone()));
             alive_socket.send(pong.clone()).await.unwrap();
         }
     };
-    // Those who did not answer are given up, whatever came on older sockets.
-    let given_up = async |mut socket: WebSocketStream<TcpStream>, server: &Value| {
+    // An agent without an answer is disconnected, even if messages arrived on its older sockets.
+    let wait_until_disconnected = async |mut socket: WebSocketStream<TcpStream>, server: &Value| {
         let code = loop {
-            match hear(&mut socket).await {
+            match next_message(&mut socket).await {
                 Ok(message) => assert_eq!(message, ping),
                 Err(code) => break code,
             }
         };
         assert_eq!(code, Some(1001));
-        connection_is(&workspace, server, false).await;
+        wait_for_connection(&workspace, server, false).await;
     };
     tokio::select! {
         () = answering => {}
-        _ = futures_util::future::join(given_up(silent_socket, &silent), given_up(newest, &replaced)) => {}
+        _ = futures_util::future::join(wait_until_disconnected(silent_socket, &silent), wait_until_disconnected(newest, &replaced)) => {}
     }
-    assert_eq!(hear(&mut older).await, Err(Some(1000)), "replaced, and not asked to quit");
-    connection_is(&workspace, &alive, true).await;
+    assert_eq!(
+        next_message(&mut older).await,
+        Err(Some(1000)),
+        "a replaced socket is closed without `quit`"
+    );
+    wait_for_connection(&workspace, &alive, true).await;
 }
 
 #[tokio::test]
-async fn of_twenty_racing_dials_one_gets_the_commands() {
+async fn of_twenty_concurrent_connections_one_gets_commands() {
     const COMMANDS: usize = 5;
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
@@ -515,12 +529,13 @@ async fn of_twenty_racing_dials_one_gets_the_commands() {
         workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned()
     }))
     .await;
-    // The last one is told by what it gets; the others are closed, and none is asked to quit.
+    // The newest connection is the one that receives commands. The others are closed, and not asked
+    // to quit.
     let fates = join_all(agents.into_iter().map(async |mut agent| {
         let mut got = Vec::new();
         while got.len() < COMMANDS {
             match agent.next().await {
-                // It is asked whether it is alive before another one replaces it.
+                // The service checks that a connection is alive before it replaces it.
                 Ok(message) if message["query"] == "ping" => {}
                 Ok(message) => {
                     assert_eq!(message["query"], "command", "{message}");
@@ -544,7 +559,7 @@ async fn of_twenty_racing_dials_one_gets_the_commands() {
     made.sort();
     assert_eq!(got, made);
 
-    // The others' ends come late, and change nothing: the last one gets what comes then.
+    // The late ends of older sockets change nothing. The newest connection gets the next commands.
     drop(closed);
     for id in &got {
         agent.fin(id, 0, "done").await;
@@ -560,19 +575,19 @@ async fn of_twenty_racing_dials_one_gets_the_commands() {
             "Success"
         );
     }
-    connection_is(&workspace, &server, true).await;
+    wait_for_connection(&workspace, &server, true).await;
     agent.close().await;
-    connection_is(&workspace, &server, false).await;
+    wait_for_connection(&workspace, &server, false).await;
 }
 
 #[tokio::test]
-async fn of_two_agents_with_one_key_the_older_stays() {
+async fn of_two_agents_with_one_key_the_older_stays_connected() {
     const ALL: usize = 60;
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let behaviour =
         || AgentBehaviour { second: Duration::from_millis(100), ..AgentBehaviour::default() };
-    // Each dials immediately when the other one has replaced its socket.
+    // Each agent reconnects immediately after the other one replaced its socket.
     let agents = [
         Alpamon::start(&workspace, &server, behaviour()),
         Alpamon::start(&workspace, &server, behaviour()),
@@ -594,40 +609,40 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     });
     let ids: Vec<String> = stream::iter(creations).buffered(4).collect().await;
     for (number, id) in ids.iter().enumerate() {
-        let done = wait_until_ended_within(LONG, &workspace.admin, id).await;
+        let done = wait_until_ended_within(LONG_TIMEOUT, &workspace.admin, id).await;
         let expected = (&json!("Success"), &json!(format!("{number}\n")));
         assert_eq!((&done["status"]["text"], &done["result"]), expected, "{done}");
     }
-    // More refusals come, later and later, and no socket is opened or closed by them.
+    // The refused agent retries at growing intervals, without any effect on open sockets.
     let opened = both(|log| log.sockets.len());
     let refused = both(|log| log.refused.len());
-    eventually_within(LONG, "four more refusals", || async {
+    eventually_within(LONG_TIMEOUT, "four more refusals", || async {
         (both(|log| log.refused.len()) >= refused + 4).then_some(())
     })
     .await;
     assert_eq!(both(|log| log.sockets.len()), opened);
-    assert!(opened <= 10, "{opened} sockets: five of each kind are enough");
+    assert!(opened <= 10, "{opened} sockets were opened, more than five of each kind");
     for path in [BACKHAUL, CONTROL] {
         assert_eq!(agents.iter().filter(|agent| agent.log().is_open(path)).count(), 1, "{path}");
     }
-    let ledgers = agents.each_ref().map(Alpamon::log);
+    let logs = agents.each_ref().map(Alpamon::log);
     assert!(
-        ledgers.iter().all(|log| log.refused.iter().all(|status| *status == Some(503))),
-        "{ledgers:?}"
+        logs.iter().all(|log| log.refused.iter().all(|status| *status == Some(503))),
+        "{logs:?}"
     );
-    let mut came: Vec<String> = ledgers.iter().flat_map(|log| log.ids()).collect();
+    let mut came: Vec<String> = logs.iter().flat_map(|log| log.ids()).collect();
     came.sort();
     let mut made = ids.clone();
     made.sort();
-    assert_eq!(came, made, "each to one of the two, once");
-    assert!(ledgers.iter().all(|log| log.warnings.is_empty()), "{ledgers:?}");
+    assert_eq!(came, made, "each command was delivered to one of the two agents, once");
+    assert!(logs.iter().all(|log| log.warnings.is_empty()), "{logs:?}");
     let ends: Vec<_> =
-        ledgers.iter().flat_map(|log| &log.sockets).filter_map(|socket| socket.end).collect();
+        logs.iter().flat_map(|log| &log.sockets).filter_map(|socket| socket.end).collect();
     assert!(ends.iter().all(|end| *end == SocketEnd::Closed(Some(1000))), "{ends:?}");
 
-    // It is shown, and recorded once a minute.
+    // The API shows the conflict, and the audit log records it once a minute.
     let conflict = eventually("the conflict", || async {
-        shown(&workspace, &server).await["identity_conflict_at"].as_str().map(str::to_owned)
+        read_server(&workspace, &server).await["identity_conflict_at"].as_str().map(str::to_owned)
     })
     .await;
     assert!(Timestamp::parse(&conflict).is_ok());
@@ -642,43 +657,43 @@ async fn of_two_agents_with_one_key_the_older_stays() {
     let details = json!({"remote_ip": "127.0.0.1", "connected_remote_ip": "127.0.0.1"});
     assert_eq!((&event["details"], &event["outcome"]), (&details, &json!("success")));
 
-    // When the connected one has left, the other one connects.
+    // When the connected agent leaves, the other one connects.
     let [first, second] = agents;
     let (leaves, stays) =
         if first.log().is_open(BACKHAUL) { (first, second) } else { (second, first) };
     leaves.leave().await;
     let is_open = |log: &AgentLog| log.is_open(BACKHAUL) && log.is_open(CONTROL);
-    stays.until_within(LONG, "the other agent's sockets", is_open).await;
-    connection_is(&workspace, &server, true).await;
+    stays.until_within(LONG_TIMEOUT, "the other agent's sockets", is_open).await;
+    wait_for_connection(&workspace, &server, true).await;
     assert_eq!(run(&workspace, &server, "alone").await["result"], "alone\n");
 }
 
 #[tokio::test]
-async fn an_agent_that_reconnects_fast_is_not_refused() {
+async fn an_agent_that_reconnects_often_is_not_refused() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let api = workspace.anonymous.with(&credential(&server));
-    // Its older sockets break off: each new one is accepted immediately.
+    // If older sockets close, each new connection is accepted immediately.
     for _ in 0..6 {
         let began = std::time::Instant::now();
         drop(dial(&api, BACKHAUL).await.unwrap());
         assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
     }
-    // Its older sockets are lost without a word: each new one is accepted, after a few seconds from
-    // the fourth on.
+    // If older sockets are lost silently, each new connection is accepted. From the fourth on, it
+    // takes a few seconds.
     let mut lost = Vec::new();
     for _ in 0..5 {
         lost.push(dial(&api, BACKHAUL).await.unwrap());
     }
     let mut newest = ScriptedAgent::over(&api, BACKHAUL).await;
-    assert_eq!(shown(&workspace, &server).await["identity_conflict_at"], json!(null));
+    assert_eq!(read_server(&workspace, &server).await["identity_conflict_at"], json!(null));
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     assert_eq!(newest.next_command().await["id"], made["id"]);
 }
 
 #[tokio::test]
-async fn an_idle_fleet_costs_next_to_nothing() {
+async fn an_idle_fleet_causes_no_writes_and_no_requests() {
     const FLEET: usize = 20;
     let (instance, _state) =
         Instance::new_with(&[("AGENT_PING_SECONDS", "2"), ("AGENT_HEARTBEAT_SECONDS", "3600")])
@@ -687,7 +702,8 @@ async fn an_idle_fleet_costs_next_to_nothing() {
     let mut agents = Vec::new();
     for number in 0..FLEET {
         let server = workspace.server(&format!("web-{number}")).await;
-        // Shorter than all that follows takes: only the service's pings keep the sockets open.
+        // This deadline is shorter than the test, so only the service's pings keep the sockets
+        // open.
         let behaviour =
             AgentBehaviour { read_deadline: Duration::from_secs(20), ..AgentBehaviour::default() };
         agents.push(Alpamon::connect(&workspace, &server, behaviour).await);
@@ -695,19 +711,19 @@ async fn an_idle_fleet_costs_next_to_nothing() {
     let pings =
         |agent: &Alpamon| agent.log().sockets.iter().map(|socket| socket.pings).collect::<Vec<_>>();
     for agent in &agents {
-        agent.until_idle(LONG).await;
+        agent.until_idle(LONG_TIMEOUT).await;
     }
-    // What they told at their start is in D1.
-    let untold = "SELECT 'untold' FROM server WHERE document ->> '$.facts.flushed' < document ->> '$.facts.revision'";
-    eventually_within(LONG, "the objects to have told all", || async {
-        instance.read_objects("ServerLink", untold).is_empty().then_some(())
+    // D1 has what the agents reported at their start.
+    let pending_facts = "SELECT 'pending_facts' FROM server WHERE document ->> '$.facts.flushed' < document ->> '$.facts.revision'";
+    eventually_within(LONG_TIMEOUT, "the outboxes to be empty", || async {
+        instance.read_objects("ServerLink", pending_facts).is_empty().then_some(())
     })
     .await;
     let rows = "SELECT id, link_revision, is_connected, connected_at, last_seen_at, updated_at FROM servers ORDER BY id";
     let before = instance.d1(rows);
     assert_eq!(before.as_array().unwrap().len(), FLEET);
-    // But for what asks whether the service is alive, for the clock, which has old commands looked
-    // for, and for the sealing of what the agents' start wrote.
+    // Excluded are health checks, the retention pass of the cron trigger, and the sealing of events
+    // from the agents' start.
     let log = || {
         let text = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
         let is_other = |line: &&str| {
@@ -720,24 +736,24 @@ async fn an_idle_fleet_costs_next_to_nothing() {
 
     for (agent, heard) in agents.iter().zip(heard) {
         agent
-            .until_within(LONG, "fifteen more pings on both sockets", |log| {
+            .until_within(LONG_TIMEOUT, "fifteen more pings on both sockets", |log| {
                 log.sockets.iter().zip(&heard).all(|(socket, heard)| socket.pings >= heard + 15)
             })
             .await;
     }
 
-    assert_eq!(instance.d1(rows), before, "a pong is no news for D1");
-    // A ping that is not answered yet has a timer of its own.
+    assert_eq!(instance.d1(rows), before, "a pong is not written to D1");
+    // Each unanswered ping has a timer.
     let timers = "SELECT key FROM server, json_each(document, '$.timers') timer WHERE timer.value IS NOT NULL";
     let due = || instance.read_objects("ServerLink", timers);
-    eventually("pings to be all that is due", || async {
+    eventually("only the pings' timers to be due", || async {
         (due() == vec!["ping"; FLEET]).then_some(())
     })
     .await;
     let due =
         instance.read_objects("ServerLink", "SELECT id FROM commands WHERE due_at IS NOT NULL");
     assert_eq!(due, Vec::<String>::new());
-    // Nobody asked for anything over HTTP meanwhile, and nothing went wrong.
+    // There were no HTTP requests and no errors.
     assert_eq!(log(), logged);
     assert_eq!(calls(), called);
     for agent in &agents {
@@ -746,7 +762,7 @@ async fn an_idle_fleet_costs_next_to_nothing() {
 }
 
 #[tokio::test]
-async fn an_agent_hears_of_a_command_on_the_newer_socket_only() {
+async fn commands_are_delivered_only_on_the_newest_socket() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let runs = |_: &Value| CommandScript { is_held: true, ..CommandScript::writing(["x"]) };
@@ -759,7 +775,7 @@ async fn an_agent_hears_of_a_command_on_the_newer_socket_only() {
     let first =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "1"})).await.expect(201);
     agent.until("the command", |log| log.delivered.len() == 1).await;
-    // Another one takes the agent's place for a moment, and the agent takes it back.
+    // Another connection replaces the agent's socket, and the agent reconnects.
     let mut other = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(other.next().await, Err(Some(1000)));
     agent.until("the newer socket", |log| log.sockets_of(BACKHAUL).count() == 2).await;
@@ -773,7 +789,7 @@ async fn an_agent_hears_of_a_command_on_the_newer_socket_only() {
         assert_eq!(
             workspace.admin.get(&path).await.expect(200)["result"],
             "x",
-            "a socket's end is no command's end"
+            "the end of a socket does not end a command"
         );
     }
     let log = agent.log();

@@ -1,5 +1,4 @@
-//! The project's agent from its registration to its end, and its built-ins, against the service
-//! itself.
+//! The project's agent from registration to removal, and its built-ins, with the real service.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -16,13 +15,13 @@ use tokio::process::Command;
 const COMMANDS: &str = "/api/events/commands/";
 const TOKENS: &str = "/api/servers/registration-tokens/";
 
-/// Where the workspace is, as its agents are told.
+/// The workspace's URL in the agent's configuration.
 fn url(workspace: &Workspace) -> String {
     let port = workspace.anonymous.url.rsplit(':').next().unwrap();
     format!("http://{}:{port}", workspace.anonymous.host)
 }
 
-/// The agent's program, with nothing in its environment that it would take.
+/// The agent's program, without environment variables that would affect it.
 fn program(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     let mut command = Command::new(setting("FARHAND_AGENT"));
     for variable in ["FARHAND_AGENT_KEY", "FARHAND_REGISTRATION_TOKEN", "STATE_DIRECTORY"] {
@@ -35,25 +34,27 @@ fn program(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     command
 }
 
-/// Runs it to its end: exit code, output and errors.
-async fn end(command: &mut Command) -> (i32, String, String) {
-    let output =
-        tokio::time::timeout(PATIENCE, command.output()).await.expect("it does not end").unwrap();
+/// Runs a command to its end. Returns exit code, standard output and standard error.
+async fn run_program(command: &mut Command) -> (i32, String, String) {
+    let output = tokio::time::timeout(PATIENCE, command.output())
+        .await
+        .expect("the program did not run_program in time")
+        .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// A host: a folder with the agent's file, and maybe an agent that runs.
-struct Host {
+/// A host: a folder with the agent's configuration file.
+struct AgentFolder {
     folder: TempDir,
 }
 
-impl Host {
+impl AgentFolder {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    /// A host whose file names a server that was just made.
+    /// A host that is configured for a server whose `key` is known.
     fn of(workspace: &Workspace, server: &Value) -> Self {
         let host = Self::new();
         let (url, id, key) =
@@ -75,7 +76,7 @@ impl Host {
     async fn register(
         &self,
         workspace: &Workspace,
-        token: &str,
+        registration_token: &str,
         name: &str,
     ) -> (i32, String, String) {
         let mut command = program(&[
@@ -87,36 +88,39 @@ impl Host {
             &"--config",
             &self.config(),
         ]);
-        let told = end(command.env("FARHAND_REGISTRATION_TOKEN", token)).await;
-        if let Some(key) = self.fact("key") {
+        let status =
+            run_program(command.env("FARHAND_REGISTRATION_TOKEN", registration_token)).await;
+        if let Some(key) = self.config_value("key") {
             secrets::record("key", &key);
             assert!(
-                ![&told.1, &told.2].iter().any(|text| text.contains(&key) || text.contains(token))
+                ![&status.1, &status.2]
+                    .iter()
+                    .any(|text| text.contains(&key) || text.contains(registration_token))
             );
         }
-        told
+        status
     }
 
     async fn unregister(&self, more: &[&str]) -> (i32, String, String) {
-        end(program(&[&"unregister", &"--config", &self.config()]).args(more)).await
+        run_program(program(&[&"unregister", &"--config", &self.config()]).args(more)).await
     }
 
     async fn status(&self) -> (i32, Value) {
         let (code, out, errors) =
-            end(&mut program(&[&"status", &"--json", &"--config", &self.config()])).await;
+            run_program(&mut program(&[&"status", &"--json", &"--config", &self.config()])).await;
         (code, serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{errors}")))
     }
 
-    /// A text of the agent's file, if that is there.
-    fn fact(&self, name: &str) -> Option<String> {
+    /// A value in the configuration file, or `None`.
+    fn config_value(&self, name: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.config()).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""))?;
         line.strip_suffix('"').map(str::to_owned)
     }
 }
 
-/// Makes a registration token; its key, which is shown this once.
-async fn token(workspace: &Workspace, more: &Value) -> String {
+/// Creates a registration token, and returns its key.
+async fn registration_token(workspace: &Workspace, more: &Value) -> String {
     let mut body = json!({"name": "hosts"});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     workspace.admin.post(TOKENS, &body).await.expect(201)["key"].as_str().unwrap().to_owned()
@@ -132,7 +136,7 @@ async fn run(workspace: &Workspace, server: &str, shell: &str, line: &str) -> Va
 }
 
 #[track_caller]
-fn check(done: &Value, code: i64, result: &str) {
+fn assert_ended(done: &Value, code: i64, result: &str) {
     assert_eq!((&done["exit_code"], &done["result"]), (&json!(code), &json!(result)), "{done}");
     assert_eq!(
         (&done["success"], &done["output_bytes"]),
@@ -142,17 +146,17 @@ fn check(done: &Value, code: i64, result: &str) {
 }
 
 #[tokio::test]
-async fn built_ins_answer() {
+async fn built_ins_of_the_agent_work() {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
-    let host = Host::of(&workspace, &server);
+    let host = AgentFolder::of(&workspace, &server);
     let _agent = host.run(&[]);
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    check(&run(&workspace, "here", "internal", "ping").await, 0, "pong");
+    assert_ended(&run(&workspace, "here", "internal", "ping").await, 0, "pong");
     let version = run(&workspace, "here", "internal", "version").await;
     let shown = workspace.admin.get("/api/servers/").await.expect(200);
     assert_eq!(version["result"], shown["results"][0]["agent_version"]);
-    check(
+    assert_ended(
         &run(&workspace, "here", "internal", "dance").await,
         127,
         "This agent has no such built-in.",
@@ -166,11 +170,11 @@ async fn built_ins_answer() {
 }
 
 #[tokio::test]
-async fn a_restart_loses_nothing_and_runs_nothing_twice() {
+async fn a_restart_loses_no_command_and_repeats_none() {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
     let id = server["id"].as_str().unwrap();
-    let host = Host::of(&workspace, &server);
+    let host = AgentFolder::of(&workspace, &server);
     let _agent = host.run(&["--drain-seconds", "600"]);
     wait_until_connected(&workspace, id, true).await;
     let pid = host.status().await.1["pid"].clone();
@@ -187,19 +191,19 @@ async fn a_restart_loses_nothing_and_runs_nothing_twice() {
     let acked = |command: &Value| command["acked_at"].is_string();
     wait_for_command(&workspace.admin, made["id"].as_str().unwrap(), "the command to begin", acked)
         .await;
-    check(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
-    // It takes no more commands; the one that came meanwhile is for the agent as it is afterwards.
+    assert_ended(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
+    // A restarting agent takes no commands. This one waits for the restarted agent.
     wait_until_connected(&workspace, id, false).await;
     let next = workspace.admin.post(COMMANDS, &body).await.expect(201);
     assert_eq!(workspace.admin.get(&path).await.expect(200)["handled_at"], json!(null));
     std::fs::write(&go, "").unwrap();
     for made in [&made, &next] {
         let path = format!("{COMMANDS}{}/?wait=30", made["id"].as_str().unwrap());
-        check(&workspace.admin.get(&path).await.expect(200), 0, "ran\n");
+        assert_ended(&workspace.admin.get(&path).await.expect(200), 0, "ran\n");
     }
     wait_until_connected(&workspace, id, true).await;
     assert_eq!(host.status().await.1["pid"], pid);
-    check(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
+    assert_ended(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
     eventually("the agent to be back", || async {
         (workspace
             .admin
@@ -214,37 +218,37 @@ async fn a_restart_loses_nothing_and_runs_nothing_twice() {
 }
 
 #[tokio::test]
-async fn the_status_is_the_services_too() {
+async fn the_status_includes_the_services_view() {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
     let id = server["id"].as_str().unwrap();
-    let host = Host::of(&workspace, &server);
-    let (code, told) = host.status().await;
-    assert_eq!((code, &told["name"], &told["service"]), (3, &json!("here"), &json!("ok")));
+    let host = AgentFolder::of(&workspace, &server);
+    let (code, status) = host.status().await;
+    assert_eq!((code, &status["name"], &status["service"]), (3, &json!("here"), &json!("ok")));
     let _agent = host.run(&[]);
     wait_until_connected(&workspace, id, true).await;
-    let (code, told) = host.status().await;
-    assert_eq!((code, &told["running"], &told["id"]), (0, &json!(true), &json!(id)));
+    let (code, status) = host.status().await;
+    assert_eq!((code, &status["running"], &status["id"]), (0, &json!(true), &json!(id)));
     let config = std::fs::read_to_string(host.config()).unwrap();
     std::fs::write(host.config(), config.replace(server["key"].as_str().unwrap(), "another"))
         .unwrap();
-    let (code, told) = host.status().await;
-    assert_eq!((code, &told["service"]), (4, &json!("refused")));
+    let (code, status) = host.status().await;
+    assert_eq!((code, &status["service"]), (4, &json!("refused")));
 }
 
 #[tokio::test]
 async fn a_host_registers_runs_commands_and_unregisters() {
     let workspace = Workspace::new().await;
-    let token = token(&workspace, &json!({})).await;
-    let (one, other) = (Host::new(), Host::new());
+    let registration_token = registration_token(&workspace, &json!({})).await;
+    let (one, other) = (AgentFolder::new(), AgentFolder::new());
     for (host, name) in [(&one, "web-1"), (&other, "web-1-2")] {
-        let (code, out, errors) = host.register(&workspace, &token, "Web-1").await;
+        let (code, out, errors) = host.register(&workspace, &registration_token, "Web-1").await;
         assert_eq!((code, errors.as_str()), (0, ""));
-        let id = host.fact("id").unwrap();
+        let id = host.config_value("id").unwrap();
         assert!(out.starts_with(&format!("registered as {name}, with the id {id}\n")), "{out}");
         let shown = workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect(200);
         assert_eq!((&shown["name"], &shown["owner"]), (&json!(name), &json!(null)));
-        // What the host said of itself is there before its agent ever ran.
+        // Registration stored the host's facts before its agent ran.
         assert!(shown["platform"].is_string(), "{shown}");
         assert_eq!(
             std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(host.config()).unwrap())
@@ -252,51 +256,51 @@ async fn a_host_registers_runs_commands_and_unregisters() {
             0o600
         );
     }
-    let id = one.fact("id").unwrap();
+    let id = one.config_value("id").unwrap();
     let mut agent = one.run(&[]);
     wait_until_connected(&workspace, &id, true).await;
-    check(&run(&workspace, "web-1", "system", "echo hello").await, 0, "hello\n");
+    assert_ended(&run(&workspace, "web-1", "system", "echo hello").await, 0, "hello\n");
     let (code, out, _) = one.unregister(&[]).await;
     assert!(code == 0 && out.starts_with(&format!("server {id} is unregistered\n")), "{out}");
     assert!(out.contains("still runs here: stop it") && !one.config().exists(), "{out}");
     workspace.admin.get(&format!("/api/servers/servers/{id}/")).await.expect_detail(404, None);
     agent.signal(nix::sys::signal::Signal::SIGTERM);
     agent.wait_for_exit(PATIENCE).await;
-    // The name is free again, and the other server is another one.
-    let (code, out, _) = one.register(&workspace, &token, "web-1").await;
+    // The name is free again. The other host is still registered under its own name.
+    let (code, out, _) = one.register(&workspace, &registration_token, "web-1").await;
     assert!(code == 0 && out.starts_with("registered as web-1,"), "{out}");
     assert_eq!(other.status().await.1["name"], "web-1-2");
 }
 
 #[tokio::test]
-async fn what_the_service_refuses_is_told_and_leaves_nothing() {
+async fn a_refused_registration_is_reported_and_leaves_no_file() {
     let workspace = Workspace::new().await;
-    let token = token(&workspace, &json!({"uses": 1})).await;
-    let host = Host::new();
-    let refused = async |token: &str, name: &str, expected: &str| {
-        let (code, out, errors) = host.register(&workspace, token, name).await;
+    let registration_token = registration_token(&workspace, &json!({"uses": 1})).await;
+    let host = AgentFolder::new();
+    let refused = async |registration_token: &str, name: &str, expected: &str| {
+        let (code, out, errors) = host.register(&workspace, registration_token, name).await;
         assert_eq!((code, out.as_str(), errors.lines().count()), (1, "", 1), "{errors}");
         assert!(errors.contains(expected), "{errors}");
         assert_eq!(std::fs::read_dir(host.folder.path()).unwrap().count(), 0);
     };
     refused("nonsense", "web-1", "not registered: status 403: ").await;
-    refused(&token, "a b", "not registered: status 400: name: ").await;
-    // Neither used it up.
-    assert_eq!(host.register(&workspace, &token, "web-1").await.0, 0);
+    refused(&registration_token, "a b", "not registered: status 400: name: ").await;
+    // Neither attempt used up the token.
+    assert_eq!(host.register(&workspace, &registration_token, "web-1").await.0, 0);
     let config = std::fs::read(host.config()).unwrap();
-    let (code, _, errors) = host.register(&workspace, &token, "web-2").await;
+    let (code, _, errors) = host.register(&workspace, &registration_token, "web-2").await;
     assert!(code == 1 && errors.contains("a file is there already"), "{errors}");
     assert_eq!(std::fs::read(host.config()).unwrap(), config);
     std::fs::remove_file(host.config()).unwrap();
-    refused(&token, "web-2", "not registered: status 403: ").await;
+    refused(&registration_token, "web-2", "not registered: status 403: ").await;
     assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["count"], 1);
 }
 
 #[tokio::test]
-async fn a_server_that_is_deleted_is_unregistered_by_force_only() {
+async fn a_deleted_server_is_unregistered_only_by_force() {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
-    let host = Host::of(&workspace, &server);
+    let host = AgentFolder::of(&workspace, &server);
     workspace
         .admin
         .delete(&format!("/api/servers/servers/{}/", server["id"].as_str().unwrap()))

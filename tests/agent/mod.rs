@@ -1,4 +1,4 @@
-//! Agents: the protocol by a scripted one, and the real one with real processes.
+//! Agents: the protocol with scripted agents, and the real agent with real processes.
 
 mod alpamon;
 mod connection;

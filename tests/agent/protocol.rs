@@ -1,4 +1,4 @@
-//! The agent protocol, sections 1 to 5, as an agent sees it.
+//! The agent protocol, sections 1 to 5, from the agent's side.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn facts() -> Value {
 }
 
 #[tokio::test]
-async fn the_start_of_an_agent() {
+async fn an_agent_starts_and_reports_its_facts() {
     let (workspace, server, agent) = agent_of_a_new_server().await;
     let id = server["id"].as_str().unwrap();
     let own = agent.get(OWN).await.expect(200);
@@ -72,7 +72,7 @@ async fn the_start_of_an_agent() {
     for (field, value) in expected.as_object().unwrap() {
         assert_eq!(&shown[field], value, "{field}");
     }
-    // A later sync changes what it names.
+    // A later sync changes the facts in it.
     agent
         .send_json("PATCH", &format!("{OWN}sync/"), &json!({"version": "2.2.0", "load": 1.5}))
         .await
@@ -103,7 +103,7 @@ async fn a_heartbeat_refreshes_the_load() {
         .send_json("PATCH", &format!("{OWN}sync/"), &json!({"version": "2.2.0", "load": 0.5}))
         .await
         .expect(200);
-    // No restart and no other sync, only heartbeats, as an agent repeats them.
+    // No restart and no other sync: only the repeated heartbeats of an agent.
     for expected in [1.25, 7.5, 0.0] {
         eventually("the new load", || async {
             let heartbeat = agent
@@ -117,8 +117,8 @@ async fn a_heartbeat_refreshes_the_load() {
     for odd in [json!({"load": "high"}), json!({"load": -1}), json!([1])] {
         assert_eq!(agent.send_json("PATCH", &format!("{OWN}status/"), &odd).await.status, 204);
     }
-    // Heartbeats without a load, as Alpamon's: a load that is not refreshed is not shown for long.
-    eventually("the load to go", || async {
+    // Alpamon's heartbeats have no load. A load that is not refreshed disappears soon.
+    eventually("the load to disappear", || async {
         assert_eq!(agent.call("PATCH", &format!("{OWN}status/")).await.status, 204);
         load().await.is_null().then_some(())
     })
@@ -126,7 +126,7 @@ async fn a_heartbeat_refreshes_the_load() {
 }
 
 #[tokio::test]
-async fn odd_facts_are_taken_as_far_as_they_make_sense() {
+async fn invalid_facts_are_dropped_and_the_rest_is_stored() {
     let (workspace, server, agent) = agent_of_a_new_server().await;
     let odd = json!({"version": 7, "load": "high", "info": [], "os": {"name": "x".repeat(5_000), "version": null}, "more": {"a": 1}});
     agent.send_json("PUT", &format!("{OWN}commit/"), &odd).await.expect(200);
@@ -140,7 +140,7 @@ async fn odd_facts_are_taken_as_far_as_they_make_sense() {
 }
 
 #[tokio::test]
-async fn reports_that_are_of_no_use_are_taken_and_unknown_questions_are_404() {
+async fn unused_reports_are_204_and_unknown_requests_404() {
     let (_, _, agent) = agent_of_a_new_server().await;
     for path in [
         "/api/history/logs/",
@@ -177,7 +177,7 @@ async fn an_agent_is_never_redirected() {
 }
 
 #[tokio::test]
-async fn an_agent_sees_its_own_server_only_and_is_no_user() {
+async fn an_agent_sees_only_its_own_server() {
     let (workspace, server, agent) = agent_of_a_new_server().await;
     let other = workspace.server("web-2").await;
     let path = |server: &Value| format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
@@ -194,7 +194,7 @@ async fn an_agent_sees_its_own_server_only_and_is_no_user() {
     }
     let key_as_token = workspace.anonymous.with_token(server["key"].as_str().unwrap());
     key_as_token.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
-    // One server's key under another one's id.
+    // The key of one server with the id of another.
     let mixed = json!({"id": other["id"], "key": server["key"]});
     let mixed = workspace.anonymous.with(&credential(&mixed));
     mixed.get(OWN).await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -238,7 +238,7 @@ async fn malformed_reports_are_400_and_change_nothing() {
         .await
         .expect(200);
     assert_eq!(shown["status"]["text"], "Sent");
-    // Numbers that no host sends are left out, and the report stands.
+    // Numbers that no host can send are dropped, and the report is accepted.
     let odd = json!({"success": false, "elapsed_time": -1, "exit_code": 1_u64 << 40});
     agent.report(&id, "fin", Some(&odd)).await.expect(204);
     let shown = workspace
@@ -253,7 +253,7 @@ async fn malformed_reports_are_400_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_command_that_an_agent_rejects_has_failed() {
+async fn a_command_rejected_by_the_agent_fails() {
     let (workspace, server, _) = agent_of_a_new_server().await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let run = json!({"server": "web-1", "line": "id"});
@@ -277,7 +277,7 @@ async fn a_command_that_an_agent_rejects_has_failed() {
 }
 
 #[tokio::test]
-async fn a_large_chunk_is_kept_whole() {
+async fn a_large_chunk_is_stored_completely() {
     let (workspace, server, _) = agent_of_a_new_server().await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     workspace
@@ -298,12 +298,12 @@ async fn a_large_chunk_is_kept_whole() {
 }
 
 #[tokio::test]
-async fn a_newer_connection_wins() {
+async fn a_newer_connection_replaces_the_older() {
     let (workspace, server, _) = agent_of_a_new_server().await;
     let id = server["id"].as_str().unwrap();
     let mut first = ScriptedAgent::connect(&workspace, &server).await;
     let mut second = ScriptedAgent::connect(&workspace, &server).await;
-    assert_eq!(first.next().await, Err(Some(1000)), "closed, and not asked to quit");
+    assert_eq!(first.next().await, Err(Some(1000)), "a replaced socket is closed without `quit`");
     workspace
         .admin
         .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
@@ -316,7 +316,7 @@ async fn a_newer_connection_wins() {
 }
 
 #[tokio::test]
-async fn the_connection_shows_at_the_server() {
+async fn a_server_shows_its_connection() {
     let (workspace, server, _) = agent_of_a_new_server().await;
     let id = server["id"].as_str().unwrap();
     let agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -329,10 +329,10 @@ async fn the_connection_shows_at_the_server() {
 }
 
 #[tokio::test]
-async fn the_control_socket_is_taken_and_kept() {
+async fn a_control_socket_stays_open_beside_the_backhaul() {
     let (workspace, server, api) = agent_of_a_new_server().await;
     let control = dial(&api, "/ws/servers/control/").await.unwrap();
-    // It is no connection for commands.
+    // The control socket is not a connection for commands.
     workspace
         .admin
         .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
@@ -349,7 +349,7 @@ async fn the_control_socket_is_taken_and_kept() {
 }
 
 #[tokio::test]
-async fn a_socket_is_for_agents_that_ask_for_one() {
+async fn sockets_require_an_agent_and_an_upgrade() {
     let (workspace, _, api) = agent_of_a_new_server().await;
     for path in ["/ws/servers/backhaul/", "/ws/servers/control/"] {
         api.get(path).await.expect_fields(400, &["non_field_errors"]);
@@ -381,7 +381,7 @@ async fn nonsense_on_the_socket_is_ignored() {
 }
 
 #[tokio::test]
-async fn an_agent_that_answers_no_ping_is_given_up() {
+async fn an_agent_that_answers_no_ping_is_disconnected() {
     let (instance, _state) = Instance::new_with(&[("AGENT_PING_SECONDS", "2")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let (silent, alive) = (workspace.server("silent").await, workspace.server("alive").await);
@@ -392,26 +392,26 @@ async fn an_agent_that_answers_no_ping_is_given_up() {
     assert_eq!(
         control.next().await,
         Ok(json!({"query": "ping"})),
-        "a control socket must hear something as well"
+        "the service pings control sockets too"
     );
 
     let answering = async {
         loop {
             match alive_agent.next().await {
                 Ok(message) => assert_eq!(message, json!({"query": "ping"})),
-                Err(code) => panic!("closed with {code:?}"),
+                Err(code) => panic!("the service closed the socket with {code:?}"),
             }
             alive_agent.say(&json!({"query": "pong", "timestamp": 1.5})).await;
         }
     };
-    let given_up = async {
+    let disconnected = async {
         while silent_agent.next().await.is_ok() {}
         let id = silent["id"].as_str().unwrap();
         wait_until_connected(&workspace, id, false).await;
     };
     tokio::select! {
         () = answering => {}
-        done = tokio::time::timeout(Duration::from_secs(90), given_up) => done.expect("the silent agent was not given up"),
+        done = tokio::time::timeout(Duration::from_secs(90), disconnected) => done.expect("the silent agent was not disconnected"),
     }
     wait_until_connected(&workspace, alive["id"].as_str().unwrap(), true).await;
     workspace

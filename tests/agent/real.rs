@@ -1,4 +1,4 @@
-//! The project's agent, as a process of its own, running real processes on this machine.
+//! The project's agent as a child process, with real commands on this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -35,7 +35,7 @@ async fn run_as(workspace: &Workspace, line: &str, account: &str) -> Value {
 }
 
 #[track_caller]
-fn check(done: &Value, code: i64, result: &str) {
+fn assert_ended(done: &Value, code: i64, result: &str) {
     let text = if code == 0 { "Success" } else { "Failed" };
     assert_eq!(
         (&done["exit_code"], &done["result"], &done["status"]["text"]),
@@ -48,24 +48,28 @@ fn check(done: &Value, code: i64, result: &str) {
 }
 
 #[tokio::test]
-async fn exit_codes_and_output() {
+async fn exit_codes_and_output_are_reported() {
     let (workspace, server, _agent) = start().await;
-    check(&run(&workspace, "echo hello").await, 0, "hello\n");
-    check(&run(&workspace, "echo out; echo err >&2; exit 3").await, 3, "out\nerr\n");
-    check(&run(&workspace, "true").await, 0, "");
-    check(&run(&workspace, "kill -9 $$").await, 137, "");
-    check(&run(&workspace, "printf '%s|%s' \"two  words\" 'a\"b'").await, 0, "two  words|a\"b");
-    check(&run(&workspace, "printf 'c\\nb\\na\\n' | sort | head -n 2").await, 0, "a\nb\n");
-    check(&run(&workspace, "printf 'ärger €  🦀\\n日本'").await, 0, "ärger €  🦀\n日本");
-    check(
+    assert_ended(&run(&workspace, "echo hello").await, 0, "hello\n");
+    assert_ended(&run(&workspace, "echo out; echo err >&2; exit 3").await, 3, "out\nerr\n");
+    assert_ended(&run(&workspace, "true").await, 0, "");
+    assert_ended(&run(&workspace, "kill -9 $$").await, 137, "");
+    assert_ended(
+        &run(&workspace, "printf '%s|%s' \"two  words\" 'a\"b'").await,
+        0,
+        "two  words|a\"b",
+    );
+    assert_ended(&run(&workspace, "printf 'c\\nb\\na\\n' | sort | head -n 2").await, 0, "a\nb\n");
+    assert_ended(&run(&workspace, "printf 'ärger €  🦀\\n日本'").await, 0, "ärger €  🦀\n日本");
+    assert_ended(
         &run(&workspace, "printf 'first\nsecond\n'\necho third").await,
         0,
         "first\nsecond\nthird\n",
     );
-    check(&run(&workspace, "printf 'a\\000b'").await, 0, "a\u{0}b");
-    check(&run(&workspace, "printf 'a\\377b'").await, 0, "a\u{FFFD}b");
-    check(&run(&workspace, "cat; echo end").await, 0, "end\n");
-    check(&run(&workspace, "id -un").await, 0, &format!("{}\n", own_account()));
+    assert_ended(&run(&workspace, "printf 'a\\000b'").await, 0, "a\u{0}b");
+    assert_ended(&run(&workspace, "printf 'a\\377b'").await, 0, "a\u{FFFD}b");
+    assert_ended(&run(&workspace, "cat; echo end").await, 0, "end\n");
+    assert_ended(&run(&workspace, "id -un").await, 0, &format!("{}\n", own_account()));
     assert_eq!(run(&workspace, "no-such-program-here").await["exit_code"], 127);
 
     let shown = workspace
@@ -80,7 +84,7 @@ async fn exit_codes_and_output() {
 }
 
 #[tokio::test]
-async fn two_hundred_kilobytes_arrive_whole() {
+async fn a_result_of_200_kilobytes_arrives_complete() {
     let (workspace, _, _agent) = start().await;
     let done = run(&workspace, "seq -f 'line %07g of many' 1 10000").await;
     let expected: String =
@@ -90,11 +94,11 @@ async fn two_hundred_kilobytes_arrive_whole() {
         (&done["result_truncated"], &done["output_bytes"]),
         (&json!(false), &json!(expected.len()))
     );
-    assert!(done["result"] == json!(expected), "the output is not what was written");
+    assert!(done["result"] == json!(expected), "the result differs from the written output");
 }
 
 #[tokio::test]
-async fn more_than_is_kept_is_cut_in_the_middle() {
+async fn longer_results_are_cut_in_the_middle() {
     let (workspace, _, _agent) = start().await;
     let done = run(&workspace, "echo head; seq 1 200000; echo tail").await;
     let result = done["result"].as_str().unwrap();
@@ -110,27 +114,27 @@ async fn more_than_is_kept_is_cut_in_the_middle() {
 }
 
 #[tokio::test]
-async fn a_command_that_takes_longer_than_a_second() {
+async fn a_command_may_take_longer_than_a_second() {
     let (workspace, _, _agent) = start().await;
     let body = json!({"server": "here", "line": "echo begun; sleep 1.5; echo done", "username": own_account()});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
     assert_eq!(made["handled_at"], json!(null));
     let path = format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap());
     let done = workspace.admin.get(&path).await.expect(200);
-    check(&done, 0, "begun\ndone\n");
+    assert_ended(&done, 0, "begun\ndone\n");
     assert!(done["elapsed_time"].as_f64().is_some_and(|seconds| seconds >= 1.5), "{done}");
     assert!(done["response_delay"].as_f64().is_some_and(|seconds| seconds >= 0.0), "{done}");
 }
 
 #[tokio::test]
-async fn accounts_that_do_not_exist_are_refused() {
+async fn unknown_accounts_are_refused() {
     let (workspace, _, _agent) = start().await;
     let done = run_as(&workspace, "id", "no-such-account").await;
     assert_eq!((&done["exit_code"], &done["success"]), (&json!(126), &json!(false)));
     let message = done["status"]["message"].as_str().unwrap();
     assert!(message.ends_with("There is no account no-such-account on this server."), "{done}");
     assert_eq!((&done["result"], &done["output_bytes"]), (&json!(""), &json!(0)));
-    // So does the list, which reads D1.
+    // The list, which reads D1, shows the same.
     farhand_tests::eventually("the list to show the same", || async {
         let shown = workspace.admin.get(PATH).await.expect(200)["results"][0].clone();
         (shown["result"] == "" && shown["status"] == done["status"]).then_some(())
@@ -139,31 +143,31 @@ async fn accounts_that_do_not_exist_are_refused() {
 }
 
 #[tokio::test]
-async fn as_root_it_becomes_the_account_and_otherwise_refuses_others() {
+async fn only_an_agent_as_root_runs_other_accounts() {
     let (workspace, _, _agent) = start().await;
     let line = "id -un; id -gn; echo $HOME $USER; touch /farhand-was-here 2>/dev/null || echo no";
     let done = run_as(&workspace, line, "nobody").await;
     if own_account() == "root" {
-        check(&done, 0, "nobody\nnogroup\n/nonexistent nobody\nno\n");
+        assert_ended(&done, 0, "nobody\nnogroup\n/nonexistent nobody\nno\n");
     } else {
         assert_eq!(done["exit_code"], 126);
     }
 }
 
 #[tokio::test]
-async fn many_at_once() {
+async fn concurrent_commands_do_not_mix_their_output() {
     let (workspace, _, _agent) = start().await;
     let lines: Vec<String> = (0..40).map(|number| format!("echo {number}")).collect();
     let runs = futures_util::future::join_all(lines.iter().map(|line| run(&workspace, line))).await;
     for (number, done) in runs.iter().enumerate() {
-        check(done, 0, &format!("{number}\n"));
+        assert_ended(done, 0, &format!("{number}\n"));
     }
 }
 
 #[tokio::test]
 async fn the_install_commands_work_when_pasted() {
     let workspace = Workspace::new().await;
-    // As a client does that is not a test: with the port in the Host header.
+    // A real client sends the port in the `Host` header.
     let port = workspace.admin.url.rsplit(':').next().unwrap();
     let client = workspace.admin.under(&format!("{}:{port}", workspace.admin.host));
     let server = client.post("/api/servers/", &json!({"name": "here"})).await.expect(201);
@@ -178,13 +182,13 @@ async fn the_install_commands_work_when_pasted() {
     let _agent =
         Process::spawn(shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    check(&run(&workspace, "echo hello").await, 0, "hello\n");
+    assert_ended(&run(&workspace, "echo hello").await, 0, "hello\n");
     let config = std::fs::metadata(folder.path().join("farhand-agent.toml")).unwrap();
     assert_eq!(std::os::unix::fs::MetadataExt::mode(&config) & 0o777, 0o600);
 }
 
 #[tokio::test]
-async fn sigterm_drains() {
+async fn sigterm_drains_the_agent() {
     let (workspace, server, mut agent) = start().await;
     let id = server["id"].as_str().unwrap();
     let body = json!({"server": "here", "line": "echo begun; sleep 2; echo done", "username": own_account()});
@@ -194,19 +198,19 @@ async fn sigterm_drains() {
     agent.process.signal(Signal::SIGTERM);
     let ended = agent.process.wait_for_exit(Duration::from_secs(30)).await;
     assert!(ended.success(), "{ended}");
-    check(&workspace.admin.get(&path).await.expect(200), 0, "begun\ndone\n");
+    assert_ended(&workspace.admin.get(&path).await.expect(200), 0, "begun\ndone\n");
     wait_until_connected(&workspace, id, false).await;
     workspace.admin.post(PATH, &body).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
 }
 
-/// An agent whose file is `config`; on request where it cannot create control groups, so that
-/// commands have supervisors.
+/// Starts an agent with a configuration file. With `has_cgroups` false, it cannot create control
+/// groups, and uses supervisors for commands instead.
 fn spawn_agent(config: &Path, has_cgroups: bool) -> Process {
     let binary = farhand_tests::setting("FARHAND_AGENT");
     let mut agent = if has_cgroups || own_account() != "root" {
         tokio::process::Command::new(&binary)
     } else {
-        // With nothing to write in where the control groups would be, for this process alone.
+        // Hides the control groups under an empty file system, for this process only.
         let mut unshared = tokio::process::Command::new("unshare");
         let hide = "mount -t tmpfs none /sys/fs/cgroup && exec \"$0\" \"$@\"";
         unshared.args(["--mount", "sh", "-c", hide, &binary]);
@@ -225,12 +229,12 @@ fn write_config(workspace: &Workspace, server: &Value, folder: &Path) -> PathBuf
     config
 }
 
-/// Whether a process runs. One that ended and that its parent did not wait for yet runs no more.
+/// True if a process runs. Zombies do not count.
 fn is_running(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-async fn dies_and_tells_of_its_commands(has_cgroups: bool) {
+async fn test_restart_after_death(has_cgroups: bool) {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
     let id = server["id"].as_str().unwrap();
@@ -239,7 +243,7 @@ async fn dies_and_tells_of_its_commands(has_cgroups: bool) {
     let mut agent = spawn_agent(&config, has_cgroups);
     wait_until_connected(&workspace, id, true).await;
     let log = folder.path().join("log");
-    // One process leaves the session and its parent, and takes no TERM.
+    // One process leaves the command's session and its parent, and ignores SIGTERM.
     let escaped = format!("echo $$ >> {}; trap \"\" TERM; sleep 600; sleep 600", log.display());
     let line =
         format!("setsid setsid -f sh -c '{escaped}'; echo $$ >> {}; exec sleep 600", log.display());
@@ -252,42 +256,46 @@ async fn dies_and_tells_of_its_commands(has_cgroups: bool) {
     .await;
     agent.signal(Signal::SIGKILL);
     agent.wait_for_exit(Duration::from_secs(30)).await;
-    assert!(begun().lines().all(is_running), "it died with its agent");
+    assert!(begun().lines().all(is_running), "a process died with the agent");
     let _agent = spawn_agent(&config, has_cgroups);
     let path = format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap());
     let done = workspace.admin.get(&path).await.expect(200);
-    check(&done, 137, "The agent died while the command ran. What was left of it was killed.");
+    assert_ended(
+        &done,
+        137,
+        "The agent died while the command ran. What was left of it was killed.",
+    );
     assert!(!begun().lines().any(is_running));
-    // Its reports do not wait for its socket, so that may come later.
+    // The agent may report before its socket is open.
     farhand_tests::eventually("the agent to be back", || async {
         let body = json!({"server": "here", "line": "true", "username": own_account()});
         (workspace.admin.post(PATH, &body).await.status == 201).then_some(())
     })
     .await;
-    check(&run(&workspace, "echo again").await, 0, "again\n");
+    assert_ended(&run(&workspace, "echo again").await, 0, "again\n");
     assert_eq!(begun().lines().count(), 2);
 }
 
 #[tokio::test]
-async fn an_agent_that_died_tells_of_its_commands_when_it_is_back() {
-    dies_and_tells_of_its_commands(true).await;
+async fn a_restarted_agent_reports_commands_of_the_dead_one() {
+    test_restart_after_death(true).await;
 }
 
 #[tokio::test]
-async fn so_does_one_whose_commands_have_supervisors() {
-    dies_and_tells_of_its_commands(false).await;
+async fn a_restarted_agent_reports_supervised_commands() {
+    test_restart_after_death(false).await;
 }
 
-/// What leaves its session ends with its command at a timeout and at a kill, and stays after a
-/// normal end.
-async fn ends_all_of_a_command(has_cgroups: bool) {
+/// Processes that leave the command's session are killed with the command at a timeout or a kill.
+/// They survive a normal end.
+async fn test_escaped_processes(has_cgroups: bool) {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
     let folder = tempfile::tempdir().unwrap();
     let config = write_config(&workspace, &server, folder.path());
     let _agent = spawn_agent(&config, has_cgroups);
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    let ask = async |line: &str, timeout: i64| {
+    let run_escaping_command = async |line: &str, timeout: i64| {
         let log = folder.path().join(timeout.to_string());
         let escape =
             format!("setsid setsid -f sh -c 'echo $$ > {0}; exec sleep 600'", log.display());
@@ -305,27 +313,27 @@ async fn ends_all_of_a_command(has_cgroups: bool) {
     let wait_until_ended =
         async |id: &str| workspace.admin.get(&format!("{PATH}{id}/?wait=30")).await.expect(200);
 
-    let (id, escaped) = ask("sleep 600", 10).await;
+    let (id, escaped) = run_escaping_command("sleep 600", 10).await;
     assert_eq!(wait_until_ended(&id).await["exit_code"], 124);
-    assert!(!is_running(&escaped), "it escaped the timeout");
+    assert!(!is_running(&escaped), "the process survived the timeout");
 
-    let (id, escaped) = ask("sleep 600", 600).await;
+    let (id, escaped) = run_escaping_command("sleep 600", 600).await;
     workspace.admin.post(&format!("{PATH}{id}/kill/"), &json!({})).await;
     assert_eq!(wait_until_ended(&id).await["exit_code"], 143);
-    assert!(!is_running(&escaped), "it escaped the kill");
+    assert!(!is_running(&escaped), "the process survived the kill");
 
-    let (id, escaped) = ask("exit 3", 601).await;
+    let (id, escaped) = run_escaping_command("exit 3", 601).await;
     assert_eq!(wait_until_ended(&id).await["exit_code"], 3);
-    assert!(is_running(&escaped), "it was killed");
+    assert!(is_running(&escaped), "the process was killed after a normal end");
     nix::sys::signal::kill(Pid::from_raw(escaped.parse().unwrap()), Signal::SIGKILL).unwrap();
 }
 
 #[tokio::test]
-async fn nothing_escapes_a_timeout_or_a_kill() {
-    ends_all_of_a_command(true).await;
+async fn no_process_escapes_a_timeout_or_a_kill() {
+    test_escaped_processes(true).await;
 }
 
 #[tokio::test]
-async fn nothing_escapes_a_supervisor() {
-    ends_all_of_a_command(false).await;
+async fn no_process_escapes_a_supervisor() {
+    test_escaped_processes(false).await;
 }

@@ -1,9 +1,10 @@
-//! What the benches rest on (`bench/`): timings are theirs, and never asserted here.
+//! Checks of what the benches in `bench/` assume. Timings are measured there and never asserted
+//! here.
 
 use tokio::process::Command;
 
 #[tokio::test]
-async fn commands_made_by_the_million_are_as_the_triggers_make_them() {
+async fn bulk_inserted_commands_equal_those_of_triggers() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let output =
         Command::new("node").arg("bench/data.mjs").current_dir(root).output().await.unwrap();

@@ -1,5 +1,5 @@
-//! How often the service asks D1 and KV, as its log tells (`docs/contributing/performance.md`,
-//! D1 round trips): for each endpoint, and over the life of a command.
+//! How many calls to D1 and KV the service makes, according to its log (`docs/performance.md`, D1
+//! round trips): for each endpoint, and during the life of a command.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ fn shared_log() -> PathBuf {
     Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log")
 }
 
-/// The lines of a log that are JSON.
+/// The log lines that contain JSON.
 fn lines(log: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(log).unwrap();
     text.lines().filter_map(|line| serde_json::from_str(&line[line.find('{')?..]).ok()).collect()
 }
 
-/// Sends a request that must not fail; returns its answer.
+/// Sends a request that must succeed, and returns the response body.
 pub async fn send(api: &Api, method: &str, path: &str, body: Value) -> Value {
     let reply = match body {
         Value::Null => api.call(method, path).await,
@@ -42,10 +42,9 @@ pub async fn send(api: &Api, method: &str, path: &str, body: Value) -> Value {
     serde_json::from_str(&reply.text).unwrap_or(Value::Null)
 }
 
-/// Makes a request to each endpoint that users and agents have, as a superuser with either kind of
-/// token.
-async fn use_everything(workspace: &Workspace, admin: &Api) {
-    // From the first request on that it came with, an isolate knows an API token.
+/// Calls each endpoint of users and agents, as a superuser with the given kind of token.
+async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
+    // An isolate remembers an API token from its first request on.
     let server = send(admin, "POST", "/api/servers/", json!({"name": "web-1"})).await;
     let second = send(admin, "POST", SERVERS, json!({"name": "web-2"})).await;
     let third = send(admin, "POST", SERVERS, json!({"name": "web-3"})).await;
@@ -77,11 +76,11 @@ async fn use_everything(workspace: &Workspace, admin: &Api) {
     )
     .await;
 
-    people(workspace, admin).await;
-    passwords(workspace, admin).await;
+    call_iam_endpoints(workspace, admin).await;
+    call_password_endpoints(workspace, admin).await;
 
     let fourth = send(admin, "POST", SERVERS, json!({"name": "web-4"})).await;
-    // Servers have two addresses.
+    // Servers have two paths.
     for path in [at(SERVERS, &second), at("/api/servers/", &fourth)] {
         for (method, body) in [
             ("GET", Value::Null),
@@ -139,7 +138,7 @@ async fn use_everything(workspace: &Workspace, admin: &Api) {
 
     send(admin, "GET", "/api/audit/events/", Value::Null).await;
     send(admin, "POST", "/api/audit/verify/", Value::Null).await;
-    agents(&agent.api).await;
+    call_agent_endpoints(&agent.api).await;
     send(&agent.api, "DELETE", &format!("{SERVERS}-/unregister/"), Value::Null).await;
     let third = workspace.anonymous.with(&format!(
         "id=\"{}\", key=\"{}\"",
@@ -148,17 +147,17 @@ async fn use_everything(workspace: &Workspace, admin: &Api) {
     ));
     send(&third, "DELETE", &format!("{SERVERS}{}/unregister/", id_of_server(&third)), Value::Null)
         .await;
-    // That of the login token itself, perhaps.
+    // Last, because this may be the session of the login token itself.
     send(admin, "DELETE", &session, Value::Null).await;
 }
 
-/// The server's id in an agent's Authorization header.
+/// The server's id in an agent's `Authorization` header.
 fn id_of_server(agent: &Api) -> &str {
     agent.authorization.as_deref().unwrap().split('"').nth(1).unwrap()
 }
 
-/// Users, groups and memberships.
-async fn people(workspace: &Workspace, admin: &Api) {
+/// Calls the endpoints of users, groups and memberships.
+async fn call_iam_endpoints(workspace: &Workspace, admin: &Api) {
     let user = |name: &str| json!({"username": name, "email": format!("{name}@example.com"), "password": PASSWORD});
     let whole = |name: &str| json!({"username": name, "email": format!("{name}@example.com"), "first_name": "A"});
     let ann = send(admin, "POST", USERS, user("ann")).await;
@@ -222,8 +221,8 @@ async fn people(workspace: &Workspace, admin: &Api) {
     send(admin, "DELETE", &path, Value::Null).await;
 }
 
-/// What has to do with passwords and logging in.
-async fn passwords(workspace: &Workspace, admin: &Api) {
+/// Calls the endpoints of passwords and logins, and the open ones.
+async fn call_password_endpoints(workspace: &Workspace, admin: &Api) {
     let other = "another correct horse";
     send(
         admin,
@@ -248,7 +247,7 @@ async fn passwords(workspace: &Workspace, admin: &Api) {
     }
     let asked = json!({"email": "pat@example.com"});
     send(&workspace.anonymous, "POST", "/api/auth/reset-password/", asked).await;
-    // Keys that are well formed are looked up.
+    // Only well-formed keys are looked up in D1.
     let confirm =
         format!("/api/auth/reset-password/confirm/{}/", "01936d3e-7a00-7000-8000-000000000000");
     send(&workspace.anonymous, "GET", &confirm, Value::Null).await;
@@ -267,8 +266,8 @@ async fn passwords(workspace: &Workspace, admin: &Api) {
     }
 }
 
-/// What agents call beside their reports of commands.
-async fn agents(agent: &Api) {
+/// Calls the endpoints of agents, except reports of commands.
+async fn call_agent_endpoints(agent: &Api) {
     let facts = json!({"version": "2.0.0", "load": 0.5});
     let event = json!({"reporter": "alpamon", "record": "committed", "description": "x"});
     send(agent, "GET", &format!("{SERVERS}-/"), Value::Null).await;
@@ -291,27 +290,27 @@ async fn agents(agent: &Api) {
         assert_eq!(agent.get(prefix).await.status, 404);
     }
     for path in ["/ws/servers/backhaul/", "/ws/servers/control/"] {
-        assert_eq!(agent.get(path).await.status, 400, "no WebSocket is asked for");
+        assert_eq!(agent.get(path).await.status, 400, "the request does not ask for a WebSocket");
     }
 }
 
-/// How many round trips to D1 a request to an endpoint makes: at least, and at most.
-fn allowed(method: &str, route: &str, access: Access) -> (u64, u64) {
+/// The minimum and the maximum number of D1 round trips of a request to an endpoint.
+fn expected_calls(method: &str, route: &str, access: Access) -> (u64, u64) {
     let of_passwords = route.contains("password") || route == "/api/auth/login/";
     let sets_password =
         route == "/api/users/users/{username}/" && ["PUT", "PATCH"].contains(&method);
     match access {
-        // D1 is told that the server is gone.
+        // The service deletes the server's row.
         Access::Agent if route.ends_with("/unregister/") => (1, 1),
         Access::Agent => (0, 0),
-        // D1 may not have the end of a command yet, which it has before an answer shows it.
+        // D1 may lack the end of a command. The service writes it before a response shows it.
         _ if ["/api/events/commands/{id}/", "/api/events/commands/{id}/stream/"]
             .contains(&route)
             && method == "GET" =>
         {
             (1, 2)
         }
-        // Perhaps what is just being sealed is told once more.
+        // A concurrent seal may need one more round trip.
         _ if route == "/api/audit/verify/" => (2, 3),
         Access::User | Access::UserOrAgent if method == "GET" && route != "/api/auth/logout/" => {
             (1, 1)
@@ -322,16 +321,16 @@ fn allowed(method: &str, route: &str, access: Access) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn each_endpoint_asks_d1_as_rarely_as_it_can() {
+async fn each_endpoint_makes_only_the_needed_d1_calls() {
     let (with_key, with_login) = (Workspace::new().await, Workspace::new().await);
-    use_everything(&with_key, &with_key.admin).await;
-    use_everything(&with_login, &with_login.session()).await;
+    call_every_endpoint(&with_key, &with_key.admin).await;
+    call_every_endpoint(&with_login, &with_login.session()).await;
     let (with_key, with_login) = (with_key.slug, with_login.slug);
     let mut expected: HashSet<(&str, &str)> = all()
         .filter(|(.., access)| *access != Access::Operator)
         .map(|(method, route, _)| (method, route))
         .collect();
-    // What is open to everybody and costs nothing leaves no line.
+    // Open endpoints that cost nothing log no line.
     expected.retain(|(_, route)| {
         !["/healthz", "/api/schema/", "/api/auth/is-authenticated/"].contains(route)
             && !route.starts_with("/reset-password/")
@@ -354,55 +353,55 @@ async fn each_endpoint_asks_d1_as_rarely_as_it_can() {
         has_all.then_some(lines)
     })
     .await;
-    let (mut wrong, mut of_agents) = (Vec::new(), 0);
+    let (mut wrong, mut free_calls) = (Vec::new(), 0);
     for line in &lines {
         let (method, route) = (line["method"].as_str().unwrap(), line["route"].as_str().unwrap());
         let (.., access) = all().find(|(m, r, _)| (*m, *r) == (method, route)).unwrap();
-        let (least, most) = allowed(method, route, access);
-        let calls = line["d1_calls"].as_u64().unwrap();
-        if access == Access::UserOrAgent && calls == 0 && line["kv_reads"] == 0 {
-            of_agents += 1;
+        let (least, most) = expected_calls(method, route, access);
+        let d1_calls = line["d1_calls"].as_u64().unwrap();
+        if access == Access::UserOrAgent && d1_calls == 0 && line["kv_reads"] == 0 {
+            free_calls += 1;
             continue;
         }
-        if calls < least || calls > most {
-            wrong.push(format!("{calls} round trips, not {least} to {most}: {line}"));
+        if d1_calls < least || d1_calls > most {
+            wrong.push(format!("{d1_calls} round trips, not {least} to {most}: {line}"));
         }
         let is_users = access != Access::Agent && (least, most) == (1, 1);
-        // Of a login token an isolate reads it at the first request.
+        // An isolate reads a login token from KV at its first request only.
         let kv = u64::from(line["workspace"] == *with_login);
         if is_users && line["kv_reads"].as_u64() > Some(kv) {
             wrong.push(format!("more than {kv} reads of KV: {line}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert_eq!(of_agents, 2, "one question of each agent for its own server, which asks nobody");
+    assert_eq!(free_calls, 2, "each agent reads its own server once, without D1 and KV");
 }
 
-/// A server of the shared instance with its agent, of which D1 knows all that there is.
+/// A server on the shared instance with a connected agent, when D1 has everything about them.
 async fn settled_server() -> (Workspace, String, ScriptedAgent) {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = server["id"].as_str().unwrap().to_owned();
     wait_until_connected(&workspace, &id, true).await;
-    eventually("the log to tell of the connection", || async {
-        (calls(&workspace, &id).1 > 0).then_some(())
+    eventually("the log to show the connection", || async {
+        (d1_calls(&workspace, &id).1 > 0).then_some(())
     })
     .await;
     (workspace, id, agent)
 }
 
-/// Posts a command and waits until the agent has it.
-async fn hand_out(workspace: &Workspace, agent: &mut ScriptedAgent) -> Value {
+/// Requests a command, and waits until the agent receives it.
+async fn deliver_command(workspace: &Workspace, agent: &mut ScriptedAgent) -> Value {
     let made =
         workspace.admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     assert_eq!(agent.next_command().await["id"], made["id"]);
     made
 }
 
-/// What the list tells of a command, once that has some status.
-async fn listed(workspace: &Workspace, command: &Value, status: &str) -> Value {
-    eventually("the list to tell it", || async {
+/// Waits until the list shows a command with a status, and returns the item.
+async fn wait_for_listed_status(workspace: &Workspace, command: &Value, status: &str) -> Value {
+    eventually("the list to show the status", || async {
         let list = workspace.admin.get(&format!("{COMMANDS}?page_size=100")).await.expect(200);
         let item = list["results"]
             .as_array()
@@ -415,31 +414,31 @@ async fn listed(workspace: &Workspace, command: &Value, status: &str) -> Value {
     .await
 }
 
-/// How often D1 was asked by the requests of a workspace that create commands and report about
-/// them, and to write what a server's object knows: by its alarms, and by the requests that read a
-/// command, beyond what these ask for themselves.
-fn calls(workspace: &Workspace, server: &str) -> (u64, u64) {
+/// Counts D1 round trips of a workspace in the log. The first number is for requests that create
+/// commands or report about them. The second is for flushes of the server's object: by alarms, and
+/// by requests that read a command, beyond the read itself.
+fn d1_calls(workspace: &Workspace, server: &str) -> (u64, u64) {
     let (mut requests, mut flushes) = (0, 0);
     for line in lines(&shared_log()) {
-        let calls = line["d1_calls"].as_u64().unwrap_or(0);
+        let d1_calls = line["d1_calls"].as_u64().unwrap_or(0);
         let is_of_commands =
             line["route"].as_str().is_some_and(|route| route.starts_with("/api/events/commands/"));
         if line["workspace"] == workspace.slug && is_of_commands {
             match line["method"].as_str() {
-                Some("POST") => requests += calls,
-                _ => flushes += calls.saturating_sub(1),
+                Some("POST") => requests += d1_calls,
+                _ => flushes += d1_calls.saturating_sub(1),
             }
         } else if line["event"] == "alarm" && line["server"] == server {
-            flushes += calls;
+            flushes += d1_calls;
         }
     }
     (requests, flushes)
 }
 
-/// Waits until the log tells that D1 was asked so often.
-async fn until_calls(workspace: &Workspace, server: &str, expected: (u64, u64)) {
-    eventually("the log to tell of all of it", || async {
-        let found = calls(workspace, server);
+/// Waits until the log shows exactly these numbers of round trips.
+async fn wait_for_d1_calls(workspace: &Workspace, server: &str, expected: (u64, u64)) {
+    eventually("the log to show all round trips", || async {
+        let found = d1_calls(workspace, server);
         assert!(found.0 <= expected.0 && found.1 <= expected.1, "{found:?}, not {expected:?}");
         (found == expected).then_some(())
     })
@@ -447,12 +446,12 @@ async fn until_calls(workspace: &Workspace, server: &str, expected: (u64, u64)) 
 }
 
 #[tokio::test]
-async fn a_command_that_ends_within_a_second_costs_three_round_trips() {
+async fn a_command_within_a_second_costs_three_round_trips() {
     let (workspace, server, mut agent) = settled_server().await;
-    let (_, before) = calls(&workspace, &server);
+    let (_, before) = d1_calls(&workspace, &server);
     let mut made = 0;
     for attempt in 1.. {
-        let command = hand_out(&workspace, &mut agent).await;
+        let command = deliver_command(&workspace, &mut agent).await;
         agent.ack(id_of(&command)).await;
         has_status(
             &workspace.admin.get(&path_of(&command)).await.expect(200),
@@ -467,15 +466,15 @@ async fn a_command_that_ends_within_a_second_costs_three_round_trips() {
         agent.fin(id_of(&command), 0, &"line\n".repeat(5)).await;
         let done = workspace.admin.get(&path_of(&command)).await.expect(200);
         has_status(&done, "Success", "success", false);
-        listed(&workspace, &command, "Success").await;
+        wait_for_listed_status(&workspace, &command, "Success").await;
         let moment = |name| moment(&done, name);
         let is_quick = |from, to| moment(to).seconds_since(moment(from)) < 0.8;
         if is_quick("delivered_at", "acked_at") && is_quick("acked_at", "handled_at") {
             made += 1;
-            until_calls(&workspace, &server, (2 * made, before + made)).await;
+            wait_for_d1_calls(&workspace, &server, (2 * made, before + made)).await;
         } else {
-            // The machine was too slow, and there may have been one more.
-            assert!(attempt < 10, "it never ended in time");
+            // The machine was too slow, so there may have been one more round trip.
+            assert!(attempt < 10, "the machine was too slow ten times");
             return;
         }
         if made == 3 {
@@ -485,41 +484,41 @@ async fn a_command_that_ends_within_a_second_costs_three_round_trips() {
 }
 
 #[tokio::test]
-async fn a_command_that_takes_longer_costs_four_round_trips() {
+async fn a_longer_command_costs_four_round_trips() {
     let (workspace, server, mut agent) = settled_server().await;
-    let (_, before) = calls(&workspace, &server);
-    let command = hand_out(&workspace, &mut agent).await;
-    // D1 has that with its insertion.
-    listed(&workspace, &command, "Sent").await;
+    let (_, before) = d1_calls(&workspace, &server);
+    let command = deliver_command(&workspace, &mut agent).await;
+    // The insertion into D1 already contains the delivery.
+    wait_for_listed_status(&workspace, &command, "Sent").await;
     agent.ack(id_of(&command)).await;
-    let acked = listed(&workspace, &command, "Acked").await;
+    let acked = wait_for_listed_status(&workspace, &command, "Acked").await;
     let is_quick = moment(&acked, "acked_at").seconds_since(moment(&acked, "delivered_at")) < 0.8;
-    // Else the machine was slow, and the delivery was told alone.
-    let told = if is_quick { before + 1 } else { before + 2 };
-    until_calls(&workspace, &server, (2, told)).await;
+    // On a slow machine, the delivery needed a flush of its own.
+    let flushes = if is_quick { before + 1 } else { before + 2 };
+    wait_for_d1_calls(&workspace, &server, (2, flushes)).await;
     agent.fin(id_of(&command), 0, "done").await;
-    listed(&workspace, &command, "Success").await;
-    until_calls(&workspace, &server, (2, told + 1)).await;
+    wait_for_listed_status(&workspace, &command, "Success").await;
+    wait_for_d1_calls(&workspace, &server, (2, flushes + 1)).await;
 }
 
 #[tokio::test]
-async fn reports_of_several_commands_go_to_d1_together() {
+async fn reports_of_several_commands_share_a_flush() {
     let (workspace, server, mut agent) = settled_server().await;
     for attempt in 1_u64.. {
         let mut commands = Vec::new();
         for _ in 0..10 {
-            let command = hand_out(&workspace, &mut agent).await;
+            let command = deliver_command(&workspace, &mut agent).await;
             agent.ack(id_of(&command)).await;
             commands.push(command);
         }
         for command in &commands {
-            listed(&workspace, command, "Acked").await;
+            wait_for_listed_status(&workspace, command, "Acked").await;
         }
-        // D1 has all of that. Two for each request of this round and the ones before; the log tells
-        // of them a moment later.
+        // D1 has all of this. Each request of this round and of earlier rounds made two round
+        // trips, which the log shows a moment later.
         let requests = 20 * attempt;
-        let before = eventually("the log to tell of the requests", || async {
-            let found = calls(&workspace, &server);
+        let before = eventually("the log to show the requests", || async {
+            let found = d1_calls(&workspace, &server);
             (found.0 == requests).then_some(found.1)
         })
         .await;
@@ -529,25 +528,29 @@ async fn reports_of_several_commands_go_to_d1_together() {
         .await;
         let mut handled = Vec::new();
         for command in &commands {
-            handled.push(moment(&listed(&workspace, command, "Success").await, "handled_at"));
+            handled.push(moment(
+                &wait_for_listed_status(&workspace, command, "Success").await,
+                "handled_at",
+            ));
         }
         handled.sort();
         if handled[9].seconds_since(handled[0]) < 0.3 {
-            until_calls(&workspace, &server, (requests, before + 1)).await;
+            wait_for_d1_calls(&workspace, &server, (requests, before + 1)).await;
             return;
         }
         if attempt == 10 {
-            // The machine is too slow.
+            // The machine is too slow for this test.
             return;
         }
     }
 }
 
 #[tokio::test]
-async fn a_list_tells_what_waits_though_more_came_at_once_than_an_agent_takes() {
+async fn a_list_shows_commands_beyond_an_agents_limit_as_queued() {
     let (workspace, _, mut agent) = settled_server().await;
     let body = json!({"server": "web-1", "line": "id"});
-    // Acknowledged, as they would be stuck in a minute, and this machine may be slow.
+    // These are acknowledged, because an unacknowledged command is stuck after a minute, and this
+    // machine may be slow.
     for _ in 0..13 {
         for made in future::join_all((0..15).map(|_| workspace.admin.post(COMMANDS, &body))).await {
             made.expect(201);
@@ -561,9 +564,12 @@ async fn a_list_tells_what_waits_though_more_came_at_once_than_an_agent_takes() 
     let more: Vec<Value> = more.iter().map(|reply| reply.expect(201)).collect();
     let waiting: Vec<&Value> =
         more.iter().filter(|command| command["delivered_at"].is_null()).collect();
-    assert_eq!(waiting.len(), 5, "an agent has 200 at most");
+    assert_eq!(waiting.len(), 5, "an agent receives at most 200 unfinished commands");
     for command in &waiting {
-        assert_eq!(listed(&workspace, command, "Queued").await["delivered_at"], json!(null));
+        assert_eq!(
+            wait_for_listed_status(&workspace, command, "Queued").await["delivered_at"],
+            json!(null)
+        );
     }
     for _ in 0..5 {
         agent.next_command().await;
@@ -571,30 +577,32 @@ async fn a_list_tells_what_waits_though_more_came_at_once_than_an_agent_takes() 
     for command in more.iter().filter(|command| command["delivered_at"].is_string()).take(1) {
         agent.fin(id_of(command), 0, "done").await;
     }
-    // There is room for one now.
+    // Now the agent has room for one command.
     let next = agent.next_command().await;
-    let sent = listed(&workspace, &next, "Sent").await;
+    let sent = wait_for_listed_status(&workspace, &next, "Sent").await;
     assert!(moment(&sent, "delivered_at") > moment(&sent, "added_at"), "{sent}");
 }
 
 #[tokio::test]
-async fn reports_that_d1_has_not_heard_of_survive_a_crash() {
+async fn reports_missing_in_d1_survive_a_crash() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    let (first, second) =
-        (hand_out(&workspace, &mut agent).await, hand_out(&workspace, &mut agent).await);
+    let (first, second) = (
+        deliver_command(&workspace, &mut agent).await,
+        deliver_command(&workspace, &mut agent).await,
+    );
     agent.ack(id_of(&first)).await;
     agent.ack(id_of(&second)).await;
     agent.fin(id_of(&second), 0, "done").await;
     instance.kill().await;
     let instance = Instance::restart(state.path()).await;
     let api = workspace.admin.on(&instance.url);
-    // The lists are read from D1 alone: nobody wakes the object.
+    // Lists read only D1, so they do not call the object.
     for (command, status) in [(&first, "Acked"), (&second, "Success")] {
-        eventually("the list to tell it", || async {
+        eventually("the list to show the status", || async {
             let list = api.get(COMMANDS).await.expect(200);
             let item = list["results"]
                 .as_array()
@@ -613,7 +621,7 @@ async fn reports_that_d1_has_not_heard_of_survive_a_crash() {
 }
 
 #[tokio::test]
-async fn credentials_of_another_form_than_ours_cost_nothing() {
+async fn malformed_tokens_cost_no_lookup() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let id = server["id"].as_str().unwrap();
@@ -633,7 +641,7 @@ async fn credentials_of_another_form_than_ours_cost_nothing() {
             asked.push(request_id);
         }
     }
-    // One of our form is looked up.
+    // A well-formed token is looked up.
     workspace
         .anonymous
         .with_token(&"a".repeat(128))
@@ -650,7 +658,7 @@ async fn credentials_of_another_form_than_ours_cost_nothing() {
 }
 
 #[tokio::test]
-async fn the_operators_requests_ask_d1_twice_at_most() {
+async fn operator_requests_make_at_most_two_d1_calls() {
     let slug = unique("t");
     let operator = Api::operator();
     let mut asked = Vec::new();
@@ -677,27 +685,28 @@ async fn the_operators_requests_ask_d1_twice_at_most() {
     }
 }
 
-/// What a command writes to D1, in rows (docs/contributing/cost.md).
+/// How many rows a command writes in D1 (docs/contributing/cost.md).
 const COMMAND_WRITES: i64 = 10;
-/// What its end writes.
+/// How many rows the end of a command writes in D1.
 const END_WRITES: i64 = 4;
-/// What all events that a sealer finds at a time write.
+/// How many rows the sealer writes for all events of a pass.
 const SEAL_WRITES: i64 = 1;
-/// What 200 commands of a user on a server write when a sealer counts them.
+/// How many rows the sealer writes when it counts 200 commands of one user on one server.
 const COUNT_WRITES: i64 = 3;
 
-/// What a command without output writes to its server's object at most, in rows, from the request
-/// to the end, with the settings of the alarm. A chunk of output is one row more.
+/// The maximum number of rows that a command without output writes in its server's object, from the
+/// request to the end, alarm settings included. A chunk of output adds one row.
 const OBJECT_WRITES: i64 = 9;
 
 #[tokio::test]
-async fn what_a_key_and_the_quota_of_bytes_write() {
+async fn commands_and_idempotency_keys_write_few_rows() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    // Answers of a request that creates something, and what D1 read and wrote for it.
+    // Sends a request that creates something. Returns the response, the rows written in D1, and the
+    // D1 calls.
     let post = async |path: &str, body: &Value, key: Option<&str>| {
         let id = unique("rows");
         let request = workspace.admin.request("POST", path).header("X-Request-Id", &id).json(body);
@@ -708,29 +717,29 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
         (made, line["rows_written"].as_i64().unwrap(), line["d1_calls"].as_i64().unwrap())
     };
     let body = json!({"server": "web-1", "line": "id"});
-    // The first one of a requester on a server writes more.
+    // A requester's first command on a server writes more rows.
     post(COMMANDS, &body, None).await;
     agent.next_command().await;
     let (_, rows, _) = post(COMMANDS, &body, None).await;
     agent.next_command().await;
     assert_eq!(rows, COMMAND_WRITES);
-    // A key is one entry in its index; it comes with the row of the command.
-    let (made, rows, calls) = post(COMMANDS, &body, Some("once")).await;
+    // The key is written in the command's row, and adds one index entry.
+    let (made, rows, d1_calls) = post(COMMANDS, &body, Some("once")).await;
     agent.next_command().await;
-    assert_eq!((rows, calls), (COMMAND_WRITES + 1, 2));
-    // The same request again writes nothing.
+    assert_eq!((rows, d1_calls), (COMMAND_WRITES + 1, 2));
+    // A replayed request writes nothing.
     let (again, rows, _) = post(COMMANDS, &body, Some("once")).await;
     assert_eq!((&again["id"], rows), (&made["id"], 0));
-    // Of other resources the answer is a row, with two indexes.
+    // For other resources, the stored response is a row with two indexes.
     let token = |name: &str| json!({"name": name, "expires_at": null});
     let (_, without, _) = post(TOKENS, &token("one"), None).await;
-    let (_, with, calls) = post(TOKENS, &token("two"), Some("token")).await;
-    assert_eq!((with - without, calls), (3, 2));
-    let (_, rows, calls) = post(TOKENS, &token("two"), Some("token")).await;
-    assert_eq!((rows, calls), (0, 1));
+    let (_, with, d1_calls) = post(TOKENS, &token("two"), Some("token")).await;
+    assert_eq!((with - without, d1_calls), (3, 2));
+    let (_, rows, d1_calls) = post(TOKENS, &token("two"), Some("token")).await;
+    assert_eq!((rows, d1_calls), (0, 1));
 
-    // What D1 is told of the end of a command, with and without output. (On a slow machine the
-    // acknowledgement goes alone: the least of some counts.)
+    // Rows for the end of a command in D1, with and without output. On a slow machine, the ack may
+    // be flushed alone, so the minimum of three attempts counts.
     let log = instance.state.join("worker.log");
     let total = |field: &str| {
         let alarms = lines(&log).into_iter().filter(|line| line["event"] == "alarm");
@@ -739,7 +748,7 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
     let (in_d1, in_object) = (|| total("rows_written"), || total("object_rows_written"));
     let (mut least, mut least_of_object) = (Vec::new(), Vec::new());
     for output in ["", "some output"] {
-        let (mut told, mut stored) = (Vec::new(), Vec::new());
+        let (mut flushes, mut stored) = (Vec::new(), Vec::new());
         for _ in 0..3 {
             let object_before = in_object();
             let (command, ..) = post(COMMANDS, &body, None).await;
@@ -750,7 +759,7 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
                 agent.chunk(id_of(&command), 0, output).await;
             }
             agent.fin(id_of(&command), 0, output).await;
-            eventually("D1 to have it", || async {
+            eventually("D1 to have the end", || async {
                 let state = instance.read_d1(&format!(
                     "SELECT state FROM commands WHERE id = '{}'",
                     id_of(&command)
@@ -758,10 +767,10 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
                 (state == ["success"] && in_d1() >= before + END_WRITES).then_some(())
             })
             .await;
-            told.push(in_d1() - before);
+            flushes.push(in_d1() - before);
             stored.push(in_object() - object_before);
         }
-        least.extend(told.into_iter().min());
+        least.extend(flushes.into_iter().min());
         least_of_object.extend(stored.into_iter().min());
     }
     let are_few = least_of_object[0] <= OBJECT_WRITES && least_of_object[1] <= OBJECT_WRITES + 1;
@@ -769,13 +778,13 @@ async fn what_a_key_and_the_quota_of_bytes_write() {
     assert_eq!(least, [END_WRITES; 2]);
     assert_eq!(stored_bytes(&instance, "acme") as usize, 9 * "id".len() + 3 * "some output".len());
 
-    // The sealer writes a row for all events that it finds. Commands are counted once there are 200
-    // that are not.
+    // The sealer writes one row for all events of a pass. It counts commands when 200 of them are
+    // not counted yet.
     let seals =
         || lines(&log).into_iter().filter(|line| line["event"] == "sealed").collect::<Vec<_>>();
     let links = || seals().iter().map(|line| line["links"].as_u64().unwrap()).sum::<u64>();
     let until_sealed = async || {
-        eventually("the log to tell of all seals", || async {
+        eventually("the log to show all seals", || async {
             let events = instance.read_d1("SELECT CAST(count(*) AS TEXT) FROM audit_events");
             (events == [links().to_string()]).then_some(())
         })

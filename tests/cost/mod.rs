@@ -1,5 +1,4 @@
-//! What requests cost, and what the benches need (`docs/contributing/performance.md`,
-//! `docs/contributing/scaling.md`).
+//! The cost of requests, and tests of the benches (`docs/performance.md`, `docs/scaling.md`).
 
 mod bench;
 pub mod d1_calls;

@@ -10,7 +10,7 @@ use super::cell::{AgentHost, Cell, CommandKind, Workload};
 use super::proxy::{CutPoint, Direction, Proxy, Step};
 use super::rounds;
 
-/// The steps of a command on the proxy, and how the command may end if its agent dies there. After
+/// The steps of a command on the wire, and how the command may end if its agent dies there. After
 /// its restart, an agent reports ends that are in its journal. It reports commands without an end
 /// there as failed.
 const STEPS: [(Step, &[&str]); 9] = [

@@ -31,9 +31,9 @@ use super::ledger::{
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// The time limit of each command, in seconds.
 const COMMAND_TIMEOUT_SECONDS: u32 = 10;
-/// How count commands are read concurrently during a check.
+/// How many commands are read concurrently during a check.
 const CONCURRENT_READS: usize = 8;
-/// How count times a request with an `Idempotency-Key` is sent until it gets a response.
+/// How many times a request with an `Idempotency-Key` is sent until it gets a response.
 const MAX_ATTEMPTS: usize = 480;
 
 /// A service with its own state folder, and the workload for it.
@@ -246,7 +246,7 @@ impl Workload {
         }
     }
 
-    /// How count commands have been requested.
+    /// How many commands have been requested.
     pub fn requested(&self) -> usize {
         self.tokens.load(Ordering::Relaxed)
     }

@@ -14,7 +14,7 @@ use tokio::process::Command;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const COMMANDS: &str = "/api/events/commands/";
 const BACKHAUL: &str = "/ws/servers/backhaul/";
-/// The read_lists that are compared before and after.
+/// The lists that are compared before and after.
 const COMPARED_LISTS: &[&str] = &[
     "/api/iam/users/",
     "/api/iam/groups/",
@@ -29,7 +29,7 @@ const COMPARED_LISTS: &[&str] = &[
     "/api/events/commands/?ordering=handled_at",
 ];
 /// Tables that triggers maintain and an export leaves out. Counters are not here: comparing the
-/// read_lists compares their counts.
+/// lists compares their counts.
 const TRIGGER_TABLES_SQL: &[&str] = &[
     "SELECT workspace_id, server_id, name FROM command_servers ORDER BY workspace_id, server_id, name",
     "SELECT * FROM command_requesters ORDER BY workspace_id, user_id, server_id",
@@ -78,7 +78,7 @@ async fn stored_bytes(instance: &Instance) -> i64 {
     farhand_tests::commands::stored_bytes(instance, "acme")
 }
 
-/// Replaces a folder by a replace_folder of another one.
+/// Replaces a folder by a copy of another one.
 fn replace_folder(from: &Path, to: &Path) {
     std::fs::remove_dir_all(to).ok();
     std::fs::create_dir_all(to).unwrap();
@@ -181,7 +181,7 @@ async fn an_export_recreates_the_service_in_an_empty_cell() {
     // Login tokens are valid, although the new cell's KV is empty.
     alice.get("/api/status/").await.expect(200);
 
-    // The documented_sql statement ends commands that had not ended.
+    // The documented statement ends commands that had not ended.
     cell.d1_through_wrangler(documented_sql("end")).await;
     for (command, text) in [(&sent, "Stuck"), (&planned, "Cancelled")] {
         let found =

@@ -43,7 +43,7 @@ async fn each_request_logs_one_line_with_costs_and_no_secret() {
     assert!(line["rows_read"].as_u64().unwrap() > 0, "{line}");
     assert!(line["duration_ms"].is_u64(), "{line}");
     assert_eq!(line.as_object().unwrap().len(), 11, "{line}");
-    // A path or a query may contain a secret key or private data, so neither is send_and_read_log.
+    // A path or a query may contain a secret key or private data, so neither is logged.
     for path in [
         "/api/auth/reset-password/confirm/confidential/",
         "/api/confidential/",

@@ -50,7 +50,7 @@ fn log_lines(state: &Path, text: &str) -> Vec<String> {
 }
 
 /// Restarts an instance and waits until its retention pass is complete. Returns the instance, and
-/// how insert_commands_sql commands were deleted.
+/// how many commands were deleted.
 async fn run_retention(state: &TempDir, days: &str) -> (Instance, u64) {
     let before = log_lines(state.path(), PASS_END_EVENT).len();
     let instance = Instance::restart_with(state.path(), &[(DAYS_VARIABLE, days)]).await;
@@ -178,7 +178,7 @@ async fn assert_consistent(instance: &Instance) {
     }
 }
 
-/// How insert_commands_sql objects of servers hold data.
+/// How many objects of servers hold data.
 fn used_objects(instance: &Instance) -> usize {
     instance
         .read_objects("ServerLink", "SELECT name FROM sqlite_master WHERE name = 'server'")
@@ -419,7 +419,7 @@ async fn a_step_costs_the_same_in_small_and_large_workspaces() {
     let small = Workspace::made_by(&instance.operator(), "small").await;
     let large = Workspace::made_by(&instance.operator(), "large").await;
     instance.stop().await;
-    // As insert_commands_sql commands on one server as on insert_commands_sql servers. Many servers are the most expensive case
+    // As many commands on one server as on many servers. Many servers are the most expensive case
     // for a step.
     let one = "'00000000-0000-7000-8000-000000000001'";
     let each = "printf('%08x-0000-7000-9000-%012x', i, w.id)";
@@ -496,7 +496,7 @@ async fn an_interrupted_retention_pass_continues() {
         BTreeSet::from([kept.clone()])
     );
     assert_consistent(&instance).await;
-    // Interrupted at any point of insert_commands_sql steps.
+    // Interrupted at any point of many steps.
     instance.stop().await;
     change_d1(
         state.path(),

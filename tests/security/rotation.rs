@@ -1,5 +1,5 @@
 //! Rotation of `SECRET_KEY` and `OPERATOR_TOKEN` (`docs/authentication.md`). An instance is
-//! restarted several times with other secrets. Credentials survive; reset links and queue_with_key hashes
+//! restarted several times with other secrets. Credentials survive; reset links and keyed hashes
 //! depend on the secrets.
 
 use farhand_domain::secret::{Purpose, Secret, credential_hash};

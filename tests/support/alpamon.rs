@@ -457,7 +457,7 @@ impl Inner {
         self.log.lock().unwrap()
     }
 
-    /// ScriptChooser a task until the agent leaves.
+    /// Runs a task until the agent leaves.
     fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         let mut leaving = self.leaving.subscribe();
         self.tasks.lock().unwrap().spawn(async move {
