@@ -1,5 +1,5 @@
-//! The audit log (docs/audit.md): what leaves an event, what does not, and that whoever changes the
-//! log afterwards is found out.
+//! The audit log (docs/audit.md): which requests leave an event, and whether later changes of the
+//! log are detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,15 +25,15 @@ use crate::cost::d1_calls::send;
 const EVENTS: &str = "/api/audit/events/";
 const VERIFY: &str = "/api/audit/verify/";
 const TOKENS: &str = "/api/auth/tokens/";
-/// How many rows of D1 are read for each event that is sealed.
+/// Maximum number of D1 rows that are read for each sealed event.
 const SEALING_READS: i64 = 5;
 const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
 
-/// The events of a workspace that a query asks for, the oldest first, from all pages.
+/// All events that match a query, from all pages, oldest first.
 async fn events(api: &Api, path: &str, query: &[(&str, String)]) -> Vec<Value> {
-    // One that comes meanwhile moves others to the next page.
-    eventually("pages that fit together", || async {
-        let found = events_of_pages(api, path, query).await?;
+    // An event that is added meanwhile moves others to the next page. Then this reads again.
+    eventually("consistent pages", || async {
+        let found = read_pages(api, path, query).await?;
         let ids: BTreeSet<_> =
             found.iter().map(|event| event["id"].as_str().unwrap().to_owned()).collect();
         (ids.len() == found.len()).then_some(found)
@@ -41,7 +41,7 @@ async fn events(api: &Api, path: &str, query: &[(&str, String)]) -> Vec<Value> {
     .await
 }
 
-async fn events_of_pages(api: &Api, path: &str, query: &[(&str, String)]) -> Option<Vec<Value>> {
+async fn read_pages(api: &Api, path: &str, query: &[(&str, String)]) -> Option<Vec<Value>> {
     let (mut found, mut page) = (Vec::new(), 1);
     loop {
         let mut query = query.to_vec();
@@ -56,8 +56,8 @@ async fn events_of_pages(api: &Api, path: &str, query: &[(&str, String)]) -> Opt
     }
 }
 
-/// The events of some actions, once there are so many.
-async fn events_of(api: &Api, actions: &[&str], number: usize) -> Vec<Value> {
+/// Waits until there are `number` events with some actions, and returns them.
+async fn wait_for_events(api: &Api, actions: &[&str], number: usize) -> Vec<Value> {
     eventually("the events", || async {
         let mut found = events(api, EVENTS, &[]).await;
         found.retain(|event| actions.contains(&event["action"].as_str().unwrap()));
@@ -67,7 +67,7 @@ async fn events_of(api: &Api, actions: &[&str], number: usize) -> Vec<Value> {
     .await
 }
 
-/// Looks along a whole chain; the answers are put together.
+/// Verifies a whole chain, page by page, and adds up the results.
 async fn verify(api: &Api, path: &str) -> Value {
     let mut found = api.post(path, &json!({})).await.expect(200);
     while let Some(next) = found["next_link"].as_i64() {
@@ -78,9 +78,9 @@ async fn verify(api: &Api, path: &str) -> Value {
     found
 }
 
-/// Waits until all events are sealed, and asserts that the chain is good; returns how many links it
-/// has.
-async fn sealed(api: &Api, path: &str) -> i64 {
+/// Waits until all events are sealed, and asserts that the chain is valid. Returns the number of
+/// its entries.
+async fn wait_until_sealed(api: &Api, path: &str) -> i64 {
     eventually("the seals", || async {
         let found = verify(api, path).await;
         assert_eq!(
@@ -93,8 +93,8 @@ async fn sealed(api: &Api, path: &str) -> i64 {
     .await
 }
 
-/// What an event says in short: `action outcome actor/credential`.
-fn short(event: &Value) -> String {
+/// A summary of an event: `action outcome actor/credential`.
+fn summary(event: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
     let actor = event["actor"]["name"].as_str().or(event["actor"]["type"].as_str()).unwrap();
     let (action, outcome, credential) =
@@ -103,7 +103,7 @@ fn short(event: &Value) -> String {
 }
 
 #[tokio::test]
-async fn each_change_leaves_one_event_with_who_made_it() {
+async fn each_change_leaves_one_event_with_its_actor() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let mut expected = vec![
@@ -200,7 +200,7 @@ async fn each_change_leaves_one_event_with_who_made_it() {
     ]);
 
     let found = events(admin, EVENTS, &[]).await;
-    assert_eq!(found.iter().map(short).collect::<Vec<_>>(), expected);
+    assert_eq!(found.iter().map(summary).collect::<Vec<_>>(), expected);
     let object = |action: &str| {
         found.iter().rfind(|event| event["action"] == action).unwrap()["object"].clone()
     };
@@ -240,8 +240,8 @@ async fn each_change_leaves_one_event_with_who_made_it() {
             "request_id"
         ]
     );
-    assert_eq!(sealed(admin, VERIFY).await, expected.len() as i64);
-    // It is the order of the chain, and each event is in it.
+    assert_eq!(wait_until_sealed(admin, VERIFY).await, expected.len() as i64);
+    // Events are listed in the order of the chain, and each has its entry.
     let links: Vec<_> = events(admin, EVENTS, &[])
         .await
         .iter()
@@ -250,10 +250,9 @@ async fn each_change_leaves_one_event_with_who_made_it() {
     assert_eq!(links, (1..=expected.len() as i64).collect::<Vec<_>>());
 }
 
-/// A change that ends what its caller calls with, or their right to it, leaves its event like any
-/// other.
+/// Changes that end the caller's own credential or permission are recorded too.
 #[tokio::test]
-async fn who_disables_limits_or_demotes_themself_leaves_an_event() {
+async fn changes_that_end_the_callers_access_are_recorded() {
     let workspace = Workspace::new().await;
     let (session, admin) = (workspace.session(), &workspace.admin);
     let lists = json!({"commands": ["id"]});
@@ -270,16 +269,18 @@ async fn who_disables_limits_or_demotes_themself_leaves_an_event() {
         let own = workspace.anonymous.with_token(token["key"].as_str().unwrap());
         send(&own, method, &at(TOKENS, &token), body.clone()).await;
         own.get(TOKENS).await.expect(403);
-        let told =
+        let found_events =
             events(admin, EVENTS, &[("object", token["id"].as_str().unwrap().to_owned())]).await;
-        let told: Vec<_> =
-            told.iter().map(|event| (short(event), event["object"]["name"].clone())).collect();
+        let found_events: Vec<_> = found_events
+            .iter()
+            .map(|event| (summary(event), event["object"]["name"].clone()))
+            .collect();
         let verb = if method == "DELETE" { "delete" } else { "update" };
         let expected = [
             ("api_token.create success boss/session".to_owned(), json!("self")),
             (format!("api_token.{verb} success boss/api_token"), json!("self")),
         ];
-        assert_eq!(told, expected, "{method} {body}");
+        assert_eq!(found_events, expected, "{method} {body}");
     }
 
     let email = |name: &str| format!("{}@example.com", unique(name));
@@ -298,25 +299,25 @@ async fn who_disables_limits_or_demotes_themself_leaves_an_event() {
         send(&own, method, &format!("{USERS}{}/", user["id"]), change).await;
         let verb = if method == "DELETE" { "delete" } else { "update" };
         let action = format!("user.{verb}");
-        let told =
+        let found_events =
             events(admin, EVENTS, &[("actor", name.to_owned()), ("action", action.clone())]).await;
         assert_eq!(
-            told.iter().map(short).collect::<Vec<_>>(),
+            found_events.iter().map(summary).collect::<Vec<_>>(),
             [format!("{action} success {name}/session")]
         );
     }
-    sealed(admin, VERIFY).await;
+    wait_until_sealed(admin, VERIFY).await;
 }
 
 #[tokio::test]
-async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing_leaves_none() {
+async fn denied_and_failed_requests_leave_events() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let server = workspace.server("web-1").await;
     let plain = Person::new(&workspace, "plain").await;
     let before = events(admin, EVENTS, &[]).await.len();
 
-    // Nothing of this changes anything, or is refused for want of a right.
+    // Invalid input, unknown ids and missing access leave no event.
     admin.post("/api/servers/", &json!({"name": "web-1"})).await.expect_fields(400, &["name"]);
     admin
         .post(USERS, &json!({"username": "plain", "email": "x@example.com", "password": PASSWORD}))
@@ -347,12 +348,12 @@ async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing
 
     let mut found = eventually("the events", || async {
         let found = events(admin, EVENTS, &[]).await;
-        // With the token that is limited.
+        // One of the events is the creation of the limited token.
         (found.len() == before + 12).then(|| found[before..].to_vec())
     })
     .await;
-    let mut told: Vec<_> = found.iter().map(short).collect();
-    told.sort();
+    let mut found_events: Vec<_> = found.iter().map(summary).collect();
+    found_events.sort();
     let mut expected = [
         "api_token.create denied boss/api_token",
         "api_token.create success boss/session",
@@ -368,7 +369,7 @@ async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing
         "user.create denied plain/session",
     ];
     expected.sort_unstable();
-    assert_eq!(told, expected);
+    assert_eq!(found_events, expected);
     let mut take =
         |test: &dyn Fn(&Value) -> bool| found.remove(found.iter().position(test).unwrap());
     let denied = take(&|event| event["action"] == "command.create");
@@ -385,22 +386,22 @@ async fn what_is_refused_and_what_fails_leaves_an_event_and_what_changes_nothing
     let access =
         take(&|event| event["action"] == "endpoint.access" && event["details"]["method"] == "POST");
     assert_eq!(access["object"]["id"], VERIFY);
-    // What somebody typed where the name belongs may be a password.
+    // Text in the user name field may be a password, so it is not recorded.
     let all = json!(events(admin, EVENTS, &[]).await).to_string();
     assert!(!all.contains("the password of somebody") && !all.contains("confidential"), "{all}");
-    sealed(admin, VERIFY).await;
+    wait_until_sealed(admin, VERIFY).await;
 }
 
-/// Whoever asks for it again and again does not fill the log.
+/// Repeated requests must not fill the log.
 #[tokio::test]
-async fn the_same_refusal_is_told_of_once_a_minute() {
+async fn a_repeated_denial_is_recorded_once_a_minute() {
     let workspace = Workspace::new().await;
     let plain = Person::new(&workspace, "plain").await;
     for _ in 0..10 {
         plain.api.get(EVENTS).await.expect(403);
     }
     plain.api.post(VERIFY, &json!({})).await.expect(403);
-    // What was to change something is told of each time.
+    // Denied changes are recorded each time.
     for _ in 0..3 {
         plain.api.post(USERS, &json!({})).await.expect(403);
     }
@@ -410,15 +411,16 @@ async fn the_same_refusal_is_told_of_once_a_minute() {
         (changes == 3).then_some(found)
     })
     .await;
-    let told: Vec<_> = found.iter().filter(|event| event["action"] == "endpoint.access").collect();
+    let found_events: Vec<_> =
+        found.iter().filter(|event| event["action"] == "endpoint.access").collect();
     let mut paths: Vec<_> =
-        told.iter().map(|event| event["object"]["id"].as_str().unwrap()).collect();
+        found_events.iter().map(|event| event["object"]["id"].as_str().unwrap()).collect();
     paths.sort_unstable();
     assert_eq!(paths, [EVENTS, VERIFY]);
 }
 
 #[tokio::test]
-async fn a_command_is_told_of_from_its_request_to_its_end() {
+async fn a_command_is_recorded_from_request_to_end() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let server = workspace.server("web-1").await;
@@ -447,9 +449,9 @@ async fn a_command_is_told_of_from_its_request_to_its_end() {
     admin.delete(&at(SERVERS, &server)).await.expect(204);
 
     let actions = ["command.create", "command.kill", "command.finish", "command.cancel"];
-    let found = events_of(admin, &actions, 9).await;
+    let found = wait_for_events(admin, &actions, 9).await;
     let of = |command: &Value| -> Vec<String> {
-        found.iter().filter(|event| event["object"]["id"] == command["id"]).map(short).collect()
+        found.iter().filter(|event| event["object"]["id"] == command["id"]).map(summary).collect()
     };
     let created = "command.create success boss/api_token";
     assert_eq!(of(&done), [created, "command.finish success web-1/agent_key"]);
@@ -485,11 +487,11 @@ async fn a_command_is_told_of_from_its_request_to_its_end() {
     );
     let all = json!(found).to_string();
     assert!(!all.contains("confidential") && !all.contains("secret output"), "{all}");
-    sealed(admin, VERIFY).await;
+    wait_until_sealed(admin, VERIFY).await;
 }
 
 #[tokio::test]
-async fn the_list_is_filtered_and_costs_what_it_shows() {
+async fn a_filtered_list_reads_only_what_it_shows() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let admin = &workspace.admin;
@@ -501,7 +503,7 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
     let plain = workspace.user("plain").await;
     plain.post("/api/servers/", &json!({"name": "web-2"})).await.expect(403);
     workspace.anonymous.log_in("plain", "not the password").await.expect(403);
-    let all = eventually("the two events that are written after the answers", || async {
+    let all = eventually("the two events that are written after the responses", || async {
         let all = events(&alice, EVENTS, &[]).await;
         (all.iter().filter(|event| event["outcome"] != "success").count() == 2).then_some(all)
     })
@@ -551,8 +553,8 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
     let of_other = events(&other.admin, EVENTS, &[("object", object.clone())]).await;
     assert!(of_other.is_empty(), "{of_other:?}");
 
-    // With many more of another action and object, the same is read for a page.
-    sealed(admin, VERIFY).await;
+    // With many more events of another action and object, a page reads as many rows as before.
+    wait_until_sealed(admin, VERIFY).await;
     let read = async |query: &str| {
         let id = unique("audit");
         let path = format!("{EVENTS}?page_size=2{query}");
@@ -578,7 +580,7 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
         before.push(read(query).await);
     }
     let (links, seals) = (all.len(), 10);
-    let id = id_of_acme(&instance);
+    let id = acme_id(&instance);
     let numbers = |most: u32| {
         format!("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {most})")
     };
@@ -596,7 +598,7 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
         numbers(200 * seals)
     ));
     for (query, before) in queries.iter().zip(before) {
-        // Of a time, the seals since then are read, for `count` and for the page.
+        // A filter by time also reads the seals since then, for `count` and for the page.
         let more = if query.starts_with("&occurred_at") { 2 * u64::from(seals) } else { 0 };
         let read = read(query).await;
         assert!((before..=before + more).contains(&read), "{query}: {read} after {before}");
@@ -605,42 +607,43 @@ async fn the_list_is_filtered_and_costs_what_it_shows() {
     assert_eq!(list["count"], links as u64 + 2_000);
 }
 
-fn id_of_acme(instance: &Instance) -> i64 {
+fn acme_id(instance: &Instance) -> i64 {
     instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'acme'")[0]
         .parse()
         .unwrap()
 }
 
-/// An instance with a workspace that has a chain of some links, all of it sealed.
-async fn with_chain() -> (Instance, tempfile::TempDir, Workspace, i64) {
+/// An instance with a workspace whose chain is completely sealed, and the number of its entries.
+async fn instance_with_chain() -> (Instance, tempfile::TempDir, Workspace, i64) {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    // Three came with the workspace. The first eight have other seals than the last four.
+    // Three events came with the workspace. The first eight events share seals, and the last four
+    // have their own.
     for (tokens, links) in [(5, 8), (4, 12)] {
         for number in 0..tokens {
             let name = format!("token {number}");
             send(&workspace.admin, "POST", TOKENS, json!({"name": name, "expires_at": null})).await;
         }
-        assert_eq!(sealed(&workspace.admin, VERIFY).await, links);
+        assert_eq!(wait_until_sealed(&workspace.admin, VERIFY).await, links);
     }
     let links = 12;
-    // Each row is looked up by its number, however many there are.
+    // The sealer finds rows by number, so the total number of rows does not matter.
     let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
-    let lines = log.lines().filter(|line| line.contains("\"event\":\"sealed\""));
+    let lines = log.lines().filter(|line| line.contains("\"event\":\"wait_until_sealed\""));
     let lines: Vec<Value> =
         lines.map(|line| serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap()).collect();
     let sum = |name: &str| lines.iter().map(|line| line[name].as_i64().unwrap()).sum::<i64>();
-    let (sealed, goes) = (sum("links"), lines.len() as i64);
-    assert_eq!((sum("rows_written"), sum("d1_calls")), (goes, 2 * goes));
-    assert!(sum("rows_read") <= SEALING_READS * sealed + 2 * goes, "{lines:?}");
+    let (wait_until_sealed, passes) = (sum("links"), lines.len() as i64);
+    assert_eq!((sum("rows_written"), sum("d1_calls")), (passes, 2 * passes));
+    assert!(sum("rows_read") <= SEALING_READS * wait_until_sealed + 2 * passes, "{lines:?}");
     (instance, state, workspace, links)
 }
 
-/// A page of a verification reads its own links, two before it and one behind the end, however many
-/// there are.
+/// A page of a verification reads its own entries, two before it and one behind the end of the
+/// chain.
 #[tokio::test]
-async fn a_verification_reads_only_the_links_that_it_looks_at() {
-    let (instance, _state, workspace, last) = with_chain().await;
+async fn a_verification_reads_only_its_own_page() {
+    let (instance, _state, workspace, last) = instance_with_chain().await;
     let (admin, first) = (&workspace.admin, last - 2);
     let read = async || {
         let id = unique("verify");
@@ -654,9 +657,9 @@ async fn a_verification_reads_only_the_links_that_it_looks_at() {
             instance.logged(&id).await["rows_read"].as_u64().unwrap(),
         )
     };
-    let (problem, short) = read().await;
+    let (problem, summary) = read().await;
     assert_eq!(problem, Value::Null);
-    let id = id_of_acme(&instance);
+    let id = acme_id(&instance);
     let many = |link: &str| {
         format!(
             "INSERT INTO audit_expired
@@ -667,8 +670,8 @@ async fn a_verification_reads_only_the_links_that_it_looks_at() {
     instance.tamper_with_d1(&many("-i"));
     let (problem, long) = read().await;
     assert_eq!(problem, Value::Null);
-    // Two more rows of the table, and their seals.
-    assert!(long <= short + 6, "{short} {long}");
+    // Two more rows, and their seals.
+    assert!(long <= summary + 6, "{summary} {long}");
     let events = format!(
         "INSERT INTO audit_events (seq, id, workspace_id, occurred_at, actor_type, actor_name, action, outcome, details)
          WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
@@ -678,11 +681,12 @@ async fn a_verification_reads_only_the_links_that_it_looks_at() {
     instance.tamper_with_d1(&(events + &many(&format!("{last} + i"))));
     let (problem, beyond) = read().await;
     assert_eq!(problem, "foreign");
-    assert!(beyond <= short + 10, "{short} {beyond}");
+    assert!(beyond <= summary + 10, "{summary} {beyond}");
 }
 
-/// The rows of a workspace, sealed again from the first on, as SQL, and the end of their chain.
-fn forged(instance: &Instance, workspace: i64) -> (String, Head) {
+/// SQL that seals all rows of a workspace again from the first on, and the resulting end of the
+/// chain.
+fn resealed(instance: &Instance, workspace: i64) -> (String, Head) {
     let columns = farhand_domain::audit_chain::COLUMNS.join(", ");
     let rows = instance.read_d1(&format!(
         "SELECT json_array(seq - ({workspace} << 40), NULL, json_array({columns})) FROM audit_events
@@ -700,16 +704,16 @@ fn forged(instance: &Instance, workspace: i64) -> (String, Head) {
 }
 
 #[tokio::test]
-async fn whoever_changes_the_log_underneath_is_found_out() {
-    let (instance, _state, workspace, last) = with_chain().await;
+async fn every_change_of_the_stored_log_is_detected() {
+    let (instance, _state, workspace, last) = instance_with_chain().await;
     let admin = &workspace.admin;
-    let id = id_of_acme(&instance);
+    let id = acme_id(&instance);
     let of = format!("seq - ({id} << 40)");
     instance.tamper_with_d1(
         "CREATE TABLE kept AS SELECT * FROM audit_events; CREATE TABLE kept_seals AS SELECT * FROM audit_seals",
     );
-    // A copy of the third event with another number, before which the others move up if they are in
-    // its way.
+    // Inserts a copy of the third event at another position, and moves existing rows out of its
+    // way.
     let copied = |link: i64| {
         format!(
             "UPDATE audit_events SET seq = seq + 1000000 WHERE workspace_id = {id} AND {of} >= {link};
@@ -739,8 +743,8 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
         ("a name is changed", format!("UPDATE audit_events SET actor_name = 'eve' WHERE {of} = 4"), 4, "altered"),
         ("an outcome", format!("UPDATE audit_events SET outcome = 'denied' WHERE {of} = 1"), 1, "altered"),
         ("a time", format!("UPDATE audit_events SET occurred_at = '2026' WHERE {of} = {last}"), last, "altered"),
-        ("an address goes", format!("UPDATE audit_events SET remote_ip = NULL WHERE {of} = 7"), 7, "altered"),
-        ("the first goes", format!("DELETE FROM audit_events WHERE {of} = 1"), 1, "missing"),
+        ("an address passes", format!("UPDATE audit_events SET remote_ip = NULL WHERE {of} = 7"), 7, "altered"),
+        ("the first passes", format!("DELETE FROM audit_events WHERE {of} = 1"), 1, "missing"),
         ("one in the middle", format!("DELETE FROM audit_events WHERE {of} = 6"), 6, "missing"),
         ("the last", format!("DELETE FROM audit_events WHERE {of} = {last}"), last, "missing"),
         ("the end", format!("DELETE FROM audit_events WHERE {of} > 8"), 9, "missing"),
@@ -761,10 +765,10 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
         ("one comes before", copied(0), 1, "foreign"),
         ("a hash", change_seal(&changed_hash, 7), 7, "altered"),
         ("all hashes of a seal", change_seal("hashes = ''", 7), first_of(7), "altered"),
-        ("a seal goes", format!("DELETE FROM audit_seals WHERE {}", seal_of(7)), first_of(7), "altered"),
+        ("a seal passes", format!("DELETE FROM audit_seals WHERE {}", seal_of(7)), first_of(7), "altered"),
         ("all seals go", format!("DELETE FROM audit_seals WHERE workspace_id = {id}"), 1, "altered"),
         ("a seal begins elsewhere", change_seal("first = first + 1", 7), first_of(7), "altered"),
-        // With these, the filter by time would not find the events.
+        // With these values, a filter by time would miss the events.
         ("the earliest time", change_seal("earliest = '9999'", 7), first_of(7), "altered"),
         ("the latest time", change_seal("latest = ''", 7), first_of(7), "altered"),
         (
@@ -784,12 +788,12 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
         let broken = &found["first_broken"];
         assert_eq!(found["valid"], false, "{name}");
         let expected = if problem == "foreign" { json!(problem) } else { json!([link, problem]) };
-        let told = if problem == "foreign" {
+        let found_events = if problem == "foreign" {
             broken["problem"].clone()
         } else {
             json!([broken["link"], broken["problem"]])
         };
-        assert_eq!(told, expected, "{name}: {found}");
+        assert_eq!(found_events, expected, "{name}: {found}");
         assert_eq!(broken["event"].is_null(), problem == "missing", "{name}: {found}");
     };
     let restore = "DELETE FROM audit_events; INSERT INTO audit_events SELECT * FROM kept;
@@ -798,13 +802,14 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
         instance.tamper_with_d1(&sql);
         check(name, link, problem).await;
         instance.tamper_with_d1(restore);
-        assert_eq!(verify(admin, VERIFY).await["valid"], true, "{name}, put back");
+        assert_eq!(verify(admin, VERIFY).await["valid"], true, "{name}, after restoring");
     }
-    // Whoever makes all hashes anew does not have the end of the chain, which is kept elsewhere.
+    // An attacker who computes all hashes again cannot change the end of the chain, which the
+    // sealer keeps.
     instance.tamper_with_d1(&rewritten);
-    instance.tamper_with_d1(&forged(&instance, id).0);
-    check("all is written anew", last, "rewritten").await;
-    // The chain goes on from the end that is kept, and the break stays.
+    instance.tamper_with_d1(&resealed(&instance, id).0);
+    check("all hashes are computed again", last, "rewritten").await;
+    // The chain continues from the end that the sealer keeps, and the break stays.
     send(admin, "POST", TOKENS, json!({"name": "later", "expires_at": null})).await;
     eventually("the seal", || async {
         (verify(admin, VERIFY).await["unsealed"] == 0).then_some(())
@@ -816,8 +821,8 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
          DELETE FROM audit_seals WHERE last <= ({id} << 40) + {last};
          INSERT INTO audit_seals SELECT * FROM kept_seals WHERE workspace_id = {id}"
     ));
-    assert_eq!(sealed(admin, VERIFY).await, last + 1);
-    // A part is looked at by itself, and past the end there is nothing.
+    assert_eq!(wait_until_sealed(admin, VERIFY).await, last + 1);
+    // A verification may start anywhere. Past the end it finds nothing.
     for (first, links) in [(last - 1, 3), (last + 2, 0), (1 << 50, 0)] {
         let found = admin.post(VERIFY, &json!({"first_link": first})).await.expect(200);
         let expected = json!({"valid": true, "links": links, "unsealed": 0, "expired": 0, "first_broken": null,
@@ -827,12 +832,12 @@ async fn whoever_changes_the_log_underneath_is_found_out() {
     admin.post(VERIFY, &json!({"first_link": 0})).await.expect_fields(400, &["first_link"]);
 }
 
-/// D1 is taken back to a time before the last seals (Time Travel). Events that it gets then do not
-/// take the places of those that are lost.
+/// D1 is restored to a time before the last seals (Time Travel). New events do not take the
+/// positions of the lost ones.
 #[tokio::test]
-async fn the_chain_goes_on_behind_links_that_were_lost() {
-    let (instance, _state, workspace, last) = with_chain().await;
-    let (admin, id) = (&workspace.admin, id_of_acme(&instance));
+async fn the_chain_continues_after_lost_entries() {
+    let (instance, _state, workspace, last) = instance_with_chain().await;
+    let (admin, id) = (&workspace.admin, acme_id(&instance));
     instance.tamper_with_d1(&format!(
         "DELETE FROM audit_events WHERE workspace_id = {id} AND seq > ({id} << 40) + 10;
          DELETE FROM audit_seals WHERE workspace_id = {id} AND last > ({id} << 40) + 8"
@@ -846,7 +851,7 @@ async fn the_chain_goes_on_behind_links_that_were_lost() {
     })
     .await;
     assert_eq!(broken, json!({"link": 9, "event": null, "problem": "missing"}));
-    // What had been written then, but was not sealed, is sealed again.
+    // Events that were written but not sealed at that time are sealed again.
     let found = events(admin, EVENTS, &[("outcome", "success".to_owned())]).await;
     let links: Vec<_> = found.iter().map(|event| event["link"].as_i64().unwrap()).collect();
     assert_eq!(links, (1..=8).chain(last + 1..=last + 4).collect::<Vec<_>>());
@@ -856,7 +861,7 @@ async fn the_chain_goes_on_behind_links_that_were_lost() {
 }
 
 #[tokio::test]
-async fn a_hundred_writers_at_once_lose_nothing_and_break_nothing() {
+async fn a_hundred_concurrent_writers_lose_no_event() {
     let workspace = Workspace::new().await;
     let mut people = Vec::new();
     for number in 0..4 {
@@ -881,14 +886,14 @@ async fn a_hundred_writers_at_once_lose_nothing_and_break_nothing() {
     .await;
     let actions = ["api_token.create", "command.create", "command.cancel"];
     let mut of: BTreeMap<String, usize> = BTreeMap::new();
-    for event in events_of(&workspace.admin, &actions, 111).await {
+    for event in wait_for_events(&workspace.admin, &actions, 111).await {
         *of.entry(event["object"]["id"].as_str().unwrap().to_owned()).or_default() += 1;
     }
     for (id, is_cancelled) in made {
         assert_eq!(of.get(&id), Some(&(1 + usize::from(is_cancelled))), "{id}");
     }
     let events = events(&workspace.admin, EVENTS, &[]).await.len();
-    assert_eq!(sealed(&workspace.admin, VERIFY).await, events as i64);
+    assert_eq!(wait_until_sealed(&workspace.admin, VERIFY).await, events as i64);
 }
 
 #[tokio::test]
@@ -901,7 +906,7 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
         let api = workspace.admin.on(&instance.url);
         let until = Duration::from_millis(1_900 + dice.roll(900) as u64);
         let api = &api;
-        // Written all along, so that there is always something to be sealed.
+        // Events are written continuously, so that the crash interrupts the sealing.
         let burst = future::join_all((0..4).map(|writer| async move {
             let mut made = Vec::new();
             let begun = tokio::time::Instant::now();
@@ -913,24 +918,25 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
         }));
         made.extend(burst.await.into_iter().flatten());
         instance.kill().await;
-        // The clock ticks when it starts, and has sealed what nobody tells of.
+        // The cron trigger fires at the start, and makes the sealer seal everything that is
+        // pending.
         instance = Instance::restart(state.path()).await;
-        sealed(&workspace.admin.on(&instance.url), VERIFY).await;
+        wait_until_sealed(&workspace.admin.on(&instance.url), VERIFY).await;
     }
     let api = workspace.admin.on(&instance.url);
     let found = events(&api, EVENTS, &[("action", "group.create".to_owned())]).await;
     let ids: BTreeSet<_> =
         found.iter().map(|event| event["object"]["id"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(ids.len(), found.len(), "each once");
-    assert!(made.iter().all(|id| ids.contains(id)), "none is lost");
+    assert_eq!(ids.len(), found.len(), "each event is recorded once");
+    assert!(made.iter().all(|id| ids.contains(id)), "no event is lost");
     let links: BTreeSet<_> = found.iter().map(|event| event["link"].as_i64().unwrap()).collect();
     assert_eq!(links.len(), found.len());
 }
 
-/// The janitor finds them, however many workspaces there are: more than it takes in one step, and
-/// one that is gone.
+/// The janitor finds unsealed events of any number of workspaces: more than it handles in one step.
+/// It skips a deleted workspace.
 #[tokio::test]
-async fn events_of_which_no_sealer_was_told_are_sealed() {
+async fn events_without_a_call_to_the_sealer_are_sealed() {
     let (instance, state) = Instance::new().await;
     instance.stop().await;
     let (at, workspaces) = (now(), 120);
@@ -958,9 +964,9 @@ async fn events_of_which_no_sealer_was_told_are_sealed() {
     assert!(instance.read_d1(of_deleted).is_empty());
 }
 
-/// An event has room for so many of them only.
+/// An event lists a limited number of groups.
 #[tokio::test]
-async fn a_long_list_is_told_in_part_and_by_its_length() {
+async fn a_long_list_is_recorded_in_part_with_its_length() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let mut groups = Vec::new();
@@ -979,31 +985,31 @@ async fn a_long_list_is_told_in_part_and_by_its_length() {
         ("server.update", 101),
         ("registration_token.create", 101),
     ] {
-        let told = events(admin, EVENTS, &[("action", action.to_owned())]).await;
-        let details = told
+        let found_events = events(admin, EVENTS, &[("action", action.to_owned())]).await;
+        let details = found_events
             .iter()
             .map(|event| &event["details"])
             .find(|details| details["groups_total"] == number);
         let shown = &groups[..number.min(100)];
         assert_eq!(
-            details.unwrap_or_else(|| panic!("{action}: {told:#?}"))["groups"],
+            details.unwrap_or_else(|| panic!("{action}: {found_events:#?}"))["groups"],
             json!(shown),
             "{action}"
         );
     }
 }
 
-/// An isolate remembers for a while which workspace has a slug. What it does not ask anybody with a
-/// credential for is told where it is done, even if the slug is another one's by now.
+/// An isolate remembers for a while which workspace has a slug. Events of anonymous requests belong
+/// to the workspace that handled them, even if the remembered one differs.
 #[tokio::test]
-async fn logins_and_resets_are_told_of_in_the_workspace_that_has_them() {
+async fn anonymous_events_belong_to_the_handling_workspace() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     Workspace::made_by(&instance.operator(), "other").await;
     let emails = instance
         .read_d1("SELECT u.email FROM users u JOIN workspaces w ON w.id = u.workspace_id WHERE w.slug = 'other'");
     let own = instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'other'");
-    let told = |action: &str, outcome: &str| {
+    let found_events = |action: &str, outcome: &str| {
         instance.read_d1(&format!(
             "SELECT CAST(workspace_id AS TEXT) FROM audit_events WHERE action = '{action}' AND outcome = '{outcome}'
              ORDER BY seq DESC LIMIT 1"
@@ -1014,10 +1020,12 @@ async fn logins_and_resets_are_told_of_in_the_workspace_that_has_them() {
         "UPDATE workspaces SET slug = 'x' WHERE slug = 'acme'; UPDATE workspaces SET slug = 'acme' WHERE slug = 'other'",
     );
     workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
-    assert_eq!(told("session.login", "success"), own);
+    assert_eq!(found_events("session.login", "success"), own);
     workspace.anonymous.log_in("boss", "not the password").await.expect(403);
-    eventually("the failure", || async { (told("session.login", "failure") == own).then_some(()) })
-        .await;
+    eventually("the failure", || async {
+        (found_events("session.login", "failure") == own).then_some(())
+    })
+    .await;
     workspace
         .anonymous
         .post("/api/auth/reset-password/", &json!({"email": emails[0]}))
@@ -1031,13 +1039,16 @@ async fn logins_and_resets_are_told_of_in_the_workspace_that_has_them() {
     send(&workspace.anonymous, "POST", &confirm, json!({"new_password": "another correct horse"}))
         .await;
     assert_eq!(
-        (told("user.request_reset", "success"), told("user.reset_password", "success")),
+        (
+            found_events("user.request_reset", "success"),
+            found_events("user.reset_password", "success")
+        ),
         (own.clone(), own)
     );
 }
 
 #[tokio::test]
-async fn what_ran_can_be_compared() {
+async fn recorded_hashes_identify_lines_inputs_and_output() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let server = workspace.server("web-1").await;
@@ -1051,7 +1062,8 @@ async fn what_ran_can_be_compared() {
         agent.ack(id_of(&made)).await;
         made
     };
-    // Lines that differ only behind what is shown, and lines that differ only by their environment.
+    // Lines that differ only after the part that is recorded, and commands that differ only in
+    // their environment.
     let long = |end: &str| json!({"line": format!("{}{end}", "#".repeat(1_100)), "timeout": 60});
     let with_env = |value: &str| json!({"line": "eval \"$X\"", "env": {"X": value, "A": ""}});
     let made = [
@@ -1063,7 +1075,7 @@ async fn what_ran_can_be_compared() {
         run(json!({"line": "cat", "stdin": "pässword\n", "cwd": "/srv/a b"})).await,
         run(json!({"line": "cat", "stdin": ""})).await,
     ];
-    let created = events_of(admin, &["command.create"], 7).await;
+    let created = wait_for_events(admin, &["command.create"], 7).await;
     let details: Vec<_> = created.iter().map(|event| &event["details"]).collect();
     assert_eq!(details[0]["line"], details[1]["line"]);
     for (made, details) in made.iter().zip(&details) {
@@ -1085,10 +1097,13 @@ async fn what_ran_can_be_compared() {
     assert_eq!(inputs(details[6]), [Some(json!(0)), Some(json!(sha256(""))), None]);
     assert_eq!(inputs(details[4]), [None, None, None]);
     for value in ["date", "pässword"] {
-        assert!(!json!(created).to_string().contains(value), "{value}: values are not in it");
+        assert!(
+            !json!(created).to_string().contains(value),
+            "{value}: the event contains a secret value"
+        );
     }
 
-    // The output that was kept, also when the end overtakes some of it.
+    // The event has the stored output, even if the end arrived before some of it.
     let report =
         async |made: &Value, seq: u32, content: &str| agent.chunk(id_of(made), seq, content).await;
     report(&made[0], 1, "two").await;
@@ -1098,12 +1113,12 @@ async fn what_ran_can_be_compared() {
     let fin = json!({"success": true, "elapsed_time": 1, "exit_code": 0, "chunks": 2});
     agent.report(id_of(&made[1]), "fin", Some(&fin)).await.expect(204);
     report(&made[1], 0, "one").await;
-    // A result is no proof of the output: chunks that come after it may differ. Without any chunk,
-    // it is the output.
+    // A result may differ from chunks that arrive later, so the chunks count as the output. Without
+    // chunks, the result is the output.
     agent.fin(id_of(&made[2]), 0, "onetwo").await;
     report(&made[2], 0, "other!").await;
     agent.fin(id_of(&made[3]), 0, "result").await;
-    let ended = events_of(admin, &["command.finish", "command.output"], 7).await;
+    let ended = wait_for_events(admin, &["command.finish", "command.output"], 7).await;
     let of = |made: &Value| -> Vec<_> {
         ended
             .iter()
@@ -1121,13 +1136,13 @@ async fn what_ran_can_be_compared() {
         let expected = [nothing.clone(), (json!(6), json!(sha256(kept)))];
         assert_eq!(of(made).iter().map(output).collect::<Vec<_>>(), expected, "{kept}");
     }
-    sealed(admin, VERIFY).await;
+    wait_until_sealed(admin, VERIFY).await;
 }
 
-/// Output that keeps coming after the end does not delay its hash for more than a minute. A command
-/// that gets stuck has the hash of what came until then.
+/// Output that keeps arriving after the end delays its hash for at most a minute. A stuck command
+/// has the hash of the output so far.
 #[tokio::test]
-async fn the_hash_of_output_is_there_within_a_minute() {
+async fn the_hash_of_output_is_recorded_within_a_minute() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let server = workspace.server("web-1").await;
@@ -1150,12 +1165,12 @@ async fn the_hash_of_output_is_there_within_a_minute() {
     };
     let began = std::time::Instant::now();
     let mut seq = 1;
-    // Each chunk comes before the one before it is old enough for the output to count as complete.
+    // Each chunk arrives before the output counts as complete.
     let output = loop {
         if let Some(event) = of(late, "command.output").await {
             break event;
         }
-        assert!(began.elapsed() < Duration::from_secs(100), "the hash is late");
+        assert!(began.elapsed() < Duration::from_secs(100), "the hash is missing after 100 s");
         agent.chunk(late, seq, "x").await;
         seq += 1;
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -1165,7 +1180,7 @@ async fn the_hash_of_output_is_there_within_a_minute() {
     let waited = time(&output["occurred_at"]).seconds_since(time(&ended["handled_at"]));
     assert!((59.0..80.0).contains(&waited), "{waited}");
     let bytes = output["details"]["output_bytes"].as_u64().unwrap();
-    assert!((5..=u64::from(seq)).contains(&bytes), "{bytes} of {seq}");
+    assert!((5..=u64::from(seq)).contains(&bytes), "{bytes} bytes of {seq} chunks");
     assert_eq!(output["details"]["output_sha256"], sha256(&"x".repeat(bytes as usize)));
     let stuck = eventually("the command to be stuck", || of(silent, "command.finish")).await;
     assert_eq!(
@@ -1176,7 +1191,7 @@ async fn the_hash_of_output_is_there_within_a_minute() {
 }
 
 #[tokio::test]
-async fn an_agents_new_address_and_version_leave_an_event() {
+async fn a_new_address_or_version_of_an_agent_is_recorded() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let server = workspace.server("web-1").await;
@@ -1209,10 +1224,10 @@ async fn an_agents_new_address_and_version_leave_an_event() {
     connect("198.51.100.7").await;
     connect("198.51.100.7").await;
     connect("192.0.2.1").await;
-    let found = events_of(admin, &["server.connect"], 4).await;
-    let told: Vec<_> = found.iter().map(|event| event["details"].clone()).collect();
+    let found = wait_for_events(admin, &["server.connect"], 4).await;
+    let found_events: Vec<_> = found.iter().map(|event| event["details"].clone()).collect();
     assert_eq!(
-        told,
+        found_events,
         [
             json!({"remote_ip": "192.0.2.1", "previous_remote_ip": null, "agent_version": "1.0"}),
             json!({"remote_ip": "192.0.2.1", "agent_version": "1.1", "previous_agent_version": "1.0"}),
@@ -1223,16 +1238,16 @@ async fn an_agents_new_address_and_version_leave_an_event() {
     for (event, address) in
         found.iter().zip(["192.0.2.1", "192.0.2.1", "198.51.100.7", "192.0.2.1"])
     {
-        assert_eq!(short(event), "server.connect success web-1/agent_key");
+        assert_eq!(summary(event), "server.connect success web-1/agent_key");
         assert_eq!((&event["remote_ip"], &event["object"]["id"]), (&json!(address), &server["id"]));
     }
-    // An event too many would be there by the time that all are sealed.
-    sealed(admin, VERIFY).await;
-    events_of(admin, &["server.connect"], 4).await;
+    // When all events are sealed, a superfluous one would be in the list.
+    wait_until_sealed(admin, VERIFY).await;
+    wait_for_events(admin, &["server.connect"], 4).await;
 }
 
 #[tokio::test]
-async fn reads_of_commands_leave_an_event_a_minute() {
+async fn reads_of_a_command_are_recorded_once_a_minute() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -1249,13 +1264,13 @@ async fn reads_of_commands_leave_an_event_a_minute() {
     }
     session.get(&format!("{}chunks/", path_of(&made))).await.expect(200);
     workspace.admin.get(COMMANDS).await.expect(200);
-    let read = events_of(&workspace.admin, &["command.read"], 2).await;
-    let mut who: Vec<_> = read.iter().map(short).collect();
+    let read = wait_for_events(&workspace.admin, &["command.read"], 2).await;
+    let mut who: Vec<_> = read.iter().map(summary).collect();
     who.sort();
     assert_eq!(who, ["command.read success boss/api_token", "command.read success boss/session"]);
     assert!(read.iter().all(|event| event["object"]["id"] == made["id"]), "{read:?}");
 
-    // Each way to read it counts, and is of its own credential here.
+    // Each way to read the output is recorded. A token for each way tells them apart.
     let mut tokens = BTreeMap::new();
     for rest in ["", "chunks/", "output/", "stream/"] {
         let token =
@@ -1268,15 +1283,15 @@ async fn reads_of_commands_leave_an_event_a_minute() {
         }
         tokens.insert(token["id"].clone().as_str().unwrap().to_owned(), rest);
     }
-    let read = events_of(&workspace.admin, &["command.read"], 6).await;
+    let read = wait_for_events(&workspace.admin, &["command.read"], 6).await;
     for event in &read[2..] {
         tokens.remove(event["credential"]["id"].as_str().unwrap());
     }
-    assert!(tokens.is_empty(), "not recorded: {tokens:?}");
+    assert!(tokens.is_empty(), "reads without an event: {tokens:?}");
 }
 
 #[tokio::test]
-async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
+async fn changes_are_recorded_with_the_old_values() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let token = send(admin, "POST", TOKENS, json!({"name": "ci", "expires_at": null})).await;
@@ -1300,7 +1315,7 @@ async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
     send(admin, "PATCH", &at(MEMBERSHIPS, &membership), json!({"role": "owner"})).await;
 
     let found =
-        events_of(admin, &["api_token.update", "user.update", "membership.update"], 5).await;
+        wait_for_events(admin, &["api_token.update", "user.update", "membership.update"], 5).await;
     let details: Vec<_> = found.iter().map(|event| &event["details"]).collect();
     let commands = |details: &Value| details["acl"]["commands"].clone();
     assert_eq!(
@@ -1318,7 +1333,7 @@ async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
         (&details[4]["role"], &details[4]["old"]["role"]),
         (&json!("owner"), &json!("member"))
     );
-    // And at the beginning, with what is there then.
+    // Creations are recorded with the initial values.
     let created = events(admin, EVENTS, &[("action", "api_token.create".to_owned())]).await;
     let of = |name: &str| {
         created.iter().find(|event| event["object"]["name"] == name).unwrap()["details"].clone()
@@ -1326,10 +1341,10 @@ async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
     assert_eq!(of("ci"), json!({"expires_at": null, "has_acl": false, "acl": null}));
     let limited = of("limited");
     assert_eq!((commands(&limited), &limited["acl"]["read_only"]), (json!(["ls *"]), &json!(true)));
-    // Of a long list, its hash and its length.
+    // A long list is recorded by its hash and length.
     let acl = json!({"commands": ["x".repeat(16_000), "y".repeat(16_000)]});
     let stored = acl.to_string();
-    let told =
+    let found_events =
         json!({"acl_sha256": farhand_domain::output::sha256(&stored), "acl_bytes": stored.len()});
     let long =
         send(admin, "POST", TOKENS, json!({"name": "long", "expires_at": null, "acl": acl})).await;
@@ -1339,7 +1354,7 @@ async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
     let created = events(admin, EVENTS, &[("action", "api_token.create".to_owned())]).await;
     let made = created.iter().find(|event| event["object"]["name"] == "long").unwrap();
     let mut expected = json!({"expires_at": null, "has_acl": true});
-    expected.as_object_mut().unwrap().append(&mut told.as_object().unwrap().clone());
+    expected.as_object_mut().unwrap().append(&mut found_events.as_object().unwrap().clone());
     assert_eq!(made["details"], expected);
     let of_long = [
         ("action", "api_token.update".to_owned()),
@@ -1350,56 +1365,59 @@ async fn changes_of_limits_addresses_and_roles_are_told_with_what_was_before() {
     assert_eq!((&first["acl"], &first["old"]), (&json!(null), &json!({"acl_bytes": stored.len()})));
     assert_eq!(
         (&second["acl_sha256"], &second["old"]),
-        (&told["acl_sha256"], &json!({"acl": null}))
+        (&found_events["acl_sha256"], &json!({"acl": null}))
     );
     assert!(second.get("acl").is_none(), "{second}");
     let created = events(admin, EVENTS, &[("action", "user.create".to_owned())]).await;
     let expected = json!({"email": "ann@example.com", "is_staff": false, "is_superuser": false});
     assert_eq!(created.last().unwrap()["details"], expected);
-    sealed(admin, VERIFY).await;
+    wait_until_sealed(admin, VERIFY).await;
 }
 
-/// A sealer whose alarm is late is told of what happens, and does not go on waiting for that alarm.
+/// A sealer with an overdue alarm is also called directly, and does not wait for the alarm.
 #[tokio::test]
-async fn a_sealer_whose_alarm_is_late_seals_when_it_is_told() {
+async fn a_sealer_with_an_overdue_alarm_seals_when_called() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    sealed(&workspace.admin, VERIFY).await;
+    wait_until_sealed(&workspace.admin, VERIFY).await;
     let waiting =
         send(&workspace.admin, "POST", TOKENS, json!({"name": "waiting", "expires_at": null}))
             .await;
     instance.kill().await;
-    assert!(delay_alarms(state.path(), "Sealer", 3_600) > 0, "the alarm of what waits");
+    assert!(
+        delay_alarms(state.path(), "Sealer", 3_600) > 0,
+        "the sealer has an alarm for the pending event"
+    );
     let instance = Instance::restart(state.path()).await;
     let api = workspace.admin.on(&instance.url);
     eventually("the seal", || async {
-        // Each has the sealer told once more.
+        // Each request calls the sealer once more.
         send(&api, "POST", TOKENS, json!({"name": "later", "expires_at": null})).await;
-        let told =
+        let found_events =
             events(&api, EVENTS, &[("object", waiting["id"].as_str().unwrap().to_owned())]).await;
-        told[0]["link"].is_number().then_some(())
+        found_events[0]["link"].is_number().then_some(())
     })
     .await;
 }
 
-/// Nothing is deleted then, and all is sealed as ever.
+/// With an invalid setting, nothing is deleted, and sealing continues.
 #[tokio::test]
-async fn a_wrong_setting_of_how_long_events_are_kept_is_logged_and_stops_nothing() {
+async fn an_invalid_retention_setting_is_logged_and_ignored() {
     let (instance, _state) = Instance::new_with(&[("AUDIT_RETENTION_DAYS", "1")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    assert_eq!(sealed(&workspace.admin, VERIFY).await, 3);
+    assert_eq!(wait_until_sealed(&workspace.admin, VERIFY).await, 3);
     let log = instance.state.join("worker.log");
-    eventually("what the log says", || async {
+    eventually("the warning in the log", || async {
         let log = std::fs::read_to_string(&log).unwrap();
-        assert!(!log.contains("\"event\":\"sealer_failed\""), "it tries again and again");
+        assert!(!log.contains("\"event\":\"sealer_failed\""), "the sealer fails and retries");
         log.contains("\"event\":\"audit_not_deleted\"").then_some(())
     })
     .await;
-    assert_eq!(sealed(&workspace.admin, VERIFY).await, 3);
+    assert_eq!(wait_until_sealed(&workspace.admin, VERIFY).await, 3);
 }
 
 #[tokio::test]
-async fn an_end_that_d1_hears_of_late_is_told_once() {
+async fn an_end_that_reaches_d1_late_is_recorded_once() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -1410,26 +1428,26 @@ async fn an_end_that_d1_hears_of_late_is_told_once() {
     let lock = instance.lock_d1().await;
     agent.fin(id_of(&command), 0, "done").await;
     let log = instance.state.join("worker.log");
-    eventually("a try in vain", || async {
+    eventually("a failed flush", || async {
         std::fs::read_to_string(&log).unwrap().contains("\"event\":\"d1_not_told\"").then_some(())
     })
     .await;
     drop(lock);
-    let found = events_of(&workspace.admin, &["command.create", "command.finish"], 2).await;
+    let found = wait_for_events(&workspace.admin, &["command.create", "command.finish"], 2).await;
     assert_eq!(found[1]["details"]["state"], "success");
-    // One of them is that of the agent's connection.
-    assert_eq!(sealed(&workspace.admin, VERIFY).await, 7);
+    // One of these events is the agent's connection.
+    assert_eq!(wait_until_sealed(&workspace.admin, VERIFY).await, 7);
 }
 
 #[tokio::test]
-async fn the_operator_has_a_chain_that_outlives_workspaces() {
+async fn the_operators_chain_outlives_workspaces() {
     let (instance, _state) = Instance::new().await;
     let operator = instance.operator();
     let (path, verify) = ("/operator/audit/events/", "/operator/audit/verify/");
     let gone = Workspace::made_by(&operator, "gone").await;
     let kept = Workspace::made_by(&operator, "kept").await;
     send(&gone.admin, "POST", TOKENS, json!({"name": "one", "expires_at": null})).await;
-    sealed(&gone.admin, VERIFY).await;
+    wait_until_sealed(&gone.admin, VERIFY).await;
     operator
         .post("/operator/workspaces/", &farhand_tests::client::new_workspace("kept"))
         .await
@@ -1437,10 +1455,12 @@ async fn the_operator_has_a_chain_that_outlives_workspaces() {
     operator.delete("/operator/workspaces/nothing/").await.expect(404);
     operator.delete("/operator/workspaces/gone/?now=true").await.expect(204);
     let found = events(&operator, path, &[]).await;
-    let told: Vec<_> =
-        found.iter().map(|event| format!("{} {}", short(event), event["object"]["name"])).collect();
+    let found_events: Vec<_> = found
+        .iter()
+        .map(|event| format!("{} {}", summary(event), event["object"]["name"]))
+        .collect();
     assert_eq!(
-        told,
+        found_events,
         [
             "workspace.create success operator/operator_token \"gone\"",
             "workspace.create success operator/operator_token \"kept\"",
@@ -1454,9 +1474,9 @@ async fn the_operator_has_a_chain_that_outlives_workspaces() {
         .get(&format!("{path}?occurred_at__lt=x"))
         .await
         .expect_fields(400, &["occurred_at__lt"]);
-    assert_eq!(sealed(&operator, verify).await, 3);
-    // Of the workspace that is gone nothing is left, neither in D1 nor with its sealer; the other's
-    // is as it was.
+    assert_eq!(wait_until_sealed(&operator, verify).await, 3);
+    // Nothing of the deleted workspace is left in D1 and in its sealer. The other workspace is
+    // unchanged.
     eventually("the purge", || async {
         let left = instance
             .read_d1("SELECT DISTINCT CAST(workspace_id AS TEXT) FROM audit_events ORDER BY 1");
@@ -1464,23 +1484,23 @@ async fn the_operator_has_a_chain_that_outlives_workspaces() {
         (left.len() == 2 && chains.len() == 2).then_some(())
     })
     .await;
-    assert_eq!(sealed(&kept.admin, VERIFY).await, 3);
+    assert_eq!(wait_until_sealed(&kept.admin, VERIFY).await, 3);
     instance.tamper_with_d1("DELETE FROM audit_events WHERE seq = 3");
     let broken = operator.post(verify, &json!({})).await.expect(200)["first_broken"].clone();
     assert_eq!(broken, json!({"link": 3, "event": null, "problem": "missing"}));
 }
 
 #[tokio::test]
-async fn old_events_go_and_the_rest_of_the_chain_stays() {
-    let (instance, state, workspace, last) = with_chain().await;
-    let id = id_of_acme(&instance);
+async fn old_events_are_deleted_and_the_chain_stays_valid() {
+    let (instance, state, workspace, last) = instance_with_chain().await;
+    let id = acme_id(&instance);
     let of = format!("seq - ({id} << 40)");
-    // The first five become ten days old, as if they had been sealed then.
+    // Makes the first five events ten days old, as if they had been sealed then.
     let old = now().plus_seconds(-10 * 24 * 60 * 60);
     instance.tamper_with_d1(&format!(
         "UPDATE audit_events SET occurred_at = '{old}' WHERE workspace_id = {id} AND {of} <= 5"
     ));
-    let (sql, head) = forged(&instance, id);
+    let (sql, head) = resealed(&instance, id);
     instance.stop().await;
     change_d1(state.path(), &sql);
     change_d1(state.path(), &format!("UPDATE audit_events SET actor_name = 'eve' WHERE {of} = 4"));
@@ -1495,35 +1515,34 @@ async fn old_events_go_and_the_rest_of_the_chain_stays() {
     let instance = Instance::restart_with(state.path(), &[("AUDIT_RETENTION_DAYS", "7")]).await;
     let api = workspace.admin.on(&instance.url);
     let left = async |number: i64| {
-        eventually("the old ones to go", || async {
+        eventually("the old events to be deleted", || async {
             let found = events(&api, EVENTS, &[]).await.len() as i64;
-            assert!(found >= number, "{found} are left");
+            assert!(found >= number, "only {found} events are left");
             (found == number).then_some(())
         })
         .await;
     };
-    // One that is not what was sealed stays, with all that comes after it.
+    // An altered event is not deleted, and neither is any event after it.
     left(last - 3).await;
     let broken = verify(&api, VERIFY).await["first_broken"].clone();
     assert_eq!((&broken["link"], &broken["problem"]), (&json!(4), &json!("altered")));
     instance.tamper_with_d1(&format!("UPDATE audit_events SET actor_name = 'boss' WHERE {of} = 4"));
-    // Whatever else happens has the object look again.
+    // Any new event makes the sealer run again.
     send(&api, "POST", TOKENS, json!({"name": "later", "expires_at": null})).await;
     left(last + 1 - 5).await;
-    assert_eq!(sealed(&api, VERIFY).await, last + 1 - 5);
+    assert_eq!(wait_until_sealed(&api, VERIFY).await, last + 1 - 5);
     instance.tamper_with_d1(&format!(
         "INSERT INTO audit_events (seq, id, workspace_id, occurred_at, actor_type, action, outcome, details)
          VALUES (({id} << 40) + 3, 'x', {id}, '{old}', 'user', 'x.y', 'success', '{{}}')"
     ));
     assert_eq!(verify(&api, VERIFY).await["first_broken"]["problem"], "foreign");
-    // The operator's own stay.
-    assert_eq!(sealed(&instance.operator(), "/operator/audit/verify/").await, 1);
+    // The operator's own events stay.
+    assert_eq!(wait_until_sealed(&instance.operator(), "/operator/audit/verify/").await, 1);
 }
 
-/// Strangers must not fill the log: of failed logins and reset requests, one event a minute says
-/// how many there were.
+/// Failed logins and reset requests must not fill the log. One event a minute has their number.
 #[tokio::test]
-async fn anonymous_events_are_written_once_a_minute_with_their_count() {
+async fn anonymous_events_are_counted_and_written_each_minute() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     for _ in 0..3 {
@@ -1571,21 +1590,21 @@ async fn anonymous_events_are_written_once_a_minute_with_their_count() {
         ]
     );
 
-    // A minute later the next one says how many there were since.
+    // After a minute, the next event has the number since then.
     instance.d1("UPDATE anonymous_events SET written_at = '2020-01-01T00:00:00.000000+00:00'");
     workspace.anonymous.log_in("boss", "not the password").await.expect(403);
-    eventually("its event", || async {
+    eventually("the next event", || async {
         written(&workspace.admin)
             .await
             .contains(&event("session.login", json!(boss), 3))
             .then_some(())
     })
     .await;
-    // If no further one comes, the clock writes it.
+    // If no further request follows, the cron trigger writes the event.
     instance.stop().await;
     let instance = Instance::restart(state.path()).await;
     let admin = workspace.admin.on(&instance.url);
-    let all = eventually("the rest", || async {
+    let all = eventually("the remaining events", || async {
         let all = written(&admin).await;
         (all.len() == 6).then_some(all)
     })
@@ -1594,13 +1613,13 @@ async fn anonymous_events_are_written_once_a_minute_with_their_count() {
     let resets = events(&admin, EVENTS, &[("action", "user.request_reset".to_owned())]).await;
     let counted = resets.iter().find(|event| event["details"]["count"] == 2).unwrap();
     assert_eq!(counted["details"]["users"], json!([boss]));
-    sealed(&admin, VERIFY).await;
+    wait_until_sealed(&admin, VERIFY).await;
 }
 
-/// Old anonymous events leave the chain, which can still be verified; nothing else can be taken out
-/// of it in the same way.
+/// Old anonymous events leave the chain, and it can still be verified. No other event can be
+/// removed in this way.
 #[tokio::test]
-async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
+async fn only_old_anonymous_events_expire() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let token = |name: &str| json!({"name": name, "expires_at": null});
@@ -1625,13 +1644,16 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
         (list["count"] == 8 && of_cell["count"] == 2).then_some(())
     })
     .await;
-    let old_links = sealed(&workspace.admin, VERIFY).await;
-    assert_eq!((old_links, sealed(&instance.operator(), "/operator/audit/verify/").await), (8, 2));
-    // All of them become ten days old, as if they had been sealed then.
-    let id = id_of_acme(&instance);
+    let old_links = wait_until_sealed(&workspace.admin, VERIFY).await;
+    assert_eq!(
+        (old_links, wait_until_sealed(&instance.operator(), "/operator/audit/verify/").await),
+        (8, 2)
+    );
+    // Makes all events ten days old, as if they had been sealed then.
+    let id = acme_id(&instance);
     let old = now().plus_seconds(-10 * 24 * 60 * 60);
     instance.tamper_with_d1(&format!("UPDATE audit_events SET occurred_at = '{old}'"));
-    let chains = [(id, forged(&instance, id)), (0, forged(&instance, 0))];
+    let chains = [(id, resealed(&instance, id)), (0, resealed(&instance, 0))];
     instance.stop().await;
     for (workspace, (sql, head)) in &chains {
         change_d1(state.path(), sql);
@@ -1644,7 +1666,7 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
         Instance::restart_with(state.path(), &[("ANONYMOUS_AUDIT_RETENTION_DAYS", "7")]).await;
     let (api, operator) = (workspace.admin.on(&instance.url), instance.operator());
     let left = async |api: &Api, path: &str, expected: &[&str]| {
-        eventually("the old ones to go", || async {
+        eventually("the old events to be deleted", || async {
             let found = events(api, path, &[]).await;
             let actions: Vec<_> =
                 found.iter().map(|event| event["action"].as_str().unwrap().to_owned()).collect();
@@ -1664,7 +1686,7 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
     let whole = json!({"valid": true, "links": 8, "unsealed": 0, "expired": 3, "first_broken": null, "next_link": null});
     assert_eq!(verify(&api, VERIFY).await, whole);
     assert_eq!(verify(&operator, "/operator/audit/verify/").await["expired"], 1);
-    // From any link on.
+    // A verification may start at any entry.
     for first in 1..=9 {
         let found = api.post(VERIFY, &json!({"first_link": first})).await.expect(200);
         assert_eq!(
@@ -1674,12 +1696,15 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
         );
     }
 
-    // A young anonymous event is there, and sealed. (There was one within the last minute.)
+    // Adds a recent anonymous event, and seals it. The table is cleared first, because there was an
+    // event within the last minute.
     instance.tamper_with_d1("DELETE FROM anonymous_events");
     workspace.anonymous.on(&instance.url).log_in("boss", "not the password").await.expect(403);
     send(&api, "POST", TOKENS, token("young")).await;
-    eventually("the young ones", || async { (sealed(&api, VERIFY).await == 10).then_some(()) })
-        .await;
+    eventually("the recent events", || async {
+        (wait_until_sealed(&api, VERIFY).await == 10).then_some(())
+    })
+    .await;
     let all = events(&api, EVENTS, &[]).await;
     let link = |action: &str| {
         all.iter().rfind(|event| event["action"] == action).unwrap()["link"].as_i64().unwrap()
@@ -1711,7 +1736,7 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
     instance.tamper_with_d1("CREATE TABLE kept_seals AS SELECT * FROM audit_seals");
     for (name, sql, link, problem) in [
         (
-            "an expired one goes",
+            "an expired one passes",
             format!("DELETE FROM audit_expired WHERE {of_expired} = {}", expired[1]),
             expired[1],
             "missing",
@@ -1734,7 +1759,7 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
         ),
         ("an event of a user", as_expired(users), users, "altered"),
         ("a young event", as_expired(young), young, "missing"),
-        ("one that simply goes", format!("DELETE FROM audit_events WHERE {of} = {young}"), young, "missing"),
+        ("one that simply passes", format!("DELETE FROM audit_events WHERE {of} = {young}"), young, "missing"),
     ] {
         instance.tamper_with_d1(&sql);
         let broken = verify(&api, VERIFY).await["first_broken"].clone();
@@ -1744,17 +1769,17 @@ async fn old_anonymous_events_expire_and_others_cannot_be_made_to() {
              DELETE FROM audit_expired; INSERT INTO audit_expired SELECT * FROM kept_expired;
              DELETE FROM audit_seals; INSERT INTO audit_seals SELECT * FROM kept_seals",
         );
-        assert_eq!(verify(&api, VERIFY).await["valid"], true, "{name}, put back");
+        assert_eq!(verify(&api, VERIFY).await["valid"], true, "{name}, after restoring");
     }
     instance.tamper_with_d1("DROP TABLE kept; DROP TABLE kept_expired; DROP TABLE kept_seals");
 
-    // The other retention takes what expired along.
+    // The retention of all events also deletes the expired entries.
     instance.stop().await;
     let instance = Instance::restart_with(state.path(), &[("AUDIT_RETENTION_DAYS", "7")]).await;
     let (api, operator) = (workspace.admin.on(&instance.url), instance.operator());
     left(&api, EVENTS, &["session.login", "api_token.create"]).await;
-    assert_eq!(sealed(&api, VERIFY).await, 2);
-    assert_eq!(sealed(&operator, "/operator/audit/verify/").await, 2);
+    assert_eq!(wait_until_sealed(&api, VERIFY).await, 2);
+    assert_eq!(wait_until_sealed(&operator, "/operator/audit/verify/").await, 2);
     let rows = instance.read_d1("SELECT CAST(workspace_id AS TEXT) FROM audit_expired");
     assert_eq!(rows, ["0"]);
 }

@@ -1,9 +1,9 @@
-//! Requests that no client of good will sends, most of them byte by byte: whatever comes, the
-//! answer is clear, never a failure of the service, and nothing is changed by it.
+//! Malformed and hostile requests, most of them sent byte by byte. Each gets a clear response that
+//! is no failure of the service, and changes nothing.
 //!
-//! An answer of the Worker has an `X-Request-Id`; one without was given by the runtime in front of
-//! it, which refuses some requests itself. What it does with those is its own affair; that they
-//! change nothing and hold nobody up is tested here too.
+//! Responses of the Worker have an `X-Request-Id`. Responses without one come from the runtime in
+//! front of it, which rejects some requests itself. For those, the tests check only that they
+//! change nothing and block no other request.
 
 use std::time::Duration;
 
@@ -20,26 +20,25 @@ use tokio_tungstenite::tungstenite::Message;
 use crate::api::endpoints::{all, path_of};
 
 const TOKENS: &str = "/api/auth/tokens/";
-/// A body that makes a token.
+/// A body that creates a token.
 const NEW_TOKEN: &[u8] = b"{\"name\":\"x\",\"expires_at\":null}";
-/// How deep JSON is nested that is meant to be too deep.
+/// A nesting depth of JSON that is certainly too deep.
 const DEEP: usize = 100_000;
 
-/// An answer as it came over the wire.
+/// A raw HTTP response.
 #[derive(Debug)]
-struct Answer {
+struct RawResponse {
     status: u16,
-    /// Whether the Worker gave it, and not the runtime in front of it.
-    is_ours: bool,
+    /// True if the response comes from the Worker, and not from the runtime in front of it.
+    is_of_worker: bool,
     body: String,
 }
 
-impl Answer {
-    /// Asserts that it is no failure of the service: never one of the Worker's, and of the runtime
-    /// only where that is known.
+impl RawResponse {
+    /// Asserts that the response comes from the Worker and has no status of 500 or more.
     #[track_caller]
-    fn is_refusal_or_success(&self, what: &str) {
-        assert!(self.status < 500 && self.is_ours, "{what}: {self:?}");
+    fn assert_handled_by_worker(&self, what: &str) {
+        assert!(self.status < 500 && self.is_of_worker, "{what}: {self:?}");
     }
 }
 
@@ -48,13 +47,13 @@ fn connection(api: &Api) -> impl Future<Output = TcpStream> {
     async move { TcpStream::connect(address).await.unwrap() }
 }
 
-/// Reads one answer; `None` where the connection ends without one.
-async fn read_answer(stream: &mut TcpStream) -> Option<Answer> {
+/// Reads one response, or `None` if the connection ends without one.
+async fn read_response(stream: &mut TcpStream) -> Option<RawResponse> {
     let mut read = Vec::new();
     let mut piece = vec![0; 1 << 16];
     let answer = async {
         loop {
-            if let Some(answer) = whole_answer(&read) {
+            if let Some(answer) = complete_response(&read) {
                 return Some(answer);
             }
             match stream.read(&mut piece).await {
@@ -63,11 +62,11 @@ async fn read_answer(stream: &mut TcpStream) -> Option<Answer> {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, answer).await.expect("no answer came")
+    tokio::time::timeout(PATIENCE, answer).await.expect("no response in time")
 }
 
-/// The answer that some bytes begin with, once all of it is there.
-fn whole_answer(bytes: &[u8]) -> Option<Answer> {
+/// The response at the start of some bytes, or `None` if it is incomplete.
+fn complete_response(bytes: &[u8]) -> Option<RawResponse> {
     let head_length = bytes.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
     let head = String::from_utf8_lossy(&bytes[..head_length]).to_lowercase();
     let header = |name: &str| {
@@ -77,24 +76,24 @@ fn whole_answer(bytes: &[u8]) -> Option<Answer> {
     let length = header("content-length").map_or(0, |length| length.parse().unwrap());
     let body = bytes.get(head_length..head_length + length)?;
     let status = head.split(' ').nth(1)?.parse().unwrap();
-    // An answer before the last one tells to go on.
+    // Skips a `100 Continue` before the final response.
     if status == 100 {
-        return whole_answer(&bytes[head_length..]);
+        return complete_response(&bytes[head_length..]);
     }
-    let is_ours = header("x-request-id").is_some();
-    Some(Answer { status, is_ours, body: String::from_utf8_lossy(body).into_owned() })
+    let is_of_worker = header("x-request-id").is_some();
+    Some(RawResponse { status, is_of_worker, body: String::from_utf8_lossy(body).into_owned() })
 }
 
-/// Sends bytes on a connection of their own, and reads one answer.
-async fn exchange(api: &Api, bytes: &[u8]) -> Option<Answer> {
+/// Sends bytes on a new connection, and reads one response.
+async fn exchange(api: &Api, bytes: &[u8]) -> Option<RawResponse> {
     let mut stream = connection(api).await;
-    // The answer to something huge may come before all of it is sent.
+    // The response to a huge request may arrive before all of it is sent.
     let (mut reader, mut writer) = stream.split();
     let mut read = Vec::new();
     let answer = async {
         let mut piece = vec![0; 1 << 16];
         loop {
-            if let Some(answer) = whole_answer(&read) {
+            if let Some(answer) = complete_response(&read) {
                 return Some(answer);
             }
             match reader.read(&mut piece).await {
@@ -114,11 +113,11 @@ async fn exchange(api: &Api, bytes: &[u8]) -> Option<Answer> {
         }
     };
     tokio::time::timeout(PATIENCE, exchanged).await.unwrap_or_else(|_| {
-        panic!("no answer to {}", String::from_utf8_lossy(&bytes[..bytes.len().min(200)]));
+        panic!("no response to {}", String::from_utf8_lossy(&bytes[..bytes.len().min(200)]));
     })
 }
 
-/// A request of a client's, as bytes: any target and headers, and a body of JSON with its length.
+/// A request in bytes, with any target and headers. A JSON body gets its `Content-Length`.
 fn request(api: &Api, method: &str, target: &[u8], headers: &[&[u8]], body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend(method.as_bytes());
@@ -143,7 +142,7 @@ fn request(api: &Api, method: &str, target: &[u8], headers: &[&[u8]], body: &[u8
     bytes
 }
 
-/// The head of a request that makes a token, up to the headers that tell how long its body is.
+/// The head of a request that creates a token, without the headers that frame the body.
 fn head(api: &Api) -> Vec<u8> {
     let mut bytes =
         request(api, "POST", TOKENS.as_bytes(), &[b"Content-Type: application/json"], b"");
@@ -151,17 +150,17 @@ fn head(api: &Api) -> Vec<u8> {
     bytes
 }
 
-/// Sends a body to where tokens are made.
-async fn post(api: &Api, body: &[u8]) -> Answer {
+/// Sends a body to the endpoint that creates tokens.
+async fn post(api: &Api, body: &[u8]) -> RawResponse {
     exchange(api, &request(api, "POST", TOKENS.as_bytes(), &[], body)).await.unwrap()
 }
 
-/// How many tokens there are: what is refused makes none.
+/// The number of tokens. Rejected requests create none.
 async fn tokens(workspace: &Workspace) -> Value {
     workspace.admin.get(TOKENS).await.expect(200)["count"].clone()
 }
 
-/// The service is there, and nothing was changed.
+/// Asserts that the service responds, and that nothing was created.
 async fn nothing_changed(workspace: &Workspace) {
     workspace.admin.get("/api/status/").await.expect(200);
     assert_eq!(tokens(workspace).await, 1);
@@ -170,13 +169,13 @@ async fn nothing_changed(workspace: &Workspace) {
     }
 }
 
-/// JSON that is nested in itself.
+/// JSON that is nested [`DEEP`] levels deep.
 fn nested(opening: &str, inner: &str, closing: &str) -> String {
     format!("{}{inner}{}", opening.repeat(DEEP), closing.repeat(DEEP))
 }
 
 #[tokio::test]
-async fn odd_targets() {
+async fn malformed_request_targets_are_handled() {
     let workspace = Workspace::new().await;
     let api = &workspace.admin;
     let longest = format!("/api/users/users/{}/", "a".repeat(100_000));
@@ -202,7 +201,7 @@ async fn odd_targets() {
         (longest.as_bytes(), 404),
     ] {
         let answer = exchange(api, &request(api, "GET", target, &[], b"")).await.unwrap();
-        answer.is_refusal_or_success(&String::from_utf8_lossy(target));
+        answer.assert_handled_by_worker(&String::from_utf8_lossy(target));
         assert_eq!(
             answer.status,
             status,
@@ -211,12 +210,12 @@ async fn odd_targets() {
         );
     }
     let moved = exchange(api, &request(api, "GET", b"/api/status\t/x", &[], b"")).await.unwrap();
-    assert_eq!(moved.status, 308, "a blank that is no space is taken out");
+    assert_eq!(moved.status, 308, "the runtime removes the tab");
     nothing_changed(&workspace).await;
 }
 
 #[tokio::test]
-async fn what_the_runtime_refuses_never_gets_to_the_worker() {
+async fn requests_that_the_runtime_rejects_change_nothing() {
     let workspace = Workspace::new().await;
     let api = &workspace.admin;
     let get = |target: &[u8], headers: &[&[u8]]| request(api, "GET", target, headers, b"");
@@ -233,10 +232,10 @@ async fn what_the_runtime_refuses_never_gets_to_the_worker() {
         get(b"/api/status/", &[b"no colon"]),
         get(b"/api/status/", &[huge.as_bytes()]),
         get(b"/api/status/", &[&many[..many.len() - 2]]),
-        // Two names for a host.
+        // Two `Host` headers.
         get(b"/api/status/", &[b"Host: evil.example"]),
-        // A target that is no path. The edge in front of a Worker knows the absolute form; workerd
-        // alone does not.
+        // A target that is no path. Cloudflare's edge accepts the absolute form, and workerd alone
+        // does not.
         get(b"http://evil.example/api/status/", &[]),
         get(b"*", &[]),
         get(b"?x", &[]),
@@ -247,8 +246,8 @@ async fn what_the_runtime_refuses_never_gets_to_the_worker() {
         request(api, "G@T", b"/api/status/", &[], b""),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
         b"\0\xff\0\xff\r\n\r\n".to_vec(),
-        // A length that is none, or two of them, or another encoding than pieces: what follows
-        // could be taken for a request.
+        // An invalid length, two lengths, or an encoding other than chunked. The bytes after the
+        // body could be taken for another request.
         framed("Content-Length: -1", NEW_TOKEN),
         framed("Content-Length: abc", NEW_TOKEN),
         framed("Content-Length: 0x1d", NEW_TOKEN),
@@ -260,11 +259,14 @@ async fn what_the_runtime_refuses_never_gets_to_the_worker() {
     for bytes in refused {
         let what = String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned();
         if let Some(answer) = exchange(api, &bytes).await {
-            assert!(!answer.is_ours && (400..=501).contains(&answer.status), "{what}: {answer:?}");
+            assert!(
+                !answer.is_of_worker && (400..=501).contains(&answer.status),
+                "{what}: {answer:?}"
+            );
         }
         workspace.admin.get("/api/status/").await.expect(200);
     }
-    // A name that is no host's belongs to no workspace.
+    // No workspace has a name that is no valid host name.
     for host in [&b"a@b"[..], b"[", b"\xff"] {
         let bytes = [b"GET /api/status/ HTTP/1.1\r\nHost: ", host, b"\r\n\r\n"].concat();
         if let Some(answer) = exchange(api, &bytes).await {
@@ -275,7 +277,7 @@ async fn what_the_runtime_refuses_never_gets_to_the_worker() {
 }
 
 #[tokio::test]
-async fn odd_headers() {
+async fn malformed_headers_are_handled() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web").await;
     let agent = workspace.anonymous.with(&credential(&server));
@@ -317,14 +319,14 @@ async fn odd_headers() {
                 "{method} {path} {}",
                 String::from_utf8_lossy(&header[..header.len().min(60)])
             );
-            // Not all wrong passwords from one address.
+            // Changes the address, so that wrong passwords do not reach the limit of one address.
             let address: &[u8] = if header.starts_with(b"X-Forwarded-For") {
                 b"X-A: a"
             } else {
                 b"X-Forwarded-For: 192.0.2.1"
             };
             let bytes = request(api, method, path.as_bytes(), &[header, address], body);
-            exchange(api, &bytes).await.unwrap().is_refusal_or_success(&what);
+            exchange(api, &bytes).await.unwrap().assert_handled_by_worker(&what);
         }
     }
     for value in [
@@ -341,14 +343,14 @@ async fn odd_headers() {
             exchange(api, &bytes)
                 .await
                 .unwrap()
-                .is_refusal_or_success(&format!("{method} {path} {value:?}"));
+                .assert_handled_by_worker(&format!("{method} {path} {value:?}"));
         }
     }
     nothing_changed(&workspace).await;
 }
 
 #[tokio::test]
-async fn other_ways_to_send_a_body() {
+async fn unusual_body_framing_is_handled() {
     let workspace = Workspace::new().await;
     let api = &workspace.admin;
     let framed = |headers: &str, body: &[u8]| {
@@ -358,7 +360,7 @@ async fn other_ways_to_send_a_body() {
         |text: &[u8]| [format!("{:x}\r\n", text.len()).as_bytes(), text, b"\r\n0\r\n\r\n"].concat();
     let compressed = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x03\0\0\0\0\0\0\0\0\0";
     for (bytes, status) in [
-        // Shorter than it is.
+        // Shorter than the length says.
         (framed("Content-Length: 10", NEW_TOKEN), 400),
         (framed("Content-Length: 0", NEW_TOKEN), 400),
         (
@@ -368,7 +370,7 @@ async fn other_ways_to_send_a_body() {
             ),
             400,
         ),
-        // What follows the empty piece is no part of it.
+        // Data after the empty chunk does not belong to the body.
         (
             framed(
                 "Content-Length: 4\r\nTransfer-Encoding: chunked",
@@ -378,11 +380,11 @@ async fn other_ways_to_send_a_body() {
         ),
     ] {
         let answer = exchange(api, &bytes).await.unwrap();
-        answer.is_refusal_or_success("a body");
+        answer.assert_handled_by_worker("a body");
         assert_eq!(answer.status, status, "{answer:?}");
     }
     for pieces in ["zz\r\n", "-1\r\n", "ffffffffffffffffff\r\n"] {
-        // workerd may break the connection off in place of an answer.
+        // workerd may close the connection instead of responding.
         if let Some(answer) =
             exchange(api, &framed("Transfer-Encoding: chunked", pieces.as_bytes())).await
         {
@@ -407,50 +409,50 @@ async fn other_ways_to_send_a_body() {
 }
 
 #[tokio::test]
-async fn bodies_that_come_slowly_or_never_end() {
+async fn slow_and_incomplete_bodies_block_nothing() {
     let workspace = Workspace::new().await;
     let api = &workspace.admin;
-    let told = |length: usize| format!("Content-Length: {length}\r\n\r\n").into_bytes();
+    let content_length = |length: usize| format!("Content-Length: {length}\r\n\r\n").into_bytes();
     let mut hanging = Vec::new();
     for count in 0..60 {
         let mut stream = connection(api).await;
         let body = match count % 4 {
-            0 => [told(NEW_TOKEN.len()), NEW_TOKEN[..7].to_vec()].concat(),
-            1 => told(1 << 20),
+            0 => [content_length(NEW_TOKEN.len()), NEW_TOKEN[..7].to_vec()].concat(),
+            1 => content_length(1 << 20),
             2 => b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n".to_vec(),
-            // Not even the head.
+            // Not even a complete head.
             _ => Vec::new(),
         };
         stream.write_all(&[head(api), body].concat()).await.unwrap();
         hanging.push(stream);
     }
-    // A body that comes a byte at a time is a body like any.
+    // A body that arrives byte by byte is valid.
     let mut slow = connection(api).await;
-    slow.write_all(&[head(api), told(NEW_TOKEN.len())].concat()).await.unwrap();
+    slow.write_all(&[head(api), content_length(NEW_TOKEN.len())].concat()).await.unwrap();
     for byte in NEW_TOKEN {
         slow.write_all(&[*byte]).await.unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(read_answer(&mut slow).await.unwrap().status, 201);
-    // Who waits holds nobody up, and whoever leaves has changed nothing.
+    assert_eq!(read_response(&mut slow).await.unwrap().status, 201);
+    // Open requests block no other request, and change nothing when they end.
     for stream in hanging {
         workspace.admin.get("/api/status/").await.expect(200);
         drop(stream);
     }
     workspace.admin.get("/api/status/").await.expect(200);
     assert_eq!(tokens(&workspace).await, 2);
-    // One that ends in the middle is told so, where somebody still listens.
+    // A body that ends early gets a 400, if the connection can still return it.
     let mut cut = connection(api).await;
-    cut.write_all(&[head(api), told(NEW_TOKEN.len()), NEW_TOKEN[..7].to_vec()].concat())
+    cut.write_all(&[head(api), content_length(NEW_TOKEN.len()), NEW_TOKEN[..7].to_vec()].concat())
         .await
         .unwrap();
     cut.shutdown().await.unwrap();
-    assert!(read_answer(&mut cut).await.is_none_or(|answer| answer.status == 400));
+    assert!(read_response(&mut cut).await.is_none_or(|answer| answer.status == 400));
     assert_eq!(tokens(&workspace).await, 2);
 }
 
 #[tokio::test]
-async fn odd_json() {
+async fn malformed_json_is_rejected() {
     let workspace = Workspace::new().await;
     let api = &workspace.admin;
     let with_name = |name: &[u8]| [b"{\"expires_at\":null,\"name\":\"", name, b"\"}"].concat();
@@ -480,12 +482,12 @@ async fn odd_json() {
         format!("{{\"{long}\":1}}").into_bytes(),
         format!("{{{}}}", (0..60_000).map(|n| format!("\"k{n}\":1")).collect::<Vec<_>>().join(","))
             .into_bytes(),
-        // Of a key that is there twice the last one counts, whichever the first is.
+        // If a key is repeated, its last value counts.
         b"{\"name\":\"x\",\"expires_at\":null,\"name\":7}".to_vec(),
     ];
     for body in refused {
         let answer = post(api, &body).await;
-        answer.is_refusal_or_success(&String::from_utf8_lossy(&body[..body.len().min(80)]));
+        answer.assert_handled_by_worker(&String::from_utf8_lossy(&body[..body.len().min(80)]));
         assert_eq!(
             answer.status,
             400,
@@ -512,7 +514,7 @@ async fn odd_json() {
                 .unwrap();
         assert!(answer.status == 400 && answer.body.contains(field), "{body}: {answer:?}");
     }
-    // What may be in a text is in it afterwards, just so.
+    // Allowed characters are stored unchanged.
     for name in [
         "\u{1}\u{1b}[31m",
         "\u{202e}\u{feff}",
@@ -530,7 +532,7 @@ async fn odd_json() {
 }
 
 #[tokio::test]
-async fn json_that_is_nested_too_deeply_wherever_json_is_taken() {
+async fn json_nested_too_deeply_is_rejected_everywhere() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web").await;
     let registration = json!({"name": "hosts", "expires_at": null, "uses": null});
@@ -567,7 +569,7 @@ async fn json_that_is_nested_too_deeply_wherever_json_is_taken() {
     let bodies = [
         nested("[", "", "]"),
         nested("{\"a\":", "1", "}"),
-        // Only the opening ones.
+        // Only opening brackets.
         "[{\"a\":".repeat(DEEP),
         format!(
             "{{{}}}",
@@ -598,7 +600,7 @@ async fn json_that_is_nested_too_deeply_wherever_json_is_taken() {
             (number, exchange(&api, &bytes).await.unwrap())
         }));
         for (number, answer) in answers.await {
-            answer.is_refusal_or_success(&format!("{method} {path}, body {number}"));
+            answer.assert_handled_by_worker(&format!("{method} {path}, body {number}"));
         }
         count += 1;
     }
@@ -609,10 +611,10 @@ async fn json_that_is_nested_too_deeply_wherever_json_is_taken() {
 }
 
 #[tokio::test]
-async fn odd_queries() {
+async fn malformed_queries_are_rejected() {
     let workspace = Workspace::new().await;
     let api = &workspace.admin;
-    // Two of them have two paths.
+    // These resources have two paths.
     let again = ["/api/status/", "/api/users/users/", "/api/servers/servers/"];
     let lists = all().filter(|(method, path, access)| {
         *method == "GET"
@@ -683,7 +685,7 @@ async fn odd_queries() {
             for (target, answer) in answers.await {
                 let what = &target[..target.len().min(100)];
                 assert!(
-                    answer.is_ours && [200, 400, 404].contains(&answer.status),
+                    answer.is_of_worker && [200, 400, 404].contains(&answer.status),
                     "{what}: {answer:?}"
                 );
             }
@@ -707,7 +709,7 @@ async fn odd_queries() {
 }
 
 #[tokio::test]
-async fn odd_forms_at_login() {
+async fn malformed_login_forms_are_rejected() {
     let workspace = Workspace::new().await;
     let api = &workspace.anonymous;
     let part = |boundary: &str, name: &str, value: &[u8]| {
@@ -772,7 +774,7 @@ async fn odd_forms_at_login() {
 }
 
 #[tokio::test]
-async fn odd_reports_of_an_agent() {
+async fn malformed_reports_of_an_agent_are_rejected() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -813,14 +815,14 @@ async fn odd_reports_of_an_agent() {
     ] {
         let answer = report("POST", path, body).await;
         let what = String::from_utf8_lossy(&body[..body.len().min(80)]);
-        answer.is_refusal_or_success(&what);
+        answer.assert_handled_by_worker(&what);
         assert_eq!(answer.status, status, "{what}: {answer:?}");
     }
     let shown = workspace.admin.get(&command).await.expect(200);
     assert_eq!((&shown["status"]["text"], &shown["acked_at"]), (&json!("Sent"), &json!(null)));
     assert_eq!(workspace.admin.get(&format!("{command}chunks/")).await.expect(200)["count"], 0);
 
-    // Odd, but what an agent may say.
+    // Unusual, but valid for an agent.
     for (path, body) in [
         (&ack, &b"\0\xff"[..]),
         (&chunk, b"{\"seq\":4294967295,\"content\":\"\"}"),
@@ -869,7 +871,7 @@ async fn odd_reports_of_an_agent() {
         ("PUT", "/api/proc/info/%00/%ff/", b"[]", 204),
     ] {
         let answer = report(method, path, body).await;
-        answer.is_refusal_or_success(path);
+        answer.assert_handled_by_worker(path);
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
     }
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
@@ -883,7 +885,7 @@ async fn odd_reports_of_an_agent() {
 }
 
 #[tokio::test]
-async fn odd_messages_on_an_agents_sockets() {
+async fn malformed_socket_messages_are_ignored() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web").await;
     let api = workspace.anonymous.with(&credential(&server));
@@ -905,12 +907,13 @@ async fn odd_messages_on_an_agents_sockets() {
         for message in &messages {
             socket.send(message.clone()).await.unwrap();
         }
-        // What is sent is read in its order: the answer to this comes after all of that was.
+        // The service handles messages in order, so the pong arrives after all of them were
+        // handled.
         socket.send(Message::Ping(b"last".as_slice().into())).await.unwrap();
         loop {
             let message = tokio::time::timeout(PATIENCE, socket.next())
                 .await
-                .expect("no answer to the last ping");
+                .expect("no pong for the last ping");
             match message {
                 Some(Ok(Message::Pong(payload))) if payload.as_ref() == b"last" => break,
                 Some(Ok(_)) => {}
@@ -918,7 +921,7 @@ async fn odd_messages_on_an_agents_sockets() {
             }
         }
     }
-    // Frames that are none end the connection; the server is free for the next one.
+    // Invalid frames end the connection. Afterwards the server accepts another one.
     let odd_frames: [&[u8]; 6] = [
         b"\x81\xff\x7f\xff\xff\xff\xff\xff\xff\xff\0\0\0\0x",
         b"\x83\x81\0\0\0\0x",

@@ -1,4 +1,4 @@
-//! Contract 3: conventions and error bodies.
+//! Conventions and error bodies (contract 3).
 
 use farhand_tests::{Api, PATIENCE, Workspace};
 use serde_json::json;
@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 #[tokio::test]
-async fn a_path_without_its_slash_is_moved() {
+async fn a_path_without_its_slash_is_redirected() {
     let workspace = Workspace::new().await;
     let origin = format!("http://{}", workspace.admin.host);
     for (method, path, moved) in [
@@ -19,7 +19,7 @@ async fn a_path_without_its_slash_is_moved() {
         assert_eq!((reply.status, reply.text.as_str()), (308, ""), "{path}");
         assert_eq!(reply.header("Location"), format!("{origin}{moved}"));
     }
-    // The rule is for the API. Other paths are files.
+    // The rule is for API paths only. Other paths are files.
     for path in ["/nope", "/nope.js", "/apix", "/operatorx", "/healthz2"] {
         workspace.anonymous.get(path).await.expect_detail(404, None);
     }
@@ -46,7 +46,7 @@ async fn unknown_paths_are_404_for_everyone() {
 }
 
 #[tokio::test]
-async fn another_method_is_405_with_allow_before_the_credential() {
+async fn a_wrong_method_is_405_before_the_credential_check() {
     let workspace = Workspace::new().await;
     let nowhere = workspace.anonymous.with("nonsense");
     for (method, path, allow) in [
@@ -68,7 +68,7 @@ async fn another_method_is_405_with_allow_before_the_credential() {
 }
 
 #[tokio::test]
-async fn head_answers_as_get_without_a_body() {
+async fn head_returns_the_get_response_without_a_body() {
     let workspace = Workspace::new().await;
     for (path, status) in [("/healthz", 200), ("/api/status/", 200), ("/api/nope/", 404)] {
         let head = workspace.admin.call("HEAD", path).await;
@@ -82,7 +82,7 @@ async fn head_answers_as_get_without_a_body() {
 }
 
 #[tokio::test]
-async fn preflight_is_for_the_web_clients_origin_only() {
+async fn only_the_web_clients_origin_passes_preflight() {
     let workspace = Workspace::new().await;
     let preflight = |origin: String| {
         let api = workspace.anonymous.clone();
@@ -109,7 +109,7 @@ async fn preflight_is_for_the_web_clients_origin_only() {
 }
 
 #[tokio::test]
-async fn every_answer_has_the_common_headers() {
+async fn every_response_has_the_common_headers() {
     let workspace = Workspace::new().await;
     let replies = [
         workspace.admin.get("/api/status/").await,
@@ -129,7 +129,7 @@ async fn every_answer_has_the_common_headers() {
 }
 
 #[tokio::test]
-async fn a_callers_request_id_is_kept_if_it_is_a_plain_word() {
+async fn a_plain_request_id_of_the_caller_is_kept() {
     let api = Workspace::new().await.anonymous;
     let longest = "a".repeat(64);
     for kept in ["abc_DEF-123", &longest] {
@@ -172,7 +172,7 @@ async fn bodies_must_be_json_objects() {
             .await
             .expect_detail(415, None);
     }
-    // An empty body is an object without fields, whatever it calls itself.
+    // An empty body counts as an object without fields, whatever its media type.
     send(Vec::new(), "text/plain").await.expect_fields(400, &["expires_at", "name"]);
     let good = b"{\"name\":\"x\",\"expires_at\":null}".to_vec();
     send(good, "Application/JSON; charset=utf-8").await.expect(201);
@@ -200,11 +200,11 @@ async fn bodies_over_a_mebibyte_are_413() {
     };
     post(&workspace.admin, body(1 << 20).into()).await.expect_fields(400, &["name"]);
     post(&workspace.admin, body((1 << 20) + 1).into()).await.expect_detail(413, None);
-    // Sent in pieces, without its length being told.
+    // Sent in chunks, without a length.
     let pieces = (0..40).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1 << 16]));
     let streamed = reqwest::Body::wrap_stream(futures_util::stream::iter(pieces));
     post(&workspace.admin, streamed).await.expect_detail(413, None);
-    // Who is calling comes first.
+    // The credential is checked before the size.
     post(&workspace.anonymous, body((1 << 20) + 1).into()).await.expect_detail(401, None);
     let stranger =
         workspace.anonymous.with("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"x\"");
@@ -221,7 +221,7 @@ async fn bodies_over_a_mebibyte_are_413() {
 }
 
 #[tokio::test]
-async fn a_length_beside_pieces_is_not_believed() {
+async fn the_length_of_a_chunked_body_is_ignored() {
     let workspace = Workspace::new().await;
     let status_of = async |length: usize, body: String| {
         let address = workspace.admin.url.strip_prefix("http://").unwrap();
@@ -243,7 +243,7 @@ async fn a_length_beside_pieces_is_not_believed() {
 }
 
 #[tokio::test]
-async fn lists_have_pages() {
+async fn lists_are_paginated() {
     let workspace = Workspace::new().await;
     for number in 0..16 {
         workspace.server(&format!("s{number:02}")).await;
@@ -291,13 +291,13 @@ async fn lists_have_pages() {
             .await
             .expect_fields(400, &["page_size"]);
     }
-    // An empty first page is a page.
+    // An empty first page is valid.
     let empty = Workspace::new().await.admin.get("/api/events/commands/").await.expect(200);
     assert_eq!(empty, json!({"count": 0, "next": null, "previous": null, "results": []}));
 }
 
 #[tokio::test]
-async fn health_needs_neither_host_nor_credential() {
+async fn the_health_check_needs_no_host_and_no_credential() {
     let reply = Api::at("nowhere.example").get("/healthz").await.expect(200);
     assert_eq!(reply["status"], "ok");
     assert!(reply["version"].is_string());

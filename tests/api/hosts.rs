@@ -1,11 +1,11 @@
-//! Contract 1: hosts, workspaces, regions.
+//! Host names, workspaces and regions (contract 1).
 
 use farhand_tests::client::{PASSWORD, new_workspace};
 use farhand_tests::{Api, Workspace};
 use serde_json::json;
 
 #[tokio::test]
-async fn a_workspace_answers_under_its_own_name() {
+async fn a_workspace_responds_under_its_own_name() {
     let workspace = Workspace::new().await;
     workspace.admin.get("/api/status/").await.expect(200);
     let upper = format!("{}.LOCAL.LocalHost:1234", workspace.slug.to_uppercase());
@@ -17,7 +17,7 @@ async fn a_workspace_answers_under_its_own_name() {
 }
 
 #[tokio::test]
-async fn other_names_are_404_before_the_credential_is_looked_at() {
+async fn unknown_hosts_are_404_before_the_credential_check() {
     let workspace = Workspace::new().await;
     let slug = &workspace.slug;
     let names = [
@@ -51,9 +51,9 @@ async fn other_names_are_404_before_the_credential_is_looked_at() {
 }
 
 #[tokio::test]
-async fn the_bare_domain_and_addresses_stand_for_the_default_workspace() {
+async fn the_bare_domain_reaches_the_default_workspace() {
     let operator = Api::operator();
-    // The one workspace that tests share; whoever comes first makes it.
+    // All tests share this workspace, so an earlier test may have created it.
     let made = operator.post("/operator/workspaces/", &new_workspace("demo")).await;
     assert!(made.status == 201 || made.status == 400, "{}", made.text);
     let login = json!({"username": "boss", "password": PASSWORD});
@@ -68,7 +68,7 @@ async fn the_bare_domain_and_addresses_stand_for_the_default_workspace() {
 }
 
 #[tokio::test]
-async fn nothing_crosses_a_workspace() {
+async fn credentials_and_ids_work_only_in_their_workspace() {
     let (one, two) = (Workspace::new().await, Workspace::new().await);
     let server = one.server("web-1").await;
     let id = server["id"].as_str().unwrap();
@@ -91,7 +91,7 @@ async fn nothing_crosses_a_workspace() {
     // The same name is free in another workspace.
     two.server("web-1").await;
     assert_eq!(one.admin.get("/api/servers/").await.expect(200)["count"], 1);
-    // An agent's key is good in its own workspace only.
+    // An agent's key is valid only in its own workspace.
     let agent = one.anonymous.with(&farhand_tests::agents::credential(&server));
     agent.get("/api/servers/servers/-/").await.expect(200);
     agent

@@ -1,5 +1,5 @@
-//! `Idempotency-Key` on everything that is created, but for commands (contract 3.11), which
-//! `api/events/idempotency.rs` tests.
+//! `Idempotency-Key` on requests that create resources (contract 3.11). `api/events/idempotency.rs`
+//! tests commands.
 
 use farhand_tests::client::{PASSWORD, new_workspace, unique};
 use farhand_tests::instance::change_d1;
@@ -10,7 +10,7 @@ async fn post(api: &Api, path: &str, key: &str, body: &Value) -> Reply {
     api.send(api.request("POST", path).header("Idempotency-Key", key).json(body)).await
 }
 
-/// What is created: the path, the body, and the fields that only the first answer shows.
+/// For each creating endpoint: path, body, and the fields that only the first response shows.
 async fn creations(workspace: &Workspace) -> Vec<(&'static str, Value, &'static [&'static str])> {
     let user = workspace.user_with("carl", &json!({})).await;
     let group = workspace.admin.post("/api/iam/groups/", &json!({"name": "ops"})).await.expect(201);
@@ -29,7 +29,7 @@ async fn creations(workspace: &Workspace) -> Vec<(&'static str, Value, &'static 
 }
 
 #[tokio::test]
-async fn the_same_request_creates_once_and_hides_what_was_shown_once() {
+async fn a_repeated_request_creates_once_and_hides_secrets() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     for (path, body, hidden) in creations(&workspace).await {
@@ -51,7 +51,7 @@ async fn the_same_request_creates_once_and_hides_what_was_shown_once() {
         assert_eq!(again.header("Idempotent-Replayed"), "true", "{path}");
         assert_eq!(again.header("Location"), first.header("Location"), "{path}");
         assert_eq!(session.get(path).await.expect(200)["count"], count, "{path}");
-        // Another body, and another endpoint.
+        // The key with another body, and with another endpoint.
         let mut other = body.clone();
         other["name"] = json!("other");
         if path == "/api/iam/memberships/" || path == "/api/iam/users/" {
@@ -74,7 +74,7 @@ async fn the_same_request_creates_once_and_hides_what_was_shown_once() {
 }
 
 #[tokio::test]
-async fn of_concurrent_twins_one_creates() {
+async fn only_one_of_two_concurrent_requests_creates() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     for (path, body, hidden) in creations(&workspace).await {
@@ -82,22 +82,22 @@ async fn of_concurrent_twins_one_creates() {
         let replies =
             futures_util::future::join_all((0..6).map(|_| post(&session, path, "twins", &body)))
                 .await;
-        // The key belongs to one endpoint: each has its own here.
+        // A key belongs to one endpoint, so each endpoint has its own.
         if path != "/api/auth/tokens/" {
             assert!(replies.iter().all(|reply| reply.status == 422), "{path}");
             let replies =
                 futures_util::future::join_all((0..6).map(|_| post(&session, path, path, &body)))
                     .await;
-            check(path, hidden, &replies);
+            assert_replays(path, hidden, &replies);
         } else {
-            check(path, hidden, &replies);
+            assert_replays(path, hidden, &replies);
         }
         assert_eq!(session.get(path).await.expect(200)["count"], before + 1, "{path}");
     }
 }
 
 #[track_caller]
-fn check(path: &str, hidden: &[&str], replies: &[Reply]) {
+fn assert_replays(path: &str, hidden: &[&str], replies: &[Reply]) {
     let first =
         replies.iter().find(|reply| reply.header("Idempotent-Replayed") != "true").expect(path);
     let id = first.expect(201)["id"].clone();
@@ -114,16 +114,16 @@ fn check(path: &str, hidden: &[&str], replies: &[Reply]) {
 }
 
 #[tokio::test]
-async fn keys_belong_to_the_user_and_only_a_201_is_remembered() {
+async fn keys_belong_to_users_and_only_a_201_is_remembered() {
     let workspace = Workspace::new().await;
     let (boss, staff) = (workspace.session(), workspace.staff("bob").await);
     let body = json!({"name": "web-1"});
     post(&boss, "/api/servers/", "k", &body).await.expect(201);
-    // For bob the key is new, so the name is taken.
+    // Keys belong to users. For bob, the key is new and the name is taken.
     post(&staff, "/api/servers/", "k", &body).await.expect_fields(400, &["name"]);
     let other = json!({"name": "web-2"});
     let made = post(&staff, "/api/servers/", "k", &other).await.expect(201);
-    // A caller who may no longer create gets no replay.
+    // Without the permission to create, a caller gets no replay.
     let bob = staff.get("/api/iam/users/-/").await.expect(200)["id"].clone();
     workspace
         .admin
@@ -137,7 +137,7 @@ async fn keys_belong_to_the_user_and_only_a_201_is_remembered() {
 }
 
 #[tokio::test]
-async fn the_operator_creates_a_workspace_once_for_a_key() {
+async fn a_key_creates_one_workspace() {
     const PATH: &str = "/operator/workspaces/";
     let operator = Api::operator();
     let (key, slug) = (unique("key"), unique("once"));
@@ -154,23 +154,23 @@ async fn the_operator_creates_a_workspace_once_for_a_key() {
     assert_eq!((again.expect(201), again.header("Idempotent-Replayed")), (made.clone(), "true"));
     assert!(!again.text.contains(PASSWORD));
     assert_eq!(again.header("Location"), first.header("Location"));
-    // Another body; another key; no key.
+    // The key with another body, another key, and no key.
     post(&operator, PATH, &key, &new_workspace(&unique("once")))
         .await
         .expect_detail(422, Some("IDEMPOTENCY_KEY_REUSED"));
     post(&operator, PATH, &unique("key"), &body).await.expect_fields(400, &["slug"]);
     operator.post(PATH, &body).await.expect_fields(400, &["slug"]);
-    // Only the operator is answered.
+    // Only the operator gets a replay.
     post(&operator.with(&format!("Bearer {}", "x".repeat(40))), PATH, &key, &body)
         .await
         .expect(403);
-    // There is one workspace, with one creation in its audit log, and its superuser can log in.
+    // One workspace exists, its audit log has one creation, and its superuser can log in.
     let api = Api::at(&format!("{slug}.local.localhost")).logged_in("boss", PASSWORD).await;
     assert_eq!(api.get("/api/iam/users/-/").await.expect(200)["id"], made["admin"]["id"]);
     let created = api.get("/api/audit/events/?action=workspace.create").await.expect(200);
     assert_eq!(created["count"], 1);
 
-    // Of concurrent twins one creates; of two bodies with one key, one.
+    // Of two concurrent requests, one creates. The same holds if their bodies differ.
     let (key, body) = (unique("twins"), new_workspace(&unique("twins")));
     let replies =
         futures_util::future::join_all((0..4).map(|_| post(&operator, PATH, &key, &body))).await;
@@ -191,14 +191,14 @@ async fn the_operator_creates_a_workspace_once_for_a_key() {
 }
 
 #[tokio::test]
-async fn one_pass_deletes_more_than_a_statement_does() {
+async fn one_pass_deletes_more_rows_than_one_statement() {
     let (instance, state) = Instance::new().await;
     instance.stop().await;
     let insert = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2500)
         INSERT INTO idempotency_keys (workspace_id, user_id, key_hash, request_hash, answer, added_at)
         SELECT 0, 0, 'key' || i, '', '{}', iif(i <= 10, '2999', '2020') || '-01-01T00:00:00.000000+00:00' FROM n";
     assert_eq!(change_d1(state.path(), insert), 2_500);
-    // A start runs the hourly pass.
+    // The restart runs the hourly pass.
     let instance = Instance::restart(state.path()).await;
     let left = || instance.read_d1("SELECT CAST(count(*) AS TEXT) FROM idempotency_keys");
     eventually("the expired rows to go", || async { (left() == ["10"]).then_some(()) }).await;

@@ -1,4 +1,4 @@
-//! What clients see, in files that mirror the URL tree; and rules of all endpoints.
+//! What API clients see. The files mirror the URL tree; some hold rules for all endpoints.
 
 mod audit;
 mod auth;

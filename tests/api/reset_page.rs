@@ -1,5 +1,5 @@
-//! The page for a new password, at `/reset-password/`: over HTTP, and as a person uses it, in
-//! Chromium.
+//! The page for a new password at `/reset-password/`: over HTTP, and in Chromium as a person uses
+//! it.
 
 use std::fs;
 
@@ -11,42 +11,42 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 const PAGE: &str = "/reset-password/";
-/// Every file of the page, with its media type.
+/// The files of the page, with their media types.
 const FILES: &[(&str, &str)] = &[
     (PAGE, "text/html; charset=utf-8"),
     ("/reset-password/page.css", "text/css; charset=utf-8"),
     ("/reset-password/page.js", "text/javascript; charset=utf-8"),
 ];
-/// The views, with their headings.
+/// The views of the page, with their headings.
 const CHOOSE: (&str, &str) = ("choose", "Choose a new password");
 const DONE: (&str, &str) = ("done", "Password changed");
 const INVALID: (&str, &str) = ("invalid", "This link does not work");
 const SENT: (&str, &str) = ("sent", "Check your mail");
 const NEW_PASSWORD: &str = "quiet rivers run deep";
 
-/// The key of a link that was just mailed to the workspace's superuser.
+/// The key in a link that was just mailed to the workspace's superuser.
 async fn reset_key(workspace: &Workspace) -> String {
     let client = own_address();
-    let asked = ask(&workspace.anonymous, "boss@example.com", &client);
-    mail::key_of(&mail::reset_link(workspace, "boss@example.com", asked).await).to_owned()
+    let requests = request_link(&workspace.anonymous, "boss@example.com", &client);
+    mail::key_of(&mail::reset_link(workspace, "boss@example.com", requests).await).to_owned()
 }
 
-/// An address of a client that no other test has.
+/// A client address that no other test uses.
 fn own_address() -> String {
     let [a, b, c, ..] = *Uuid::new_v4().as_bytes();
     format!("10.{a}.{b}.{c}")
 }
 
-/// Asks for a link as a client with an address.
-async fn ask(api: &Api, email: &str, client: &str) -> Reply {
+/// Requests a link from a client address.
+async fn request_link(api: &Api, email: &str, client: &str) -> Reply {
     api.from_address(client).post("/api/auth/reset-password/", &json!({"email": email})).await
 }
 
-/// A browser on the page of a workspace of its own.
+/// A browser that visits the page of a new workspace.
 struct Visit {
     workspace: Workspace,
     browser: Browser,
-    /// The client's address.
+    /// The browser's client address.
     client: String,
 }
 
@@ -58,12 +58,12 @@ impl Visit {
         Self { workspace, browser, client }
     }
 
-    /// Opens the page with a link that was just mailed; returns the link's key.
-    async fn choosing() -> (Self, String) {
+    /// Opens the page with the link of a new mail, and returns the key in it.
+    async fn with_new_link() -> (Self, String) {
         let visit = Self::new().await;
         let key = reset_key(&visit.workspace).await;
         visit.open(&format!("{PAGE}?key={key}")).await;
-        visit.sees(CHOOSE).await;
+        visit.wait_for_view(CHOOSE).await;
         (visit, key)
     }
 
@@ -76,8 +76,8 @@ impl Visit {
         self.browser.client.goto(&self.url(path)).await.unwrap();
     }
 
-    /// Waits until a view is shown, and no other.
-    async fn sees(&self, (view, heading): (&str, &str)) {
+    /// Waits until exactly one view is visible, and checks its heading.
+    async fn wait_for_view(&self, (view, heading): (&str, &str)) {
         eventually(heading, || async {
             let shown =
                 "[...document.querySelectorAll('section')].filter((view) => !view.hidden).map((view) => view.id)";
@@ -88,8 +88,8 @@ impl Visit {
         assert_eq!(self.browser.client.title().await.unwrap(), format!("{heading} · Farhand"));
     }
 
-    /// Waits until a view has a message above its form.
-    async fn is_told(&self, view: &str, message: &str) {
+    /// Waits until a view shows a message above its form.
+    async fn wait_for_message(&self, view: &str, message: &str) {
         eventually(message, || async {
             (self.text(&format!("#{view} [role=alert]")).await.contains(message)).then_some(())
         })
@@ -100,7 +100,7 @@ impl Visit {
         self.browser.client.find(Locator::Css(css)).await.unwrap().text().await.unwrap()
     }
 
-    /// The texts of the messages at the password's field.
+    /// The error messages at the password field.
     async fn problems(&self) -> Vec<String> {
         let mut texts = Vec::new();
         for item in self.browser.client.find_all(Locator::Css("#problems li")).await.unwrap() {
@@ -113,7 +113,7 @@ impl Visit {
         self.browser.client.find(Locator::Css(css)).await.unwrap().click().await.unwrap();
     }
 
-    /// Puts a text into a field in place of what is there.
+    /// Replaces the text in a field.
     async fn fill(&self, css: &str, text: &str) {
         let field = self.browser.client.find(Locator::Css(css)).await.unwrap();
         field.clear().await.unwrap();
@@ -130,18 +130,18 @@ impl Visit {
         self.click("#invalid button").await;
     }
 
-    /// The element that has the focus, as an expression tells it.
+    /// A property of the focused element.
     async fn focused(&self, of_element: &str) -> Value {
         self.browser.value(&format!("document.activeElement.{of_element}")).await
     }
 
-    /// Asserts that the console is silent.
-    async fn end(self) {
+    /// Ends the visit, and asserts that the console is empty.
+    async fn finish(self) {
         assert_eq!(self.browser.console().await, Vec::<Value>::new());
     }
 
-    /// Asserts that what is shown now is accessible, light and dark, and fits a phone.
-    async fn suits_everyone(&self) {
+    /// Asserts that the current view is accessible, in light and dark mode, and fits on a phone.
+    async fn assert_accessible(&self) {
         for scheme in ["light", "dark"] {
             self.browser.set_color_scheme(scheme).await;
             for screen in [None, Some((320, 568))] {
@@ -186,11 +186,7 @@ async fn the_page_has_three_files_with_strict_headers() {
         assert_eq!(policy, expected.split("; ").collect::<Vec<_>>(), "{path}");
         let name = if *path == PAGE { "index.html" } else { path.rsplit('/').next().unwrap() };
         let file = format!("{}/../web/reset-password/{name}", env!("CARGO_MANIFEST_DIR"));
-        assert_eq!(
-            reply.text,
-            fs::read_to_string(file).unwrap(),
-            "as it was written, nothing put in"
-        );
+        assert_eq!(reply.text, fs::read_to_string(file).unwrap(), "the file is served unchanged");
         size += reply.text.len();
 
         let head = api.call("HEAD", path).await;
@@ -203,7 +199,7 @@ async fn the_page_has_three_files_with_strict_headers() {
 }
 
 #[tokio::test]
-async fn nothing_else_of_the_files_is_served() {
+async fn no_other_file_is_served() {
     let api = Workspace::new().await.anonymous;
     for path in [
         "/index.html/",
@@ -217,7 +213,7 @@ async fn nothing_else_of_the_files_is_served() {
         "/page.css/",
     ] {
         api.get(path).await.expect_detail(404, None);
-        // The slash rule is for the API's paths (contract 3.1).
+        // Only paths of the API get a redirect for a missing slash (contract 3.1).
         api.get(path.trim_end_matches('/')).await.expect_detail(404, None);
     }
     api.get("/reset-password/page.css/").await.expect_detail(404, None);
@@ -226,7 +222,7 @@ async fn nothing_else_of_the_files_is_served() {
 }
 
 #[tokio::test]
-async fn the_page_belongs_to_workspaces() {
+async fn only_workspaces_serve_the_page() {
     let api = Workspace::new().await.anonymous;
     for host in ["nobody-has-this.local.localhost", "example.com", "local.localhost"] {
         for (path, _) in FILES {
@@ -237,22 +233,22 @@ async fn the_page_belongs_to_workspaces() {
 }
 
 #[tokio::test]
-async fn a_new_password_ends_sessions_and_leaves_tokens() {
+async fn a_new_password_ends_sessions_and_keeps_tokens() {
     let visit = Visit::new().await;
     let (workspace, browser) = (&visit.workspace, &visit.browser);
     let key = reset_key(workspace).await;
-    // The link of the mail leads to the page.
+    // The link in the mail leads to the page.
     visit.open(&format!("/api/auth/reset-password/confirm/{key}/")).await;
-    visit.sees(CHOOSE).await;
+    visit.wait_for_view(CHOOSE).await;
     assert_eq!(browser.client.current_url().await.unwrap().as_str(), visit.url(PAGE));
     assert!(visit.text("#choose p").await.contains(&workspace.anonymous.host));
     visit.submit_password(NEW_PASSWORD).await;
-    visit.sees(DONE).await;
-    assert_eq!(visit.focused("role").await, "status", "so that it is heard");
-    let told = visit.text("#done [role=status]").await;
+    visit.wait_for_view(DONE).await;
+    assert_eq!(visit.focused("role").await, "status", "a screen reader announces the view");
+    let message = visit.text("#done [role=status]").await;
     assert!(
-        told.contains("sessions were signed out") && told.contains("API tokens stay"),
-        "{told}"
+        message.contains("sessions were signed out") && message.contains("API tokens stay"),
+        "{message}"
     );
 
     workspace.session().get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -262,31 +258,31 @@ async fn a_new_password_ends_sessions_and_leaves_tokens() {
         workspace.anonymous.post("/api/auth/login/", &login).await.expect(status);
     }
 
-    // The link was used: neither it nor the page takes the key again.
+    // The link was used, so neither the link nor the page accepts the key again.
     visit.open(&format!("{PAGE}?key={key}")).await;
-    visit.sees(CHOOSE).await;
+    visit.wait_for_view(CHOOSE).await;
     visit.submit_password("another fine password").await;
-    visit.sees(INVALID).await;
+    visit.wait_for_view(INVALID).await;
     assert_eq!(visit.focused("textContent").await, INVALID.1);
     visit.open(&format!("/api/auth/reset-password/confirm/{key}/")).await;
-    visit.sees(INVALID).await;
+    visit.wait_for_view(INVALID).await;
     assert_eq!(
         browser.client.current_url().await.unwrap().as_str(),
         visit.url(&format!("{PAGE}?error=invalid"))
     );
-    visit.end().await;
+    visit.finish().await;
 }
 
 #[tokio::test]
-async fn the_key_goes_into_one_request_and_nowhere_else() {
-    let (visit, key) = Visit::choosing().await;
+async fn the_key_is_sent_in_exactly_one_request() {
+    let (visit, key) = Visit::with_new_link().await;
     visit.fill("#password", NEW_PASSWORD).await;
-    // Three clicks before anything can have come back.
+    // Three clicks before a response can arrive.
     visit
         .browser
         .value("[1, 2, 3].forEach(() => document.querySelector('#choose button').click())")
         .await;
-    visit.sees(DONE).await;
+    visit.wait_for_view(DONE).await;
     let requests = visit.browser.requests().await;
     let with_key: Vec<_> = requests
         .iter()
@@ -308,36 +304,36 @@ async fn the_key_goes_into_one_request_and_nowhere_else() {
     }
     let sent = requests.iter().find_map(|request| request["postData"].as_str()).unwrap();
     assert_eq!(serde_json::from_str::<Value>(sent).unwrap(), json!({"new_password": NEW_PASSWORD}));
-    visit.end().await;
+    visit.finish().await;
 }
 
 #[tokio::test]
 async fn the_key_leaves_the_address_bar_and_the_history() {
-    let (visit, key) = Visit::choosing().await;
+    let (visit, key) = Visit::with_new_link().await;
     let here = visit.url(PAGE);
     assert_eq!(visit.browser.value("location.href").await, here);
     assert!(!visit.browser.client.source().await.unwrap().contains(&key));
-    // Coming back to it from another page does not show the key either.
+    // Going back from another page does not show the key either.
     visit.open("/reset-password/?error=invalid").await;
-    visit.sees(INVALID).await;
+    visit.wait_for_view(INVALID).await;
     visit.browser.client.back().await.unwrap();
     eventually("the page before", || async {
         (visit.browser.value("location.href").await == here).then_some(())
     })
     .await;
-    visit.end().await;
+    visit.finish().await;
 
-    // The form works without it.
-    let (visit, _) = Visit::choosing().await;
+    // The form works without the key in the address bar.
+    let (visit, _) = Visit::with_new_link().await;
     visit.submit_password(NEW_PASSWORD).await;
-    visit.sees(DONE).await;
+    visit.wait_for_view(DONE).await;
     assert_eq!(visit.browser.value("location.search").await, "");
-    visit.end().await;
+    visit.finish().await;
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_password_stands_at_its_field() {
-    let (visit, _) = Visit::choosing().await;
+async fn password_errors_appear_at_the_field() {
+    let (visit, _) = Visit::with_new_link().await;
     visit.submit_password("12345").await;
     let problems = eventually("the messages", || async {
         let problems = visit.problems().await;
@@ -354,7 +350,7 @@ async fn what_is_wrong_with_a_password_stands_at_its_field() {
     );
     assert_eq!(visit.focused("id").await, "password");
     assert_eq!(visit.focused("ariaInvalid").await, "true");
-    assert_eq!(visit.focused("value").await, "12345", "what was typed stays");
+    assert_eq!(visit.focused("value").await, "12345", "the typed text stays");
     let described = "getAttribute('aria-describedby').split(' ').map((id) => document.getElementById(id).innerText)";
     let described = visit.focused(described).await.to_string();
     assert!(
@@ -363,7 +359,7 @@ async fn what_is_wrong_with_a_password_stands_at_its_field() {
     );
     assert_eq!(visit.text("#choose [role=alert]").await, "");
 
-    // Other messages take the place of these.
+    // Another message replaces these.
     visit.submit_password("boss@example").await;
     eventually("the message", || async {
         (visit.problems().await == ["The password is too similar to the email address."])
@@ -371,54 +367,54 @@ async fn what_is_wrong_with_a_password_stands_at_its_field() {
     })
     .await;
     visit.submit_password(NEW_PASSWORD).await;
-    visit.sees(DONE).await;
-    visit.end().await;
+    visit.wait_for_view(DONE).await;
+    visit.finish().await;
 }
 
 #[tokio::test]
-async fn a_failure_leaves_the_form_as_it_was() {
-    let (visit, _) = Visit::choosing().await;
+async fn a_failed_request_keeps_the_form() {
+    let (visit, _) = Visit::with_new_link().await;
     visit.browser.set_offline(true).await;
     visit.submit_password(NEW_PASSWORD).await;
-    visit.is_told("choose", "try again").await;
+    visit.wait_for_message("choose", "try again").await;
     assert_eq!(
         visit.browser.value("document.querySelector('#password').value").await,
         NEW_PASSWORD
     );
     visit.browser.set_offline(false).await;
     visit.click("#choose button").await;
-    visit.sees(DONE).await;
+    visit.wait_for_view(DONE).await;
 
     visit.open(&format!("{PAGE}?error=invalid")).await;
     visit.browser.set_offline(true).await;
     visit.submit_email("someone@example.com").await;
-    visit.is_told("invalid", "try again").await;
+    visit.wait_for_message("invalid", "try again").await;
     visit.browser.set_offline(false).await;
     visit.click("#invalid button").await;
-    visit.sees(SENT).await;
-    visit.end().await;
+    visit.wait_for_view(SENT).await;
+    visit.finish().await;
 }
 
 #[tokio::test]
-async fn the_password_is_shown_on_request_only() {
-    let (visit, _) = Visit::choosing().await;
+async fn the_password_is_shown_only_on_request() {
+    let (visit, _) = Visit::with_new_link().await;
     let kind = || async { visit.browser.value("document.querySelector('#password').type").await };
     assert_eq!(kind().await, "password");
     visit.click("label:has(#show)").await;
     assert_eq!(kind().await, "text");
     visit.click("label:has(#show)").await;
     assert_eq!(kind().await, "password");
-    visit.end().await;
+    visit.finish().await;
 }
 
 #[tokio::test]
-async fn a_link_that_is_not_good_leads_to_a_new_one() {
+async fn an_invalid_link_offers_a_new_one() {
     let visit = Visit::new().await;
     for query in
         ["", "?key=", "?error=invalid", "?error=invalid&key=x", "?key=.", "?key=..", "?key=%2E%2e"]
     {
         visit.open(&format!("{PAGE}{query}")).await;
-        visit.sees(INVALID).await;
+        visit.wait_for_view(INVALID).await;
     }
     assert!(
         visit
@@ -426,17 +422,17 @@ async fn a_link_that_is_not_good_leads_to_a_new_one() {
             .await
             .contains("It is unknown, was used before, or is older than 24 hours.")
     );
-    // A key that is no key is sent as it is, as one segment of the path.
+    // An invalid key is sent unchanged, as one segment of the path.
     visit.browser.requests().await;
     visit.open(&format!("{PAGE}?key=a%2F..%3Fb%26c")).await;
-    visit.sees(CHOOSE).await;
+    visit.wait_for_view(CHOOSE).await;
     visit.submit_password(NEW_PASSWORD).await;
-    visit.sees(INVALID).await;
+    visit.wait_for_view(INVALID).await;
     let requests = visit.browser.requests().await;
     let post = requests.iter().find(|request| request["method"] == "POST").unwrap();
     assert_eq!(post["url"], visit.url("/api/auth/reset-password/confirm/a%2F..%3Fb%26c/"));
 
-    // The browser itself refuses what is no address.
+    // The browser itself rejects text that is no address.
     visit.submit_email("someone").await;
     assert_eq!(
         visit.browser.value("document.querySelector('#email').validity.patternMismatch").await,
@@ -444,16 +440,16 @@ async fn a_link_that_is_not_good_leads_to_a_new_one() {
     );
     visit.browser.requests().await;
     visit.submit_email("jürgen@bücher.example ").await;
-    visit.sees(SENT).await;
-    assert_eq!(visit.focused("role").await, "status", "so that it is heard");
-    let told = visit.text("#sent [role=status]").await;
+    visit.wait_for_view(SENT).await;
+    assert_eq!(visit.focused("role").await, "status", "a screen reader announces the view");
+    let message = visit.text("#sent [role=status]").await;
     assert!(
-        told.contains(
+        message.contains(
             "If this address belongs to an account, a mail with a new link is on its way"
         ),
-        "{told}"
+        "{message}"
     );
-    assert!(told.contains("jürgen@bücher.example"), "{told}");
+    assert!(message.contains("jürgen@bücher.example"), "{message}");
     let requests = visit.browser.requests().await;
     let sent = requests.iter().find_map(|request| request["postData"].as_str()).unwrap();
     assert_eq!(
@@ -461,101 +457,105 @@ async fn a_link_that_is_not_good_leads_to_a_new_one() {
         json!({"email": "jürgen@bücher.example"})
     );
     visit.click("#again").await;
-    visit.sees(INVALID).await;
+    visit.wait_for_view(INVALID).await;
     assert_eq!(visit.focused("id").await, "email");
-    visit.end().await;
+    visit.finish().await;
 }
 
 #[tokio::test]
-async fn too_many_requests_for_a_link_are_told_apart() {
+async fn each_limit_of_link_requests_has_its_own_message() {
     let visit = Visit::new().await;
     let api = &visit.workspace.anonymous;
     for _ in 0..5 {
-        ask(api, "someone@example.com", &own_address()).await.expect(200);
+        request_link(api, "someone@example.com", &own_address()).await.expect(200);
     }
     visit.open(&format!("{PAGE}?error=invalid")).await;
     visit.submit_email("someone@example.com").await;
-    visit.is_told("invalid", "Too many links were asked for this address lately.").await;
-    let mut asked = 0;
-    while ask(api, &format!("someone-{asked}@example.com"), &visit.client).await.status != 429 {
-        asked += 1;
-        assert!(asked <= 20, "20 an hour");
+    visit
+        .wait_for_message("invalid", "Too many links were requests for this address lately.")
+        .await;
+    let mut requests = 0;
+    while request_link(api, &format!("someone-{requests}@example.com"), &visit.client).await.status
+        != 429
+    {
+        requests += 1;
+        assert!(requests <= 20, "the limit is 20 requests an hour");
     }
     visit.submit_email("someone-else@example.com").await;
-    visit.is_told("invalid", "Too many requests came from your network.").await;
+    visit.wait_for_message("invalid", "Too many requests came from your network.").await;
     assert_eq!(
         visit.browser.value("document.querySelector('#email').value").await,
         "someone-else@example.com"
     );
-    visit.end().await;
+    visit.finish().await;
 }
 
 #[tokio::test]
-async fn a_keyboard_is_enough() {
-    let (visit, key) = Visit::choosing().await;
+async fn the_page_works_with_the_keyboard_alone() {
+    let (visit, key) = Visit::with_new_link().await;
     let press = |keys: Vec<char>| visit.browser.press(keys);
     let typed = |text: &str| text.chars().collect();
     press(vec![Key::Tab.into()]).await;
-    assert_eq!(visit.focused("id").await, "password", "the first stop");
+    assert_eq!(visit.focused("id").await, "password", "the first Tab reaches the field");
     assert_eq!(visit.focused("matches(':focus-visible')").await, true);
     press(typed("12345")).await;
     press(vec![Key::Enter.into()]).await;
     eventually("the messages", || async { (!visit.problems().await.is_empty()).then_some(()) })
         .await;
-    // The focus came back to the field: the text goes on.
+    // The focus returned to the field, so typing continues there.
     press(typed(" rivers run deep")).await;
     press(vec![Key::Tab.into(), ' ']).await;
     assert_eq!(visit.focused("checked").await, true);
     press(vec![Key::Tab.into()]).await;
     assert_eq!(visit.focused("tagName").await, "BUTTON");
     let outline = "(({outlineStyle, outlineWidth}) => [outlineStyle, outlineWidth])(getComputedStyle(document.activeElement))";
-    assert_eq!(visit.browser.value(outline).await, json!(["solid", "3px"]), "the focus is seen");
+    assert_eq!(visit.browser.value(outline).await, json!(["solid", "3px"]), "the focus is visible");
     press(vec![Key::Enter.into()]).await;
-    visit.sees(DONE).await;
+    visit.wait_for_view(DONE).await;
 
     visit.open(&format!("{PAGE}?key={key}")).await;
     press(vec![Key::Tab.into()]).await;
     press(typed(NEW_PASSWORD)).await;
     press(vec![Key::Enter.into()]).await;
-    visit.sees(INVALID).await;
-    // From the heading, which has the focus, on to the field.
+    visit.wait_for_view(INVALID).await;
+    // From the focused heading to the field.
     press(vec![Key::Tab.into()]).await;
     press(typed("someone@example.com")).await;
     press(vec![Key::Tab.into(), Key::Enter.into()]).await;
-    visit.sees(SENT).await;
+    visit.wait_for_view(SENT).await;
     press(vec![Key::Tab.into(), Key::Enter.into()]).await;
-    visit.sees(INVALID).await;
-    visit.end().await;
+    visit.wait_for_view(INVALID).await;
+    visit.finish().await;
 }
 
 #[tokio::test]
-async fn every_view_suits_everyone() {
-    let (visit, _) = Visit::choosing().await;
-    visit.suits_everyone().await;
+async fn every_view_is_accessible() {
+    let (visit, _) = Visit::with_new_link().await;
+    visit.assert_accessible().await;
     visit.submit_password("12345").await;
     eventually("the messages", || async { (!visit.problems().await.is_empty()).then_some(()) })
         .await;
-    visit.suits_everyone().await;
+    visit.assert_accessible().await;
     visit.browser.set_offline(true).await;
     visit.submit_password(&"M".repeat(128)).await;
-    visit.is_told("choose", "try again").await;
+    visit.wait_for_message("choose", "try again").await;
     visit.browser.set_offline(false).await;
-    visit.suits_everyone().await;
+    visit.assert_accessible().await;
     visit.submit_password(NEW_PASSWORD).await;
-    visit.sees(DONE).await;
-    visit.suits_everyone().await;
+    visit.wait_for_view(DONE).await;
+    visit.assert_accessible().await;
 
     visit.open(&format!("{PAGE}?error=invalid")).await;
-    visit.suits_everyone().await;
+    visit.assert_accessible().await;
     visit.browser.set_offline(true).await;
     visit.submit_email(&format!("{}@example.com", "m".repeat(64))).await;
-    visit.is_told("invalid", "try again").await;
+    visit.wait_for_message("invalid", "try again").await;
     visit.browser.set_offline(false).await;
-    visit.suits_everyone().await;
+    visit.assert_accessible().await;
     visit.click("#invalid button").await;
-    visit.sees(SENT).await;
-    visit.suits_everyone().await;
-    visit.end().await;
+    visit.wait_for_view(SENT).await;
+    visit.assert_accessible().await;
+    visit.finish().await;
 }
 
 #[tokio::test]

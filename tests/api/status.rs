@@ -4,7 +4,7 @@ use farhand_tests::Workspace;
 use serde_json::json;
 
 #[tokio::test]
-async fn tells_a_user_that_it_is_there() {
+async fn the_status_is_ok_for_every_user() {
     let workspace = Workspace::new().await;
     for api in [&workspace.admin, &workspace.session()] {
         assert_eq!(api.get("/api/status/").await.expect(200), json!({"status": "ok"}));

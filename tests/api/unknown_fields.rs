@@ -1,5 +1,5 @@
-//! Unknown fields in request bodies (contract 11.1): every operation for users and operators
-//! refuses them.
+//! Unknown fields in request bodies are errors in every operation for users and operators (contract
+//! 11.1).
 
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::mail::reset_link;
@@ -7,19 +7,19 @@ use farhand_tests::openapi::DOCUMENT;
 use farhand_tests::{Api, Workspace};
 use serde_json::{Value, json};
 
-/// The operations whose bodies may hold fields of the sender's own, each with the reason.
+/// Operations whose bodies may contain unknown fields, with the reason.
 const LENIENT: [(&str, &str); 1] =
     [("requestPasswordReset", "contract 11.1: no error in any case")];
 
 /// An operation for users or operators that takes a JSON body.
-struct Operation {
+struct StrictOperation {
     method: String,
     path: &'static str,
     schema: &'static Value,
     example: Value,
 }
 
-/// Follows a reference of the document.
+/// Follows a reference in the document.
 fn resolved(schema: &'static Value) -> &'static Value {
     match schema["$ref"].as_str() {
         Some(reference) => resolved(DOCUMENT.pointer(&reference[1..]).unwrap()),
@@ -27,8 +27,8 @@ fn resolved(schema: &'static Value) -> &'static Value {
     }
 }
 
-/// All operations whose bodies are strict. Agents' own are not among them.
-fn strict_operations() -> Vec<Operation> {
+/// All operations that reject unknown fields. Operations of agents are not among them.
+fn strict_operations() -> Vec<StrictOperation> {
     let mut all = Vec::new();
     for (path, item) in DOCUMENT["paths"].as_object().unwrap() {
         for method in ["post", "put", "patch", "delete"] {
@@ -40,17 +40,23 @@ fn strict_operations() -> Vec<Operation> {
             }
             let schema = resolved(&body["schema"]);
             let example = body["example"].clone();
-            all.push(Operation { method: method.to_uppercase(), path, schema, example });
+            all.push(StrictOperation { method: method.to_uppercase(), path, schema, example });
         }
     }
     all
 }
 
-/// The pointers of all objects in a value whose fields the schema names, and so has to close.
-fn objects(at: &str, schema: &'static Value, value: &Value, found: &mut Vec<String>) {
+/// Collects the pointers of all objects in a value for which the schema names the fields, and
+/// asserts that the schema is closed there.
+fn collect_closed_objects(
+    at: &str,
+    schema: &'static Value,
+    value: &Value,
+    found: &mut Vec<String>,
+) {
     let schema = resolved(schema);
     if let Some(ways) = schema["anyOf"].as_array() {
-        return ways.iter().for_each(|way| objects(at, way, value, found));
+        return ways.iter().for_each(|way| collect_closed_objects(at, way, value, found));
     }
     if let (Some(properties), Some(members)) = (schema["properties"].as_object(), value.as_object())
     {
@@ -58,33 +64,33 @@ fn objects(at: &str, schema: &'static Value, value: &Value, found: &mut Vec<Stri
         found.push(at.to_owned());
         for (name, member) in members {
             if let Some(inner) = properties.get(name) {
-                objects(&format!("{at}/{name}"), inner, member, found);
+                collect_closed_objects(&format!("{at}/{name}"), inner, member, found);
             }
         }
     }
 }
 
 #[test]
-fn every_body_is_closed_in_the_document() {
+fn every_request_schema_is_closed() {
     let all = strict_operations();
     assert!(all.len() > 20, "{}", all.len());
-    for Operation { method, path, schema, example } in all {
+    for StrictOperation { method, path, schema, example } in all {
         assert_eq!(schema["additionalProperties"], false, "{method} {path}");
         let mut found = Vec::new();
-        objects("", schema, &example, &mut found);
+        collect_closed_objects("", schema, &example, &mut found);
         assert!(!found.is_empty(), "{method} {path}");
     }
 }
 
-/// The paths of things that the operations can be tried on, in one workspace.
-struct Things {
+/// Resources of one workspace for trying out operations.
+struct ExistingResources {
     workspace: Workspace,
-    /// The values of path parameters: the collection that the path begins with, and the value.
+    /// The values of path parameters: the path prefix of the collection, and the value.
     ids: Vec<(&'static str, String)>,
     reset_key: String,
 }
 
-impl Things {
+impl ExistingResources {
     async fn make() -> Self {
         let workspace = Workspace::new().await;
         let session = workspace.session();
@@ -110,7 +116,7 @@ impl Things {
         Self { workspace, ids, reset_key }
     }
 
-    /// The path of a pattern, with something that there is in it.
+    /// Replaces the parameters in a path pattern with values of existing resources.
     fn path(&self, pattern: &str) -> String {
         let id = self.ids.iter().find(|(collection, _)| pattern.starts_with(collection));
         let id = id.map_or("", |(_, id)| id);
@@ -130,19 +136,19 @@ impl Things {
 }
 
 #[tokio::test]
-async fn every_operation_refuses_unknown_fields_at_every_depth() {
-    let things = Things::make().await;
-    for Operation { method, path, schema, mut example } in strict_operations() {
+async fn unknown_fields_are_rejected_at_every_depth() {
+    let resources = ExistingResources::make().await;
+    for StrictOperation { method, path, schema, mut example } in strict_operations() {
         let what = format!("{method} {path}");
         if resolved(schema)["properties"].get("acl").is_some() {
             example["acl"] = json!({"read_only": true});
         }
         let mut places = Vec::new();
-        objects("", schema, &example, &mut places);
+        collect_closed_objects("", schema, &example, &mut places);
         for place in places {
             let mut body = example.clone();
             body.pointer_mut(&place).unwrap()["zzz"] = json!(1);
-            let reply = things.api(path).send_json(&method, &things.path(path), &body).await;
+            let reply = resources.api(path).send_json(&method, &resources.path(path), &body).await;
             let errors = reply.expect(400);
             let messages = if place == "/acl" { &errors["acl"] } else { &errors["zzz"] };
             assert!(messages.to_string().contains("Unknown field."), "{what} {place}: {errors}");
@@ -152,19 +158,19 @@ async fn every_operation_refuses_unknown_fields_at_every_depth() {
         }
     }
     assert_eq!(
-        things.workspace.admin.get("/api/iam/users/").await.expect(200)["count"],
+        resources.workspace.admin.get("/api/iam/users/").await.expect(200)["count"],
         2,
-        "nothing was made"
+        "nothing was created"
     );
     assert_eq!(
-        things.workspace.admin.get("/api/servers/").await.expect(200)["count"],
+        resources.workspace.admin.get("/api/servers/").await.expect(200)["count"],
         1,
-        "nothing was made"
+        "nothing was created"
     );
 }
 
 #[tokio::test]
-async fn what_looks_like_a_limit_gives_no_unlimited_token() {
+async fn a_misspelled_limit_creates_no_unlimited_token() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let before = session.get("/api/auth/tokens/").await.expect(200);
@@ -186,14 +192,14 @@ async fn what_looks_like_a_limit_gives_no_unlimited_token() {
     let server = workspace.server("web-1").await;
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
     session.patch(&path, &json!({"tags": ["prod"]})).await.expect_fields(400, &["tags"]);
-    // What a client read it may send back.
+    // A client may send back what it has read.
     let mut whole = session.get(&path).await.expect(200);
     whole["name"] = json!("web-2");
     assert_eq!(session.put(&path, &whole).await.expect(200)["name"], "web-2");
 }
 
 #[tokio::test]
-async fn a_login_takes_no_other_field() {
+async fn a_login_rejects_unknown_fields() {
     let workspace = Workspace::new().await;
     let sessions =
         workspace.session().get("/api/auth/sessions/").await.expect(200)["count"].clone();
@@ -203,7 +209,7 @@ async fn a_login_takes_no_other_field() {
 }
 
 #[tokio::test]
-async fn what_has_no_fields_takes_none() {
+async fn operations_without_fields_reject_all_fields() {
     let (workspace, operator) = (Workspace::new().await, Api::operator());
     let server = workspace.server("web-1").await;
     let queued = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
@@ -230,13 +236,13 @@ async fn what_has_no_fields_takes_none() {
     }
     assert_eq!(workspace.admin.get(&command).await.expect(200)["state"], "queued");
     assert_eq!(workspace.admin.get(&server).await.expect(200)["updated_at"], key);
-    // An empty object and null say nothing.
+    // An empty object and null contain no fields.
     workspace.admin.post(&format!("{command}cancel/"), &json!({})).await.expect(200);
     session.post("/api/auth/logout/", &Value::Null).await.expect(200);
 }
 
 #[tokio::test]
-async fn a_reset_ignores_what_it_does_not_know() {
+async fn a_reset_request_ignores_unknown_fields() {
     let workspace = Workspace::new().await;
     let reset = json!({"email": "nobody@example.com", "zzz": 1});
     assert_eq!(

@@ -1,5 +1,4 @@
-//! `/api/users/users/<username>/`: a user by name, and the superuser's way to set a password
-//! (contract 4.9).
+//! `/api/users/users/<username>/`: users by name, and superusers who set passwords (contract 4.9).
 
 use farhand_tests::Workspace;
 use farhand_tests::client::PASSWORD;
@@ -36,7 +35,7 @@ async fn a_superuser_sets_a_password_without_the_current_one() {
             .expect_fields(403, &["non_field_errors"]);
         workspace.anonymous.log_in("alice", password).await.expect(200);
     }
-    // Their own, too: every session of theirs ends, the calling one included.
+    // Superusers can set their own password. All their sessions end, the calling one included.
     let session = workspace.session();
     session.patch("/api/users/users/boss/", &json!({"password": NEW})).await.expect(200);
     session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -44,7 +43,7 @@ async fn a_superuser_sets_a_password_without_the_current_one() {
 }
 
 #[tokio::test]
-async fn the_same_rules_hold_and_nothing_changes() {
+async fn an_invalid_password_changes_nothing() {
     let workspace = Workspace::new().await;
     let alice = workspace.user("alice").await;
     for body in [
@@ -81,7 +80,7 @@ async fn the_same_rules_hold_and_nothing_changes() {
 }
 
 #[tokio::test]
-async fn others_may_not() {
+async fn only_superusers_set_passwords() {
     let workspace = Workspace::new().await;
     let (alice, staff) = (workspace.user("alice").await, workspace.staff("steve").await);
     for api in [&alice, &staff] {
@@ -102,10 +101,10 @@ async fn others_may_not() {
         .patch("/api/users/users/nobody-here/", &json!({"password": NEW}))
         .await
         .expect_detail(404, None);
-    // Another workspace's superuser finds nobody of that name.
+    // Another workspace has no user of that name.
     let elsewhere = Workspace::new().await;
     elsewhere.admin.patch(ALICE, &json!({"password": NEW})).await.expect_detail(404, None);
-    // By name a user is deleted with the same rights as by id.
+    // Deleting by name needs the same permission as deleting by id.
     alice.delete(ALICE).await.expect_detail(403, Some("PERMISSION_DENIED"));
     assert_eq!(staff.delete(ALICE).await.status, 204);
 }
