@@ -1,4 +1,4 @@
-//! `/api/auth/change-password/` (contract 4.9; contract 4.11).
+//! `/api/auth/change-password/` (contract 4.9 and 4.11).
 
 use farhand_tests::Workspace;
 use farhand_tests::client::PASSWORD;
@@ -8,7 +8,7 @@ const PATH: &str = "/api/auth/change-password/";
 const NEW: &str = "an entirely other one";
 
 #[tokio::test]
-async fn ends_every_session_and_keeps_api_tokens() {
+async fn a_change_ends_every_session_and_keeps_api_tokens() {
     let workspace = Workspace::new().await;
     let other = workspace.anonymous.logged_in("boss", PASSWORD).await;
     let reply =
@@ -21,7 +21,7 @@ async fn ends_every_session_and_keeps_api_tokens() {
     assert_eq!(workspace.admin.get("/api/auth/sessions/").await.expect(200)["count"], 0);
     workspace.anonymous.log_in("boss", PASSWORD).await.expect_fields(403, &["non_field_errors"]);
     workspace.anonymous.log_in("boss", NEW).await.expect(200);
-    // An API token may change its owner's password, too: the current one is asked for all the same.
+    // With an API token too, the current password is required.
     let reply =
         workspace.admin.post(PATH, &json!({"password": NEW, "new_password": PASSWORD})).await;
     reply.expect(200);
@@ -29,7 +29,7 @@ async fn ends_every_session_and_keeps_api_tokens() {
 }
 
 #[tokio::test]
-async fn only_the_callers_own() {
+async fn callers_change_only_their_own_password() {
     let workspace = Workspace::new().await;
     let user = workspace.user("alice").await;
     user.post(PATH, &json!({"password": PASSWORD, "new_password": NEW})).await.expect(200);
@@ -39,21 +39,24 @@ async fn only_the_callers_own() {
 }
 
 #[tokio::test]
-async fn all_that_is_wrong_is_told_together_and_nothing_changes() {
+async fn all_errors_are_reported_and_nothing_changes() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
-    let check = async |body: Value, wrong: &[&str]| {
+    let expect_errors = async |body: Value, wrong: &[&str]| {
         session.post(PATH, &body).await.expect_fields(400, wrong)
     };
-    check(json!({}), &["new_password", "password"]).await;
-    check(json!({"password": PASSWORD}), &["new_password"]).await;
-    check(json!({"new_password": NEW}), &["password"]).await;
-    check(json!({"password": "wrong", "new_password": NEW}), &["password"]).await;
-    check(json!({"password": "", "new_password": ""}), &["new_password", "password"]).await;
-    check(json!({"password": 7, "new_password": null}), &["new_password", "password"]).await;
-    let both =
-        check(json!({"password": "wrong", "new_password": "12345"}), &["new_password", "password"])
-            .await;
+    expect_errors(json!({}), &["new_password", "password"]).await;
+    expect_errors(json!({"password": PASSWORD}), &["new_password"]).await;
+    expect_errors(json!({"new_password": NEW}), &["password"]).await;
+    expect_errors(json!({"password": "wrong", "new_password": NEW}), &["password"]).await;
+    expect_errors(json!({"password": "", "new_password": ""}), &["new_password", "password"]).await;
+    expect_errors(json!({"password": 7, "new_password": null}), &["new_password", "password"])
+        .await;
+    let both = expect_errors(
+        json!({"password": "wrong", "new_password": "12345"}),
+        &["new_password", "password"],
+    )
+    .await;
     let messages = both["new_password"].as_array().unwrap();
     let words = ["too short", "too common", "entirely numeric"];
     assert_eq!(messages.len(), words.len(), "{both}");
@@ -69,7 +72,8 @@ async fn all_that_is_wrong_is_told_together_and_nothing_changes() {
         ("Short1!", "too short"),
     ] {
         let body =
-            check(json!({"password": PASSWORD, "new_password": bad}), &["new_password"]).await;
+            expect_errors(json!({"password": PASSWORD, "new_password": bad}), &["new_password"])
+                .await;
         assert!(body["new_password"].to_string().contains(word), "{bad}: {body}");
     }
     session.get("/api/status/").await.expect(200);
@@ -98,7 +102,7 @@ async fn a_password_like_the_username_is_refused() {
 }
 
 #[tokio::test]
-async fn without_a_credential_it_is_403() {
+async fn without_a_credential_a_change_is_403() {
     let workspace = Workspace::new().await;
     let body = json!({"password": PASSWORD, "new_password": NEW});
     workspace.anonymous.post(PATH, &body).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
@@ -109,7 +113,7 @@ async fn without_a_credential_it_is_403() {
 }
 
 #[tokio::test]
-async fn of_two_at_once_one_wins() {
+async fn of_two_concurrent_changes_one_succeeds() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.admin.clone(), workspace.admin.clone());
     let (first, second) = ("the first of the two", "the second of the two");

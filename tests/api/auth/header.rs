@@ -1,4 +1,4 @@
-//! The Authorization header: its form, and 401 against 403 (contract 4.1).
+//! The form of the `Authorization` header, and when an error is 401 or 403 (contract 4.1).
 
 use farhand_tests::Workspace;
 
@@ -11,7 +11,7 @@ async fn no_header_is_401() {
 }
 
 #[tokio::test]
-async fn another_form_is_403_and_says_what_the_form_is() {
+async fn a_malformed_header_is_403_and_explains_the_form() {
     let workspace = Workspace::new().await;
     let token = &workspace.login_token;
     for bad in [
@@ -41,7 +41,7 @@ async fn another_form_is_403_and_says_what_the_form_is() {
 }
 
 #[tokio::test]
-async fn every_dead_credential_is_refused_in_the_same_words() {
+async fn every_invalid_credential_gets_the_same_response() {
     let workspace = Workspace::new().await;
     let token = &workspace.login_token;
     let changed = format!("{}{}", &token[..127], if token.ends_with('A') { 'B' } else { 'A' });

@@ -1,10 +1,10 @@
-//! `/api/auth/is-authenticated/`: always 200 (contract 4.4).
+//! `/api/auth/is-authenticated/` always returns 200 (contract 4.4).
 
 use farhand_tests::Workspace;
 use serde_json::json;
 
 #[tokio::test]
-async fn is_200_whatever_the_header_holds() {
+async fn every_header_gets_a_200() {
     let workspace = Workspace::new().await;
     let path = "/api/auth/is-authenticated/";
     for api in [&workspace.admin, &workspace.session()] {

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 const PATH: &str = "/api/auth/login/";
 const LIFETIME: f64 = 14.0 * 24.0 * 3600.0;
 
-/// Asserts that this is a login's answer, and that its token is good.
-async fn check(workspace: &Workspace, body: &Value) {
+/// Logs in, and asserts that the token in the response is valid for 14 days.
+async fn assert_login(workspace: &Workspace, body: &Value) {
     let token = body["token"].as_str().unwrap();
     assert!(token.len() == 128 && token.bytes().all(|b| b.is_ascii_alphanumeric()), "{token}");
     assert_eq!(body.as_object().unwrap().len(), 2, "{body}");
@@ -22,7 +22,7 @@ async fn check(workspace: &Workspace, body: &Value) {
 }
 
 #[tokio::test]
-async fn takes_json_and_both_kinds_of_form() {
+async fn login_accepts_json_and_both_kinds_of_form() {
     let workspace = Workspace::new().await;
     let api = &workspace.anonymous;
     let fields = [("username", "boss"), ("password", PASSWORD)];
@@ -37,16 +37,16 @@ async fn takes_json_and_both_kinds_of_form() {
             ),
         };
         let body = api.send(request).await.expect(200);
-        check(&workspace, &body).await;
+        assert_login(&workspace, &body).await;
         tokens.push(body["token"].to_string());
     }
     tokens.sort();
     tokens.dedup();
-    assert_eq!(tokens.len(), 3, "each login has a token of its own");
-    // Names of accounts do not depend on case.
+    assert_eq!(tokens.len(), 3, "each login has its own token");
+    // User names are not case-sensitive.
     let upper =
         api.post(PATH, &json!({"username": "BOSS", "password": PASSWORD})).await.expect(200);
-    check(&workspace, &upper).await;
+    assert_login(&workspace, &upper).await;
 }
 
 #[tokio::test]
@@ -64,11 +64,11 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     ));
     let expires_at = Timestamp::parse(rows[0]["expires_at"].as_str().unwrap()).unwrap();
     assert_eq!(rows[0]["remote_ip"], "127.0.0.1");
-    // 14 days and some slack: KV's own expiry only clears away.
+    // The expiry in KV has some slack, because it only cleans up.
     let slack = entries[0]["expiration"].as_f64().unwrap() - expires_at.as_millis() as f64 / 1000.0;
     assert!((60.0..=24.0 * 3600.0).contains(&slack), "{slack}");
 
-    // KV does not decide: without its entry the token is as good. An isolate that did not see the
+    // D1 decides: without its KV entry, the token is still valid. An isolate that has not seen the
     // entry within ten minutes writes it again.
     instance.kv_delete(name);
     assert!(instance.kv_entries(&workspace.slug).is_empty());
@@ -85,14 +85,14 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     session.call("POST", "/api/auth/logout/").await.expect(200);
     let left = instance.d1(&format!("SELECT id FROM sessions WHERE token_hash = '{hash}'"));
     assert_eq!(left, json!([]));
-    eventually("the entry's end", || async {
+    eventually("the entry to be deleted", || async {
         instance.kv_entries(&workspace.slug).is_empty().then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn kv_is_read_once_by_an_isolate_and_its_memory_neither_grants_nor_refuses() {
+async fn an_isolate_caches_kv_entries_but_d1_decides() {
     let (instance, _state) = Instance::new().await;
     let (workspace, other) = (
         Workspace::made_by(&instance.operator(), "acme").await,
@@ -112,11 +112,12 @@ async fn kv_is_read_once_by_an_isolate_and_its_memory_neither_grants_nor_refuses
     };
     assert_eq!(reads(&session, 200).await, 1);
     assert_eq!(reads(&session, 200).await, 0);
-    // What is remembered is of one workspace.
+    // The cache of an isolate is per workspace.
     let elsewhere = other.anonymous.with_token(&token);
     assert_eq!(reads(&elsewhere, 403).await, 1);
     assert_eq!(reads(&session, 200).await, 0);
-    // Another isolate moved the expiry: this one reads the entry again, and remembers the new one.
+    // Simulates another isolate that moved the expiry. This isolate reads the entry again, and
+    // remembers the new expiry.
     let entries = instance.kv_entries(&workspace.slug);
     instance.d1("UPDATE sessions SET expires_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', expires_at, '+1 seconds')");
     assert_eq!(reads(&session, 200).await, 0);
@@ -125,11 +126,11 @@ async fn kv_is_read_once_by_an_isolate_and_its_memory_neither_grants_nor_refuses
         (instance.kv_entries(&workspace.slug) != entries).then_some(())
     })
     .await;
-    eventually("the repaired entry's memory", || async {
+    eventually("the isolate to remember the repaired entry", || async {
         (reads(&session, 200).await == 0).then_some(())
     })
     .await;
-    // An entry that is lost comes back when the expiry moves.
+    // A lost entry is written again when the expiry moves.
     let [entry] = <[Value; 1]>::try_from(
         instance
             .kv_entries(&workspace.slug)
@@ -148,12 +149,15 @@ async fn kv_is_read_once_by_an_isolate_and_its_memory_neither_grants_nor_refuses
         (instance.kv_entries(&workspace.slug).len() == count).then_some(())
     })
     .await;
-    eventually("its memory", || async { (reads(&session, 200).await == 0).then_some(()) }).await;
-    // D1 alone decides: with the entry remembered and in KV, the session's end refuses the next
-    // request.
+    eventually("the isolate to remember the entry", || async {
+        (reads(&session, 200).await == 0).then_some(())
+    })
+    .await;
+    // D1 alone decides. Although the entry is in KV and in the cache, the deleted session is
+    // refused at the next request.
     instance.d1("DELETE FROM sessions");
     assert_eq!(reads(&session, 403).await, 0);
-    eventually("the entry's end", || async {
+    eventually("the entry to be deleted", || async {
         (instance.kv_entries(&workspace.slug).len() < count).then_some(())
     })
     .await;
@@ -161,11 +165,11 @@ async fn kv_is_read_once_by_an_isolate_and_its_memory_neither_grants_nor_refuses
 }
 
 #[tokio::test]
-async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
+async fn a_session_expires_14_days_after_its_last_use() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let session = workspace.session();
-    // Ages the stored session: its last refresh and its expiry, by whole seconds.
+    // Ages the stored session by some seconds: its last refresh and its expiry.
     let age = async |seconds: u32| {
         let aged = |column: &str| {
             format!(
@@ -182,7 +186,7 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
         async || instance.d1("SELECT expires_at FROM sessions")[0]["expires_at"].clone();
     let before = expires_at().await;
     session.get("/api/status/").await.expect(200);
-    assert_eq!(expires_at().await, before, "moved at most every ten minutes");
+    assert_eq!(expires_at().await, before, "the expiry moves at most every ten minutes");
     age(601).await;
     let aged = expires_at().await;
     assert_ne!(aged, before);
@@ -191,17 +195,17 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
         (expires_at().await.as_str() > aged.as_str()).then_some(())
     })
     .await;
-    // The same in KV.
+    // KV gets the same expiry.
     let expiry =
         Timestamp::parse(expires_at().await.as_str().unwrap()).unwrap().as_millis() as f64 / 1000.0;
-    eventually("KV to follow", || async {
+    eventually("KV to have the new expiry", || async {
         let kept = instance.kv_entries(&workspace.slug)[0]["expiration"].as_f64().unwrap();
         (kept > expiry).then_some(())
     })
     .await;
-    // Used just before its end, it is good; 14 days and ten minutes after its last use it is not.
-    // The rule itself is tested to the microsecond in farhand_domain::session; here the stored
-    // values are aged, which takes some seconds.
+    // The session is valid just before its expiry, and invalid 14 days and ten minutes after its
+    // last use. This ages stored values, which takes some seconds. Tests in
+    // `farhand_domain::session` check the rule to the microsecond.
     age(14 * 24 * 3600 + 60).await;
     session.get("/api/status/").await.expect(200);
     eventually("the expiry to move", || async {
@@ -214,12 +218,12 @@ async fn the_expiry_slides_with_use_and_ends_14_days_after_it() {
     assert_eq!(
         session.get("/api/auth/is-authenticated/").await.expect(200),
         json!({"authenticated": false}),
-        "nor does a refused request bring it back"
+        "a refused request does not renew the session"
     );
 }
 
 #[tokio::test]
-async fn a_raised_count_makes_the_hash_again_at_the_next_login() {
+async fn a_login_upgrades_a_hash_with_too_few_rounds() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let stored = async |instance: &Instance| {
@@ -228,23 +232,23 @@ async fn a_raised_count_makes_the_hash_again_at_the_next_login() {
     let before = stored(&instance).await;
     assert!(before.as_str().unwrap().starts_with("$pbkdf2-sha256$i=100000,l=32$"), "{before}");
     workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
-    assert_eq!(stored(&instance).await, before, "nothing to do");
+    assert_eq!(stored(&instance).await, before, "the hash has the configured number of rounds");
     instance.stop().await;
     let instance = Instance::restart_with(state.path(), &[("PBKDF2_ITERATIONS", "150000")]).await;
     let api = workspace.anonymous.on(&instance.url);
     api.log_in("boss", "not the right one").await.expect_fields(403, &["non_field_errors"]);
-    assert_eq!(stored(&instance).await, before, "not for whoever cannot log in");
+    assert_eq!(stored(&instance).await, before, "a failed login does not change the hash");
     api.log_in("boss", PASSWORD).await.expect(200);
     let after = stored(&instance).await;
     assert!(after.as_str().unwrap().starts_with("$pbkdf2-sha256$i=150000,l=32$"), "{after}");
-    // It is no change of the password: sessions from before it live on.
+    // This is not a change of password, so earlier sessions stay valid.
     workspace.session().on(&instance.url).get("/api/status/").await.expect(200);
     api.log_in("boss", PASSWORD).await.expect(200);
     assert_eq!(stored(&instance).await, after);
 }
 
 #[tokio::test]
-async fn an_old_header_does_not_matter() {
+async fn login_ignores_the_authorization_header() {
     let workspace = Workspace::new().await;
     let login = json!({"username": "boss", "password": PASSWORD});
     for header in ["nonsense", "token=\"unknown\""] {
@@ -253,7 +257,7 @@ async fn an_old_header_does_not_matter() {
 }
 
 #[tokio::test]
-async fn wrong_credentials_are_403_in_the_same_words() {
+async fn wrong_credentials_all_get_the_same_403() {
     let workspace = Workspace::new().await;
     let mut texts = Vec::new();
     for (username, password) in [
@@ -274,7 +278,7 @@ async fn wrong_credentials_are_403_in_the_same_words() {
 }
 
 #[tokio::test]
-async fn missing_and_blank_fields_are_403_with_the_field_arrays() {
+async fn missing_and_blank_fields_are_403_with_field_errors() {
     let api = Workspace::new().await.anonymous;
     for (body, wrong) in [
         (json!({}), &["password", "username"][..]),
@@ -292,7 +296,7 @@ async fn missing_and_blank_fields_are_403_with_the_field_arrays() {
 }
 
 #[tokio::test]
-async fn bodies_that_cannot_be_read() {
+async fn unreadable_bodies_are_rejected() {
     let api = Workspace::new().await.anonymous;
     let send = |media_type: &'static str, body: &'static str| {
         let api = api.clone();

@@ -7,7 +7,7 @@ use serde_json::json;
 const PATH: &str = "/api/auth/logout/";
 
 #[tokio::test]
-async fn ends_the_session_by_get_and_by_post() {
+async fn get_and_post_end_the_session() {
     let workspace = Workspace::new().await;
     for method in ["GET", "POST"] {
         let login = workspace
@@ -21,12 +21,12 @@ async fn ends_the_session_by_get_and_by_post() {
         session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
         session.call(method, PATH).await.expect_detail(403, Some("INVALID_TOKEN"));
     }
-    // Only that session: the user's other one lives on.
+    // The user's other sessions stay valid.
     workspace.session().get("/api/status/").await.expect(200);
 }
 
 #[tokio::test]
-async fn without_a_header_it_is_403() {
+async fn without_a_header_logout_is_403() {
     let workspace = Workspace::new().await;
     for method in ["GET", "POST"] {
         let reply = workspace.anonymous.call(method, PATH).await;
@@ -35,7 +35,7 @@ async fn without_a_header_it_is_403() {
 }
 
 #[tokio::test]
-async fn an_api_token_cannot_log_out_and_stays() {
+async fn an_api_token_cannot_log_out() {
     let workspace = Workspace::new().await;
     for method in ["GET", "POST"] {
         workspace.admin.call(method, PATH).await.expect_detail(403, Some("PERMISSION_DENIED"));
@@ -45,7 +45,7 @@ async fn an_api_token_cannot_log_out_and_stays() {
 }
 
 #[tokio::test]
-async fn an_empty_body_may_call_itself_anything() {
+async fn an_empty_body_may_have_any_media_type() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let request = session

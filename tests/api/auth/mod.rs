@@ -1,5 +1,3 @@
-//! `/api/auth/`.
-
 mod change_password;
 mod header;
 mod is_authenticated;

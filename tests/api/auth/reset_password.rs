@@ -15,35 +15,37 @@ fn log() -> PathBuf {
     Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log")
 }
 
-/// Asserts that an answer has no body but `null`.
+/// Asserts the status, and that the body is `null`.
 #[track_caller]
-fn says_nothing(reply: &Reply, status: u16) {
+fn expect_null(reply: &Reply, status: u16) {
     assert_eq!((reply.status, reply.text.as_str()), (status, "null"));
 }
 
-async fn ask(api: &Api, email: &str, status: u16) {
-    says_nothing(&api.post(PATH, &json!({"email": email})).await, status);
+async fn request_reset(api: &Api, email: &str, status: u16) {
+    expect_null(&api.post(PATH, &json!({"email": email})).await, status);
 }
 
-/// Makes a user with an address of their own; returns it.
-async fn user(workspace: &Workspace, username: &str) -> String {
+/// Creates a user with a unique address, and returns the address.
+async fn user_with_address(workspace: &Workspace, username: &str) -> String {
     let email = format!("{}@example.com", unique(username));
     workspace.user_with(username, &json!({"email": email})).await;
     email
 }
 
-/// Makes a user, and asks for a reset; returns the path of the link in the mail.
+/// Creates a user, requests a reset, and returns the path of the link in the mail.
 async fn link_for(workspace: &Workspace, username: &str) -> String {
-    let email = user(workspace, username).await;
-    let asked = async { workspace.anonymous.post(PATH, &json!({"email": email})).await };
-    reset_link(workspace, &email, asked).await
+    let email = user_with_address(workspace, username).await;
+    let requested = async { workspace.anonymous.post(PATH, &json!({"email": email})).await };
+    reset_link(workspace, &email, requested).await
 }
 
 fn path_of_link(workspace: &Workspace, link: &str) -> String {
     let port = workspace.anonymous.url.rsplit(':').next().unwrap();
     let base = format!("http://{}.local.localhost:{port}", workspace.slug);
-    let path =
-        link.strip_prefix(&base).unwrap_or_else(|| panic!("{link} is not on {base}")).to_owned();
+    let path = link
+        .strip_prefix(&base)
+        .unwrap_or_else(|| panic!("{link} does not start with {base}"))
+        .to_owned();
     let key = path
         .strip_prefix(&format!("{PATH}confirm/"))
         .and_then(|key| key.strip_suffix('/'))
@@ -68,7 +70,7 @@ async fn a_link_sets_the_password_once() {
     let made = sessions[0].post("/api/auth/tokens/", &token).await.expect(201);
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
 
-    // The link leads to the page, which is not told anything but the key.
+    // The link redirects to the page. Nothing but the key is passed on.
     let opened = workspace.anonymous.get(&path).await;
     let base = workspace
         .anonymous
@@ -77,10 +79,10 @@ async fn a_link_sets_the_password_once() {
     assert_eq!((opened.status, opened.text.as_str()), (302, ""));
     assert_eq!(opened.header("Location"), format!("{base}/reset-password/?key={}", key_of(&path)));
     assert_eq!(opened.header("Referrer-Policy"), "no-referrer");
-    // Opening it, however often, uses nothing up.
+    // Opening a link does not use it up.
     assert_eq!(workspace.anonymous.call("HEAD", &path).await.status, 302);
 
-    says_nothing(&confirm(&workspace, &path, NEW).await, 200);
+    expect_null(&confirm(&workspace, &path, NEW).await, 200);
     for session in &sessions {
         session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
     }
@@ -94,7 +96,7 @@ async fn a_link_sets_the_password_once() {
 }
 
 #[tokio::test]
-async fn a_bad_password_is_told_and_uses_nothing_up() {
+async fn a_rejected_password_does_not_use_up_the_link() {
     let workspace = Workspace::new().await;
     let path = link_for(&workspace, "alice").await;
     for body in [json!({}), json!({"new_password": null}), json!({"new_password": ""})] {
@@ -116,11 +118,11 @@ async fn a_bad_password_is_told_and_uses_nothing_up() {
     let form = workspace.anonymous.request("POST", &path).form(&[("new_password", NEW)]);
     workspace.anonymous.send(form).await.expect_detail(415, None);
     workspace.anonymous.log_in("alice", PASSWORD).await.expect(200);
-    says_nothing(&confirm(&workspace, &path, NEW).await, 200);
+    expect_null(&confirm(&workspace, &path, NEW).await, 200);
 }
 
 #[tokio::test]
-async fn bad_keys_are_404_before_the_input_is_looked_at() {
+async fn invalid_keys_are_404_before_the_input_check() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     let path = link_for(&workspace, "alice").await;
     let key = key_of(&path);
@@ -142,15 +144,15 @@ async fn bad_keys_are_404_before_the_input_is_looked_at() {
             opened.header("Location")
         );
     }
-    // Another workspace knows nothing of it.
+    // Another workspace does not accept the key.
     confirm(&elsewhere, &path, NEW).await.expect_detail(404, None);
     assert!(elsewhere.anonymous.get(&path).await.header("Location").ends_with("?error=invalid"));
     workspace.anonymous.log_in("alice", PASSWORD).await.expect(200);
-    says_nothing(&confirm(&workspace, &path, NEW).await, 200);
+    expect_null(&confirm(&workspace, &path, NEW).await, 200);
 }
 
 #[tokio::test]
-async fn of_two_confirms_at_once_one_wins() {
+async fn of_concurrent_confirmations_one_succeeds() {
     let workspace = Workspace::new().await;
     let path = link_for(&workspace, "alice").await;
     let confirms: Vec<_> = (0..4)
@@ -172,14 +174,14 @@ async fn of_two_confirms_at_once_one_wins() {
 }
 
 #[tokio::test]
-async fn a_change_of_the_user_voids_what_is_pending() {
+async fn a_change_of_the_user_invalidates_pending_links() {
     let workspace = Workspace::new().await;
-    // Each voids both of two requests.
-    for how in ["reset", "change-password", "superuser", "email", "deactivate", "delete"] {
-        let username = format!("u-{how}");
-        let email = user(&workspace, &username).await;
-        ask(&workspace.anonymous, &email, 200).await;
-        ask(&workspace.anonymous, &email, 200).await;
+    // Each change invalidates both of two pending requests.
+    for change in ["reset", "change-password", "superuser", "email", "deactivate", "delete"] {
+        let username = format!("u-{change}");
+        let email = user_with_address(&workspace, &username).await;
+        request_reset(&workspace.anonymous, &email, 200).await;
+        request_reset(&workspace.anonymous, &email, 200).await;
         let mails = eventually("both mails", || async {
             let mails = mails_to(&log(), &email);
             (mails.len() == 2).then_some(mails)
@@ -190,8 +192,8 @@ async fn a_change_of_the_user_voids_what_is_pending() {
         assert_ne!(paths[0], paths[1]);
         let (admin, by_name) = (&workspace.admin, format!("/api/users/users/{username}/"));
         let by_id = format!("/api/iam/users/{}/", admin.get(&by_name).await.expect(200)["id"]);
-        match how {
-            "reset" => says_nothing(&confirm(&workspace, &paths[1], NEW).await, 200),
+        match change {
+            "reset" => expect_null(&confirm(&workspace, &paths[1], NEW).await, 200),
             "change-password" => {
                 let session = workspace.anonymous.logged_in(&username, PASSWORD).await;
                 let body = json!({"password": PASSWORD, "new_password": NEW});
@@ -211,22 +213,22 @@ async fn a_change_of_the_user_voids_what_is_pending() {
             confirm(&workspace, path, "yet another of those").await.expect_detail(404, None);
             assert!(
                 workspace.anonymous.get(path).await.header("Location").ends_with("?error=invalid"),
-                "{how}"
+                "{change}"
             );
         }
     }
-    // A login and a change of names void nothing.
+    // A login or a change of names invalidates nothing.
     let path = link_for(&workspace, "quiet").await;
     let session = workspace.anonymous.logged_in("quiet", PASSWORD).await;
     session.patch("/api/iam/users/-/", &json!({"first_name": "Q"})).await.expect(200);
-    says_nothing(&confirm(&workspace, &path, NEW).await, 200);
+    expect_null(&confirm(&workspace, &path, NEW).await, 200);
 }
 
 #[tokio::test]
-async fn every_address_is_answered_alike() {
+async fn known_and_unknown_addresses_get_equal_responses() {
     let workspace = Workspace::new().await;
-    let known = user(&workspace, "alice").await;
-    let inactive = user(&workspace, "gone").await;
+    let known = user_with_address(&workspace, "alice").await;
+    let inactive = user_with_address(&workspace, "gone").await;
     let id = workspace.admin.get("/api/users/users/gone/").await.expect(200)["id"].clone();
     workspace
         .admin
@@ -234,8 +236,8 @@ async fn every_address_is_answered_alike() {
         .await
         .expect(200);
     let stranger = format!("{}@example.com", unique("stranger"));
-    // Five of each may be pending; however it is spelled, the sixth is refused, and nothing tells
-    // who is registered.
+    // An address may have five pending requests. The sixth is refused, whatever its spelling, and
+    // whether the address is registered or not.
     for (email, client) in
         [(&known, "192.0.2.1"), (&stranger, "192.0.2.2"), (&inactive, "192.0.2.3")]
     {
@@ -247,10 +249,10 @@ async fn every_address_is_answered_alike() {
             email.clone(),
             email.clone(),
         ] {
-            ask(&api, &spelling, 200).await;
+            request_reset(&api, &spelling, 200).await;
         }
         for spelling in [email.clone(), email.to_uppercase()] {
-            ask(&api, &spelling, 403).await;
+            request_reset(&api, &spelling, 403).await;
         }
     }
     let mails = eventually("the mails", || async {
@@ -258,20 +260,21 @@ async fn every_address_is_answered_alike() {
         (mails.len() == 5).then_some(mails)
     })
     .await;
-    // A reset does not make room: the sixth would tell that somebody has the address.
+    // A completed reset does not make room for another request, because that would reveal that the
+    // address is registered.
     let path = path_of_link(&workspace, mails[4].link());
-    says_nothing(&confirm(&workspace, &path, NEW).await, 200);
-    ask(&workspace.anonymous, &known, 403).await;
-    ask(&workspace.anonymous, &stranger, 403).await;
+    expect_null(&confirm(&workspace, &path, NEW).await, 200);
+    request_reset(&workspace.anonymous, &known, 403).await;
+    request_reset(&workspace.anonymous, &stranger, 403).await;
     for email in [&stranger, &inactive] {
         assert_eq!(mails_to(&log(), email).len(), 0, "{email}");
     }
-    // Another workspace counts for itself.
-    ask(&Workspace::new().await.anonymous, &stranger, 200).await;
+    // Each workspace counts separately.
+    request_reset(&Workspace::new().await.anonymous, &stranger, 200).await;
 }
 
 #[tokio::test]
-async fn what_is_no_address_is_ignored() {
+async fn invalid_addresses_are_ignored() {
     let workspace = Workspace::new().await;
     let api = &workspace.anonymous;
     for body in [
@@ -284,22 +287,22 @@ async fn what_is_no_address_is_ignored() {
         json!({"email": "a@example.com\r\nBcc: b@example.com"}),
         json!({"email": format!("{}@example.com", "a".repeat(300))}),
     ] {
-        says_nothing(&api.post(PATH, &body).await, 200);
+        expect_null(&api.post(PATH, &body).await, 200);
     }
-    // No body of an error in any case, not even where the request cannot be read at all.
+    // Even an unreadable request gets no error text.
     let send = async |media_type: &str, body: String| {
         api.send(api.request("POST", PATH).header("Content-Type", media_type).body(body)).await
     };
-    says_nothing(&send("application/json", "{".to_owned()).await, 400);
-    says_nothing(&send("application/json", "[]".to_owned()).await, 400);
-    says_nothing(&send("text/plain", "email=boss@example.com".to_owned()).await, 415);
-    says_nothing(&send("application/json", "x".repeat((1 << 20) + 1)).await, 413);
+    expect_null(&send("application/json", "{".to_owned()).await, 400);
+    expect_null(&send("application/json", "[]".to_owned()).await, 400);
+    expect_null(&send("text/plain", "email=boss@example.com".to_owned()).await, 415);
+    expect_null(&send("application/json", "x".repeat((1 << 20) + 1)).await, 413);
     let form = api.request("POST", PATH).multipart(Form::new().text("email", "boss@example.com"));
-    says_nothing(&api.send(form).await, 415);
+    expect_null(&api.send(form).await, 415);
 }
 
 #[tokio::test]
-async fn twenty_requests_an_hour_for_an_address() {
+async fn an_address_may_send_twenty_requests_an_hour() {
     let workspace = Workspace::new().await;
     let api = workspace.anonymous.from_address("192.0.2.77");
     for number in 0..20 {
@@ -308,26 +311,26 @@ async fn twenty_requests_an_hour_for_an_address() {
         } else {
             json!({"email": format!("u{number}@example.com")})
         };
-        says_nothing(&api.post(PATH, &body).await, 200);
+        expect_null(&api.post(PATH, &body).await, 200);
     }
     let reply = api.post(PATH, &json!({"email": "boss@example.com"})).await;
-    says_nothing(&reply, 429);
+    expect_null(&reply, 429);
     let seconds: u64 = reply.header("Retry-After").parse().unwrap();
     assert!((1..=3600).contains(&seconds), "{seconds}");
-    // Logging in from there is another matter, and so is asking from elsewhere.
+    // Logins from this address, and requests from another one, have separate limits.
     api.log_in("boss", PASSWORD).await.expect(200);
-    ask(&workspace.anonymous.from_address("192.0.2.78"), "x@example.com", 200).await;
+    request_reset(&workspace.anonymous.from_address("192.0.2.78"), "x@example.com", 200).await;
 }
 
 #[tokio::test]
-async fn a_request_is_good_for_24_hours() {
+async fn a_link_is_valid_for_24_hours() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let log = instance.state.join("worker.log");
     for _ in 0..5 {
-        ask(&workspace.anonymous, "boss@example.com", 200).await;
+        request_reset(&workspace.anonymous, "boss@example.com", 200).await;
     }
-    ask(&workspace.anonymous, "boss@example.com", 403).await;
+    request_reset(&workspace.anonymous, "boss@example.com", 403).await;
     let path = path_of_link(&workspace, mail_to(&log, "boss@example.com").await.link());
     let age = async |seconds: u32| {
         let aged = |column: &str| {
@@ -339,12 +342,12 @@ async fn a_request_is_good_for_24_hours() {
     };
     age(23 * 3600).await;
     assert!(workspace.anonymous.get(&path).await.header("Location").contains("?key="));
-    ask(&workspace.anonymous, "boss@example.com", 403).await;
+    request_reset(&workspace.anonymous, "boss@example.com", 403).await;
     age(3600).await;
     assert!(workspace.anonymous.get(&path).await.header("Location").ends_with("?error=invalid"));
     confirm(&workspace, &path, NEW).await.expect_detail(404, None);
-    ask(&workspace.anonymous, "boss@example.com", 200).await;
-    // What expired is cleared away, and no address is stored in clear.
+    request_reset(&workspace.anonymous, "boss@example.com", 200).await;
+    // Expired rows are deleted, and no address is stored in plain text.
     let rows = instance.d1("SELECT * FROM reset_requests");
     assert_eq!(rows.as_array().unwrap().len(), 1, "{rows}");
     assert!(!rows.to_string().contains("boss"), "{rows}");
@@ -353,16 +356,16 @@ async fn a_request_is_good_for_24_hours() {
 }
 
 #[tokio::test]
-async fn the_link_is_made_of_the_configuration() {
+async fn the_link_comes_from_the_configuration() {
     let variables = [
         ("BASE_URL", "https://{workspace}.eu7.farhand.example"),
         ("WEB_CLIENT_URL", "https://console.example/app/"),
     ];
     let (instance, _state) = Instance::new_with(&variables).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    // Whatever name the request came under.
+    // The link does not depend on the host name of the request.
     let api = workspace.anonymous.under("acme.local.localhost:1234");
-    says_nothing(&api.post(PATH, &json!({"email": "boss@example.com"})).await, 200);
+    expect_null(&api.post(PATH, &json!({"email": "boss@example.com"})).await, 200);
     let mail = mail_to(&instance.state.join("worker.log"), "boss@example.com").await;
     let path = mail
         .link()
@@ -382,14 +385,14 @@ async fn the_link_is_made_of_the_configuration() {
 }
 
 #[tokio::test]
-async fn requests_of_a_network_and_of_a_workspace_have_ceilings() {
+async fn networks_and_workspaces_have_limits_of_requests() {
     let (instance, _state) =
         Instance::new_with(&[("RESETS_PER_SITE", "3"), ("RESETS_PER_WORKSPACE", "5")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let from = async |address: &str, email: &str, status: u16| {
         let reply =
             workspace.anonymous.from_address(address).post(PATH, &json!({"email": email})).await;
-        says_nothing(&reply, status);
+        expect_null(&reply, status);
         assert_eq!(status == 429, !reply.header("Retry-After").is_empty());
     };
     for number in 0..3 {
@@ -398,13 +401,15 @@ async fn requests_of_a_network_and_of_a_workspace_have_ceilings() {
     from("2001:db8:0:9::1", "x@example.com", 429).await;
     from("2001:db8:1::1", "boss@example.com", 200).await;
     from("192.0.2.1", "y@example.com", 200).await;
-    // The same for addresses that are registered and those that are not, and nothing is stored.
+    // The limit does not depend on whether the address is registered. Refused requests are not
+    // stored.
     from("192.0.2.2", "boss@example.com", 429).await;
     from("192.0.2.3", "y@example.com", 429).await;
     let rows = instance.d1("SELECT count(*) AS n FROM reset_requests");
     assert_eq!(rows[0]["n"], 5);
-    let events = "SELECT count(*) AS n FROM audit_events WHERE action = 'user.request_reset'";
+    let events =
+        "SELECT count(*) AS n FROM audit_events WHERE action = 'user_with_address.request_reset'";
     assert!(instance.d1(events)[0]["n"].as_i64().unwrap() <= 5);
     let other = Workspace::made_by(&instance.operator(), "other").await;
-    ask(&other.anonymous.from_address("192.0.2.2"), "boss@example.com", 200).await;
+    request_reset(&other.anonymous.from_address("192.0.2.2"), "boss@example.com", 200).await;
 }

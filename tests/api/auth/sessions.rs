@@ -13,7 +13,7 @@ fn ids(list: &Value) -> Vec<&str> {
     list["results"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap()).collect()
 }
 
-/// Logs in with a User-Agent header, from an address.
+/// Logs in from an address with a `User-Agent` header.
 async fn log_in_as(api: &Api, user_agent: &str, address: &str) -> Api {
     let body = json!({"username": "boss", "password": PASSWORD});
     let api = api.from_address(address);
@@ -28,7 +28,7 @@ fn path_of(session: &Value) -> String {
 }
 
 #[tokio::test]
-async fn lists_the_callers_own_newest_first() {
+async fn callers_see_their_own_sessions_newest_first() {
     let workspace = Workspace::new().await;
     let second = log_in_as(&workspace.anonymous, "curl/8 (ä)", "2001:db8::7").await;
     let list = second.get(PATH).await.expect(200);
@@ -51,7 +51,7 @@ async fn lists_the_callers_own_newest_first() {
         7
     );
 
-    // The other one sees itself as the current one; an API token has no session, and sees both.
+    // The other session sees itself as current. An API token has no session, and sees both.
     let other = workspace.session().get(PATH).await.expect(200);
     assert_eq!(ids(&other), ids(&list));
     assert_eq!(
@@ -87,11 +87,11 @@ async fn a_deleted_session_is_refused_at_the_next_request() {
         workspace.session().call(method, &path).await.expect_detail(404, None);
     }
     assert_eq!(workspace.session().get(PATH).await.expect(200)["count"], 1);
-    // One's own current session, too: that signs out.
+    // Deleting the current session logs out.
     let own = path_of(&workspace.session().get(PATH).await.expect(200)["results"][0]);
     assert_eq!(workspace.session().delete(&own).await.status, 204);
     workspace.session().delete(&own).await.expect_detail(403, Some("INVALID_TOKEN"));
-    // An API token lists and ends its owner's sessions as well.
+    // An API token can list and delete its owner's sessions too.
     workspace.anonymous.logged_in("boss", PASSWORD).await;
     let last = path_of(&workspace.admin.get(PATH).await.expect(200)["results"][0]);
     assert_eq!(workspace.admin.delete(&last).await.status, 204);
@@ -99,7 +99,7 @@ async fn a_deleted_session_is_refused_at_the_next_request() {
 }
 
 #[tokio::test]
-async fn sessions_of_others_and_of_nobody_are_404() {
+async fn other_and_unknown_sessions_are_404() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     let user = workspace.user("alice").await;
     let theirs = path_of(&user.get(PATH).await.expect(200)["results"][0]);
@@ -118,7 +118,7 @@ async fn sessions_of_others_and_of_nobody_are_404() {
 }
 
 #[tokio::test]
-async fn every_end_of_a_session_holds_while_its_refresh_is_under_way() {
+async fn a_concurrent_refresh_never_revives_an_ended_session() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     workspace.user_with("alice", &json!({})).await;
@@ -144,7 +144,7 @@ async fn every_end_of_a_session_holds_while_its_refresh_is_under_way() {
         };
         let session = alice().await;
         let path = path_of(&session.get(PATH).await.expect(200)["results"][0]);
-        // Every request of an aged session moves its expiry, in D1 and in KV.
+        // Each request of an aged session moves its expiry in D1 and KV.
         let aged = |column: &str| {
             format!("{column} = strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-1 hours')")
         };
@@ -185,13 +185,13 @@ async fn every_end_of_a_session_holds_while_its_refresh_is_under_way() {
         for request in requests {
             assert!([200, 403].contains(&request.await.unwrap()), "{how}");
         }
-        // When all that was under way is through, it is as dead; and what it left in KV goes.
+        // After all concurrent requests, the session is still ended, and its KV entry disappears.
         session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
         let sessions = "SELECT s.id FROM sessions s JOIN users u ON u.id = s.user_id WHERE u.username = 'alice'";
         assert_eq!(instance.d1(sessions), json!([]), "{how}");
-        eventually("KV to forget it", || async {
+        eventually("the KV entry to be deleted", || async {
             session.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
-            // The superuser's own is the one that is left.
+            // Only the superuser's own session is left.
             (instance.kv_entries(&workspace.slug).len() == 1).then_some(())
         })
         .await;
@@ -202,7 +202,7 @@ async fn every_end_of_a_session_holds_while_its_refresh_is_under_way() {
 }
 
 #[tokio::test]
-async fn expired_sessions_are_not_listed_and_go_at_the_next_login() {
+async fn expired_sessions_are_hidden_and_deleted_at_login() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let id = workspace.session().get(PATH).await.expect(200)["results"][0]["id"]

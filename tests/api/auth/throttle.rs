@@ -1,4 +1,4 @@
-//! The throttles of guesses (contract 4.5).
+//! The throttling of login attempts (contract 4.5).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,38 +16,37 @@ use serde_json::{Value, json};
 
 const WRONG: &str = "not the right one";
 
-/// Asserts that an answer is a throttle's, and returns the seconds that it names.
+/// Asserts a response of the throttle, and returns its `Retry-After`.
 #[track_caller]
-fn throttled(reply: &Reply) -> u64 {
+fn expect_throttled(reply: &Reply) -> u64 {
     reply.expect_detail(429, Some("THROTTLED"));
     reply.header("Retry-After").parse().expect("Retry-After is whole seconds")
 }
 
-async fn fail(api: &Api, username: &str, times: usize) {
+async fn fail_logins(api: &Api, username: &str, times: usize) {
     for _ in 0..times {
         api.log_in(username, WRONG).await.expect_fields(403, &["non_field_errors"]);
     }
 }
 
 #[tokio::test]
-async fn ten_failures_of_a_name_from_an_address() {
+async fn ten_failures_block_a_name_from_an_address() {
     let workspace = Workspace::new().await;
     let api = workspace.anonymous.from_address("192.0.2.1");
     for username in ["boss", "nobody-here"] {
-        fail(&api, username, 10).await;
-        let seconds = throttled(&api.log_in(username, WRONG).await);
+        fail_logins(&api, username, 10).await;
+        let seconds = expect_throttled(&api.log_in(username, WRONG).await);
         assert!((1..=300).contains(&seconds), "{seconds}");
-        // Not even the right one is looked at now, and names have no case.
-        throttled(&api.log_in(username, PASSWORD).await);
-        throttled(&api.log_in(&username.to_uppercase(), PASSWORD).await);
+        // Even the right password is refused now. User names are not case-sensitive.
+        expect_throttled(&api.log_in(username, PASSWORD).await);
+        expect_throttled(&api.log_in(&username.to_uppercase(), PASSWORD).await);
     }
-    // From anywhere else the user comes in, and what was let in before goes on.
+    // The user can log in from another address, and existing sessions stay valid.
     workspace.anonymous.from_address("192.0.2.2").log_in("boss", PASSWORD).await.expect(200);
     workspace.session().from_address("192.0.2.1").get("/api/status/").await.expect(200);
     workspace.admin.from_address("192.0.2.1").get("/api/status/").await.expect(200);
-    // Other names from that address, and the same name in another workspace, are none of its
-    // business.
-    fail(&api, "somebody-else", 1).await;
+    // Other names from this address, and the same name in another workspace, are not affected.
+    fail_logins(&api, "somebody-else", 1).await;
     Workspace::new()
         .await
         .anonymous
@@ -58,50 +57,52 @@ async fn ten_failures_of_a_name_from_an_address() {
 }
 
 #[tokio::test]
-async fn a_success_clears_the_pair() {
+async fn a_success_resets_the_counter_of_name_and_address() {
     let workspace = Workspace::new().await;
     for _ in 0..3 {
-        fail(&workspace.anonymous, "boss", 9).await;
+        fail_logins(&workspace.anonymous, "boss", 9).await;
         workspace.anonymous.log_in("boss", PASSWORD).await.expect(200);
     }
 }
 
 #[tokio::test]
-async fn fifty_failures_of_an_address() {
+async fn fifty_failures_block_an_address() {
     let workspace = Workspace::new().await;
-    // Whoever has an IPv6 address has the whole /64.
+    // The owner of an IPv6 address controls its whole /64.
     for batch in 0..5 {
         let api = workspace.anonymous.from_address(&format!("2001:db8:0:1::{batch}"));
-        fail(&api, &format!("user{batch}"), 10).await;
+        fail_logins(&api, &format!("user{batch}"), 10).await;
     }
     let api = workspace.anonymous.from_address("2001:db8:0:1:ffff::1");
-    throttled(&api.log_in("boss", PASSWORD).await);
+    expect_throttled(&api.log_in("boss", PASSWORD).await);
     workspace.anonymous.from_address("2001:db8:0:2::1").log_in("boss", PASSWORD).await.expect(200);
 }
 
 #[tokio::test]
-async fn counters_end_with_their_workspace_and_begin_with_none() {
+async fn counters_are_deleted_with_their_workspace() {
     let slug = farhand_tests::client::unique("t");
     let workspace = Workspace::with_slug(&slug).await;
-    fail(&workspace.anonymous, "boss", 10).await;
-    throttled(&workspace.anonymous.log_in("boss", PASSWORD).await);
+    fail_logins(&workspace.anonymous, "boss", 10).await;
+    expect_throttled(&workspace.anonymous.log_in("boss", PASSWORD).await);
     Api::operator().delete(&format!("/operator/workspaces/{slug}/?now=true")).await.expect(204);
-    // Where there is no workspace, nothing is counted, and nothing but that is told.
+    // Without a workspace, nothing is counted, and the response says only that there is no
+    // workspace.
     for _ in 0..12 {
         workspace.anonymous.log_in("boss", WRONG).await.expect_detail(404, None);
     }
     let again = Workspace::with_slug(&slug).await;
-    fail(&again.anonymous, "boss", 1).await;
+    fail_logins(&again.anonymous, "boss", 1).await;
 }
 
 #[tokio::test]
-async fn windows_end_and_one_address_cannot_lock_a_user_out() {
-    // "5 minutes" are three seconds here.
+async fn one_address_cannot_lock_out_a_user() {
+    // The window of five minutes is three seconds here.
     let (instance, _state) = Instance::new_with(&[("LOGIN_WINDOW_SECONDS", "3")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let from = |number: usize| workspace.anonymous.from_address(&format!("192.0.2.{number}"));
     from(2).log_in("boss", PASSWORD).await.expect(200);
-    // One address fails as often as its windows let it: more than the hundred of a name's hour.
+    // One address fails as often as its window allows. This exceeds the hourly limit of a name,
+    // which is 100.
     let (failures, refusals) = (Cell::new(0), Cell::new(0));
     eventually_within(Duration::from_secs(180), "a hundred failures and more", || async {
         let api = from(1);
@@ -109,7 +110,10 @@ async fn windows_end_and_one_address_cannot_lock_a_user_out() {
             if reply.status == 403 {
                 failures.set(failures.get() + 1);
             } else {
-                assert!((1..=3).contains(&throttled(&reply)), "until the window ends");
+                assert!(
+                    (1..=3).contains(&expect_throttled(&reply)),
+                    "the delay ends with the window"
+                );
                 refusals.set(refusals.get() + 1);
             }
         }
@@ -117,16 +121,17 @@ async fn windows_end_and_one_address_cannot_lock_a_user_out() {
     })
     .await;
     assert!(refusals.get() > 0);
-    // Its share of the hundred is 20; others make them full.
+    // One address can fill at most 20 of these 100, so others fill the rest.
     for number in 3..11 {
-        fail(&from(number), "boss", 10).await;
+        fail_logins(&from(number), "boss", 10).await;
     }
     for number in [1, 11] {
-        let seconds = throttled(&from(number).log_in("boss", PASSWORD).await);
+        let seconds = expect_throttled(&from(number).log_in("boss", PASSWORD).await);
         assert!((4..=3600).contains(&seconds), "{seconds}");
     }
-    // Strangers fill no counter of an address that the user logged in from; its own failures do.
-    fail(&from(2), "boss", 9).await;
+    // Failures of unknown addresses do not count for addresses from which the user has logged in.
+    // Their own failures do.
+    fail_logins(&from(2), "boss", 9).await;
     from(2).log_in("boss", PASSWORD).await.expect(200);
     eventually_within(Duration::from_secs(120), "the address's own limit", || async {
         let api = from(2);
@@ -136,37 +141,38 @@ async fn windows_end_and_one_address_cannot_lock_a_user_out() {
     .await;
     workspace.session().get("/api/status/").await.expect(200);
     workspace.admin.get("/api/status/").await.expect(200);
-    fail(&from(12), "somebody-else", 1).await;
+    fail_logins(&from(12), "somebody-else", 1).await;
 }
 
 #[tokio::test]
-async fn guesses_at_once_are_counted_one_by_one() {
+async fn concurrent_attempts_are_all_counted() {
     let workspace = Workspace::new().await;
     workspace.user_with("alice", &json!({})).await;
-    // An address that they logged in from: as strangers, not so many could wait for their hashing.
+    // Uses a known address: of unknown ones, fewer logins may wait for hashing.
     let from_home = workspace.anonymous.from_address("192.0.2.7");
     for username in ["alice", "boss"] {
         from_home.log_in(username, PASSWORD).await.expect(200);
     }
-    let at_once = async |username: &'static str, password: &'static str, times: usize| {
-        let logins: Vec<_> = (0..times)
-            .map(|_| {
-                let api = from_home.clone();
-                tokio::spawn(async move { api.log_in(username, password).await.status })
-            })
-            .collect();
-        let mut statuses = Vec::new();
-        for login in logins {
-            statuses.push(login.await.unwrap());
-        }
-        statuses.sort_unstable();
-        statuses
-    };
-    // Those who know the password are not kept from it by each other.
-    assert_eq!(at_once("boss", PASSWORD, 12).await, [200; 12]);
-    // Of another one: a success clears the pair when its object hears of it, which is after the
-    // answer.
-    let statuses = at_once("alice", WRONG, 30).await;
+    let log_in_concurrently =
+        async |username: &'static str, password: &'static str, times: usize| {
+            let logins: Vec<_> = (0..times)
+                .map(|_| {
+                    let api = from_home.clone();
+                    tokio::spawn(async move { api.log_in(username, password).await.status })
+                })
+                .collect();
+            let mut statuses = Vec::new();
+            for login in logins {
+                statuses.push(login.await.unwrap());
+            }
+            statuses.sort_unstable();
+            statuses
+        };
+    // Concurrent logins with the right password do not block each other.
+    assert_eq!(log_in_concurrently("boss", PASSWORD, 12).await, [200; 12]);
+    // Uses another user, because the counter's object may learn of a success only after the
+    // response.
+    let statuses = log_in_concurrently("alice", WRONG, 30).await;
     assert_eq!(statuses, [[403; 10].as_slice(), &[429; 20]].concat());
 }
 
@@ -181,20 +187,20 @@ async fn wrong_current_passwords_count_too() {
         alice.patch("/api/iam/users/-/", &email).await.expect_fields(400, &["password"]);
     }
     let right = json!({"password": PASSWORD, "new_password": "an entirely other one"});
-    throttled(&alice.post("/api/auth/change-password/", &right).await);
-    throttled(
+    expect_throttled(&alice.post("/api/auth/change-password/", &right).await);
+    expect_throttled(
         &alice
             .patch("/api/iam/users/-/", &json!({"password": PASSWORD, "email": "new@example.com"}))
             .await,
     );
-    throttled(&workspace.anonymous.log_in("alice", PASSWORD).await);
-    // The session lives on, and from elsewhere the password can be changed.
+    expect_throttled(&workspace.anonymous.log_in("alice", PASSWORD).await);
+    // The session stays valid, and the password can be changed from another address.
     assert_eq!(alice.get("/api/iam/users/-/").await.expect(200)["email"], "alice@example.com");
     alice.from_address("192.0.2.9").post("/api/auth/change-password/", &right).await.expect(200);
 }
 
 #[tokio::test]
-async fn what_is_no_guess_does_not_count() {
+async fn invalid_input_does_not_count_as_an_attempt() {
     let workspace = Workspace::new().await;
     for _ in 0..12 {
         let api = &workspace.anonymous;
@@ -217,11 +223,11 @@ async fn what_is_no_guess_does_not_count() {
 }
 
 #[tokio::test]
-async fn who_may_not_log_in_takes_the_same_work() {
+async fn every_failed_login_takes_the_same_hashing_work() {
     let workspace = Workspace::new().await;
     workspace.user_with("gone", &json!({"is_active": false})).await;
     let log = Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log");
-    // The Worker writes to its log how many rounds of hashing each check took.
+    // The Worker logs the number of hash rounds of each password check.
     let rounds = async |username: &str, password: &str, status: u16| {
         let id = farhand_tests::client::unique("work");
         let request =
@@ -250,29 +256,29 @@ async fn who_may_not_log_in_takes_the_same_work() {
 }
 
 #[tokio::test]
-async fn ceilings_of_a_network_and_of_a_workspace() {
+async fn networks_and_workspaces_have_limits_of_failures() {
     let ceilings = [("LOGIN_FAILURES_PER_SITE", "5"), ("LOGIN_FAILURES_PER_WORKSPACE", "8")];
     let (instance, _state) = Instance::new_with(&ceilings).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let from = |address: &str| workspace.anonymous.from_address(address);
     from("192.0.2.1").log_in("boss", PASSWORD).await.expect(200);
     for network in 0..5 {
-        fail(&from(&format!("2001:db8:0:{network}::1")), &format!("user{network}"), 1).await;
+        fail_logins(&from(&format!("2001:db8:0:{network}::1")), &format!("user{network}"), 1).await;
     }
-    throttled(&from("2001:db8:0:ffff::1").log_in("boss", PASSWORD).await);
+    expect_throttled(&from("2001:db8:0:ffff::1").log_in("boss", PASSWORD).await);
     from("2001:db8:1::1").log_in("boss", PASSWORD).await.expect(200);
     for host in 0..3 {
-        fail(&from(&format!("198.51.100.{host}")), "boss", 1).await;
+        fail_logins(&from(&format!("198.51.100.{host}")), "boss", 1).await;
     }
-    // The workspace's ceiling is the same for names that exist and names that do not.
+    // The limit of the workspace applies to existing and unknown names alike.
     for username in ["boss", "nobody-here"] {
-        let seconds = throttled(&from("198.51.100.9").log_in(username, PASSWORD).await);
+        let seconds = expect_throttled(&from("198.51.100.9").log_in(username, PASSWORD).await);
         assert!((1..=300).contains(&seconds), "{seconds}");
     }
-    // Known addresses are no strangers: they are let in, and their failures do not count.
-    fail(&from("192.0.2.1"), "boss", 2).await;
+    // Known addresses are exempt: they can log in, and their failures do not count.
+    fail_logins(&from("192.0.2.1"), "boss", 2).await;
     from("192.0.2.1").log_in("boss", PASSWORD).await.expect(200);
-    // Nor are callers with a credential: they prove their current password from any address.
+    // Callers with a credential are exempt too. They can confirm their password from any address.
     let change = json!({"password": PASSWORD, "new_password": "an entirely other one"});
     workspace
         .admin
@@ -281,26 +287,26 @@ async fn ceilings_of_a_network_and_of_a_workspace() {
         .await
         .expect(200);
     let other = Workspace::made_by(&instance.operator(), "other").await;
-    fail(&other.anonymous.from_address("198.51.100.9"), "boss", 1).await;
+    fail_logins(&other.anonymous.from_address("198.51.100.9"), "boss", 1).await;
 }
 
 #[tokio::test]
-async fn logins_that_wait_for_their_hashing_hold_up_no_other_request() {
-    // Each hashing takes a second or more.
+async fn logins_waiting_for_hashing_block_no_other_request() {
+    // Each hash takes a second or more.
     let (instance, _state) = Instance::new_with(&[("PBKDF2_ITERATIONS", "2000000")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let home = workspace.anonymous.from_address("192.0.2.1");
     home.log_in("boss", PASSWORD).await.expect(200);
-    let (ended, refused) = (Cell::new(0), Cell::new(0));
+    let (failed, refused) = (Cell::new(0), Cell::new(0));
     let bodies = RefCell::new(BTreeMap::<String, Vec<String>>::new());
     let strangers = join_all((0..24).map(|number: usize| {
         let api = workspace.anonymous.from_address(&format!("2001:db8:{number:x}::1"));
         let username = if number.is_multiple_of(2) { "boss" } else { "nobody-here" };
-        let (ended, refused, bodies) = (&ended, &refused, &bodies);
+        let (failed, refused, bodies) = (&failed, &refused, &bodies);
         async move {
             let reply = api.log_in(username, WRONG).await;
             if reply.status == 429 {
-                throttled(&reply);
+                expect_throttled(&reply);
                 bodies
                     .borrow_mut()
                     .entry(reply.text.clone())
@@ -309,22 +315,22 @@ async fn logins_that_wait_for_their_hashing_hold_up_no_other_request() {
                 refused.set(refused.get() + 1);
             } else {
                 reply.expect_fields(403, &["non_field_errors"]);
-                ended.set(ended.get() + 1);
+                failed.set(failed.get() + 1);
             }
         }
     }));
     let others = async {
         eventually("a full queue", || async { (refused.get() > 0).then_some(()) }).await;
         workspace.admin.get("/api/events/commands/").await.expect(200);
-        assert!(ended.get() < 2, "a read waited for {} hashings", ended.get());
-        // The user's own login, from an address that they logged in from before, waits for the one
-        // that runs alone.
+        assert!(failed.get() < 2, "a read waited for {} logins", failed.get());
+        // A login from a known address waits only for the hash that is being computed.
         home.log_in("boss", PASSWORD).await.expect(200);
-        assert!(ended.get() < 6, "a known address waited for {} hashings", ended.get());
+        assert!(failed.get() < 6, "a known address waited for {} logins", failed.get());
     };
     join(strangers, others).await;
-    // One hashed, eight waited. A refusal is the same for a name that exists and one that does not.
-    assert!(ended.get() >= 1 && refused.get() >= 24 - 9, "{} {}", ended.get(), refused.get());
+    // One login was hashed, and eight waited. The refusal is the same for existing and unknown
+    // names.
+    assert!(failed.get() >= 1 && refused.get() >= 24 - 9, "{} {}", failed.get(), refused.get());
     let bodies = bodies.into_inner();
     assert_eq!(bodies.len(), 1, "{bodies:?}");
     let names = bodies.into_values().next().unwrap();
@@ -335,7 +341,7 @@ async fn logins_that_wait_for_their_hashing_hold_up_no_other_request() {
 }
 
 #[tokio::test]
-async fn a_login_that_was_cut_off_leaves_its_place() {
+async fn a_disconnected_login_leaves_the_queue() {
     let (instance, _state) = Instance::new_with(&[("PBKDF2_ITERATIONS", "2000000")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let refused = Arc::new(AtomicBool::new(false));
@@ -352,7 +358,7 @@ async fn a_login_that_was_cut_off_leaves_its_place() {
     let stranger = workspace.anonymous.from_address("198.51.100.1");
     eventually("a full queue", || async { refused.load(Ordering::Relaxed).then_some(()) }).await;
     logins.iter().for_each(tokio::task::JoinHandle::abort);
-    eventually("a free place", || async {
+    eventually("a free place in the queue", || async {
         (stranger.log_in("boss", PASSWORD).await.status == 200).then_some(())
     })
     .await;

@@ -43,7 +43,7 @@ async fn a_new_token_shows_its_key_once() {
 }
 
 #[tokio::test]
-async fn bad_fields_change_nothing() {
+async fn invalid_fields_create_no_token() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     for (body, wrong) in [
@@ -59,7 +59,7 @@ async fn bad_fields_change_nothing() {
         (json!({"name": "x", "expires_at": "2999-01-01T00:00:00"}), &["expires_at"]),
         (json!({"name": "x", "expires_at": "tomorrow"}), &["expires_at"]),
         (json!({"name": "x", "expires_at": "9999-12-31T23:59:60Z"}), &["expires_at"]),
-        // 16,000 bytes, and six times as many in JSON.
+        // 16,000 bytes as text, and six times as many in JSON.
         (
             json!({"name": "x", "expires_at": null, "acl": {"commands": ["\u{1}".repeat(16_000)]}}),
             &["acl"],
@@ -86,7 +86,7 @@ async fn bad_fields_change_nothing() {
 }
 
 #[tokio::test]
-async fn one_is_read_changed_and_replaced() {
+async fn a_token_can_be_read_changed_and_replaced() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let acl = json!({"commands": ["ls *"], "read_only": false});
@@ -99,7 +99,7 @@ async fn one_is_read_changed_and_replaced() {
     let path = format!("{PATH}{}/", token["id"].as_str().unwrap());
     assert_eq!(session.get(&path).await.expect(200), token);
 
-    // Each change keeps what is not named, and moves updated_at.
+    // A change keeps all other fields, and updates `updated_at`.
     let change = async |method: &str, body: Value, expected: Value| {
         let before = session.get(&path).await.expect(200);
         let changed = session.send_json(method, &path, &body).await.expect(200);
@@ -130,14 +130,14 @@ async fn one_is_read_changed_and_replaced() {
     change("PATCH", json!({"acl": {"read_only": true}}), json!({"acl": {"read_only": true}})).await;
     let all = json!({"name": "z", "enabled": false, "expires_at": null, "acl": {"usernames": ["deploy"]}});
     change("PATCH", all.clone(), all).await;
-    // PUT takes what is left out from a new token.
+    // PUT resets omitted fields to the values of a new token.
     let plain = json!({"name": "w", "enabled": true, "expires_at": null, "acl": null});
     change("PUT", json!({"name": "w", "expires_at": null}), plain).await;
     key.get("/api/status/").await.expect(200);
 }
 
 #[tokio::test]
-async fn bad_changes_change_nothing() {
+async fn invalid_changes_change_nothing() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let made = session.post(PATH, &json!({"name": "x", "expires_at": null})).await.expect(201);
@@ -173,7 +173,7 @@ async fn bad_changes_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_page_may_be_larger_than_what_the_database_takes_in_one_text() {
+async fn a_page_may_exceed_the_largest_text_of_the_database() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let acl = json!({"commands": vec!["x".repeat(16_000); 2]});
@@ -191,11 +191,11 @@ async fn a_page_may_be_larger_than_what_the_database_takes_in_one_text() {
         .map(|item| item["name"].as_str().unwrap())
         .collect();
     let numbers = (0..70).rev().map(|number| number.to_string());
-    assert!(numbers.chain(["test".to_owned()]).eq(names), "in order all the same");
+    assert!(numbers.chain(["test".to_owned()]).eq(names), "the items are in order");
 }
 
 #[tokio::test]
-async fn filters() {
+async fn tokens_can_be_filtered() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     for name in ["a", "b", "a", "%"] {
@@ -212,10 +212,10 @@ async fn filters() {
         assert_eq!(list["count"], list["results"].as_array().unwrap().len());
         list["count"].as_u64().unwrap()
     };
-    assert_eq!(count("").await, 5, "with the test's own");
+    assert_eq!(count("").await, 5, "including the token of the test");
     assert_eq!(count("name=a").await, 2);
-    assert_eq!(count("name=A").await, 0, "exact");
-    assert_eq!(count("name=%25").await, 1, "plain text");
+    assert_eq!(count("name=A").await, 0, "the name must match exactly");
+    assert_eq!(count("name=%25").await, 1, "`%` is no wildcard");
     assert_eq!(count("name=").await, 0);
     assert_eq!(count("enabled=false").await, 1);
     assert_eq!(count("enabled=TRUE").await, 4);
@@ -227,7 +227,7 @@ async fn filters() {
 }
 
 #[tokio::test]
-async fn bad_input_of_a_bad_credential_is_403() {
+async fn the_credential_is_checked_before_the_input() {
     let workspace = Workspace::new().await;
     let nobody = workspace.anonymous.with_token("unknown");
     nobody.post(PATH, &json!({})).await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -282,14 +282,14 @@ async fn an_expired_token_is_refused() {
 }
 
 #[tokio::test]
-async fn ids_of_others_and_of_nothing_are_404() {
+async fn other_and_unknown_tokens_are_404() {
     let (one, two) = (Workspace::new().await, Workspace::new().await);
     let made = one.admin.post(PATH, &json!({"name": "x", "expires_at": null})).await.expect(201);
     let id = made["id"].as_str().unwrap();
     let user = one.user("alice").await;
     for method in ["GET", "PUT", "PATCH", "DELETE"] {
         for other in [&two.admin, &user] {
-            // Whether there is such a one is told before what is wrong with the input.
+            // The id is checked before the input.
             for body in [
                 json!({}),
                 json!({"name": "mine", "enabled": false, "expires_at": null}),
@@ -316,7 +316,7 @@ async fn ids_of_others_and_of_nothing_are_404() {
 }
 
 #[tokio::test]
-async fn a_tokens_use_is_noted() {
+async fn the_last_use_of_a_token_is_recorded() {
     let workspace = Workspace::new().await;
     let made =
         workspace.session().post(PATH, &json!({"name": "x", "expires_at": null})).await.expect(201);
@@ -334,9 +334,9 @@ async fn a_tokens_use_is_noted() {
     .await;
 }
 
-/// review/security.md 9: an expiry that a token could lift from itself would be no bound at all.
+/// Otherwise a token could avoid its own expiry.
 #[tokio::test]
-async fn a_token_that_expires_makes_none_that_outlives_it() {
+async fn an_expiring_token_creates_none_that_outlives_it() {
     let workspace = Workspace::new().await;
     let session = workspace.session();
     let limit = now().plus_seconds(3_600);
@@ -381,11 +381,11 @@ async fn a_token_that_expires_makes_none_that_outlives_it() {
         .get("/api/audit/events/?action=api_token.update&page_size=50")
         .await
         .expect(200);
-    assert_eq!(events["count"], 2, "a refusal leaves no event: {events}");
+    assert_eq!(events["count"], 2, "a rejected change leaves no event: {events}");
     api.patch(&format!("{PATH}01936d3e-7a00-7000-8000-000000000000/"), &json!({"enabled": true}))
         .await
         .expect(404);
-    // What ends as early as itself is fine, and so is what changes no end.
+    // An expiry up to the token's own is allowed, and so are changes of other fields.
     let same = api.post(PATH, &json!({"name": "same", "expires_at": limit})).await.expect(201);
     api.patch(&at(PATH, &same), &json!({"expires_at": sooner})).await.expect(200);
     api.patch(&at(PATH, &same), &json!({"expires_at": limit, "enabled": true})).await.expect(200);
@@ -397,7 +397,7 @@ async fn a_token_that_expires_makes_none_that_outlives_it() {
     let test = column(&tokens().await, "name").iter().position(|name| name == "test").unwrap();
     let test = tokens().await["results"][test].clone();
     api.patch(&at(PATH, &test), &json!({"name": "test-2", "enabled": true})).await.expect(200);
-    // Neither a session nor a token without an end has such a bound.
+    // Sessions and tokens without an expiry have no such limit.
     for api in [&session, &workspace.admin] {
         api.patch(&at(PATH, &own), &json!({"expires_at": later})).await.expect(200);
         api.patch(&at(PATH, &own), &json!({"expires_at": null})).await.expect(200);

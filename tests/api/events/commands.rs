@@ -215,7 +215,7 @@ async fn an_offline_server_is_503_and_nothing_is_stored() {
 }
 
 #[tokio::test]
-async fn bad_fields_change_nothing() {
+async fn invalid_fields_create_no_token() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let with = |changes: Value| {
         let mut body = json!({"server": "web-1", "line": "id"});

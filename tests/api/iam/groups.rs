@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 const DENIED: Option<&str> = Some("PERMISSION_DENIED");
 
-/// The groups of a list's page, by name.
+/// The names of the groups on a page.
 fn names(list: &Value) -> Vec<String> {
     column(list, "name").into_iter().map(|name| name.as_str().unwrap().to_owned()).collect()
 }
@@ -22,12 +22,12 @@ fn sorted(servers: &[&Value]) -> Value {
     json!(ids)
 }
 
-async fn read(workspace: &Workspace, group: &Value) -> Value {
+async fn read_group(workspace: &Workspace, group: &Value) -> Value {
     workspace.admin.get(&group_path(group)).await.expect(200)
 }
 
 #[tokio::test]
-async fn a_new_group_is_its_makers() {
+async fn a_new_group_belongs_to_its_creator() {
     let workspace = Workspace::new().await;
     let staff = Person::staff(&workspace, "steve").await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
@@ -57,7 +57,7 @@ async fn a_new_group_is_its_makers() {
     }
     assert!(Timestamp::parse(plain["added_at"].as_str().unwrap()).is_ok());
     assert_eq!(plain["updated_at"], plain["added_at"]);
-    assert_eq!(read(&workspace, &plain).await, plain);
+    assert_eq!(read_group(&workspace, &plain).await, plain);
 
     let body = json!({"name": "dev_2.x-y", "display_name": "Ärzte & Söhne", "description": "line\nline",
         "servers": [two["id"], one["id"], two["id"]]});
@@ -66,21 +66,21 @@ async fn a_new_group_is_its_makers() {
         assert_eq!(full[field], body[field], "{field}");
     }
     assert_eq!((&full["servers"], &full["num_members"]), (&sorted(&[&one, &two]), &json!(1)));
-    assert_eq!(read(&workspace, &full).await, full);
+    assert_eq!(read_group(&workspace, &full).await, full);
     let list = workspace.admin.get(GROUPS).await.expect(200);
     assert_eq!(
         list,
         json!({"count": 2, "next": null, "previous": null, "results": [plain, full]}),
         "oldest first"
     );
-    // Whoever made it is its owner.
+    // The creator becomes the owner.
     let members =
         workspace.admin.get(&format!("{MEMBERSHIPS}?group={}", full["id"])).await.expect(200);
     assert_eq!(
         (column(&members, "user"), column(&members, "role")),
         (vec![json!(staff.id)], vec![json!("owner")])
     );
-    // The servers tell the same.
+    // The servers show the same groups.
     for server in [&one, &two] {
         assert_eq!(
             workspace.admin.get(&at(SERVERS, server)).await.expect(200)["groups"],
@@ -89,7 +89,7 @@ async fn a_new_group_is_its_makers() {
     }
 }
 
-/// What is wrong with the fields of a group, whoever sends them.
+/// Invalid fields of a group, and the fields that get an error.
 fn bad_fields() -> Vec<(Value, &'static [&'static str])> {
     let text = |length: usize| "x".repeat(length);
     vec![
@@ -129,7 +129,7 @@ fn bad_fields() -> Vec<(Value, &'static [&'static str])> {
 }
 
 #[tokio::test]
-async fn bad_fields_make_and_change_nothing() {
+async fn invalid_fields_create_and_change_no_group() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let group = workspace.group("ops", &[&server]).await;
@@ -150,7 +150,7 @@ async fn bad_fields_make_and_change_nothing() {
     workspace.admin.post(GROUPS, &taken).await.expect_fields(400, &["name"]);
     workspace.admin.put(&path, &taken).await.expect_fields(400, &["name"]);
     workspace.admin.patch(&path, &taken).await.expect_fields(400, &["name"]);
-    // One good server does not make up for a bad one, nor the other way round.
+    // One invalid server makes the whole list invalid, at any position.
     for ids in [json!([server["id"], UNKNOWN_UUID]), json!([UNKNOWN_UUID, server["id"]])] {
         workspace
             .admin
@@ -169,19 +169,19 @@ async fn bad_fields_make_and_change_nothing() {
     let request =
         workspace.admin.request("POST", GROUPS).header("Content-Type", "text/plain").body("{}");
     assert_eq!(workspace.admin.send(request).await.status, 415);
-    assert_eq!(read(&workspace, &group).await, group);
+    assert_eq!(read_group(&workspace, &group).await, group);
     assert_eq!(names(&workspace.admin.get(GROUPS).await.expect(200)), ["ops", "taken"]);
-    // The longest that there is.
+    // Fields of the maximum length.
     let (name, text, description) = ("a".repeat(64), "ü".repeat(150), "ü".repeat(1000));
     let longest = json!({"name": name, "display_name": text, "description": description});
     let made = workspace.admin.post(GROUPS, &longest).await.expect(201);
     assert_eq!((&made["name"], &made["display_name"]), (&json!(name), &json!(text)));
-    // The same name is free elsewhere.
+    // The same name is free in another workspace.
     Workspace::new().await.admin.post(GROUPS, &taken).await.expect(201);
 }
 
 #[tokio::test]
-async fn servers_of_others_are_as_good_as_none() {
+async fn servers_of_other_workspaces_look_unknown() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     let theirs = elsewhere.server("web-1").await["id"].as_str().unwrap().to_owned();
     let deleted = workspace.server("gone").await;
@@ -199,7 +199,7 @@ async fn servers_of_others_are_as_good_as_none() {
     }
     assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
     assert_eq!(workspace.admin.get(GROUPS).await.expect(200)["count"], 1);
-    assert_eq!(read(&workspace, &group).await, group);
+    assert_eq!(read_group(&workspace, &group).await, group);
     assert_eq!(
         elsewhere.admin.get("/api/servers/").await.expect(200)["results"][0]["groups"],
         json!([])
@@ -207,7 +207,7 @@ async fn servers_of_others_are_as_good_as_none() {
 }
 
 #[tokio::test]
-async fn filters_and_search() {
+async fn groups_can_be_filtered_and_searched() {
     let workspace = Workspace::new().await;
     for body in [
         json!({"name": "ops", "display_name": "Ärzte", "description": "night shift"}),
@@ -254,7 +254,7 @@ async fn filters_and_search() {
         let field = bad.split('=').next().unwrap();
         workspace.admin.get(&format!("{GROUPS}?{bad}")).await.expect_fields(400, &[field]);
     }
-    // What is changed is found by what it is now.
+    // Changed groups are found by their new values.
     let ops =
         workspace.admin.get(&format!("{GROUPS}?name=ops")).await.expect(200)["results"][0].clone();
     workspace.admin.patch(&group_path(&ops), &json!({"display_name": "Örs"})).await.expect(200);
@@ -265,7 +265,7 @@ async fn filters_and_search() {
 }
 
 #[tokio::test]
-async fn put_replaces_and_patch_changes() {
+async fn put_replaces_a_group_and_patch_changes_fields() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let body =
@@ -286,8 +286,8 @@ async fn put_replaces_and_patch_changes() {
     differs(&changed, json!({"description": "y"}));
     let moment = |group: &Value| Timestamp::parse(group["updated_at"].as_str().unwrap()).unwrap();
     assert!(moment(&changed) > moment(&made), "{changed}");
-    assert_eq!(read(&workspace, &made).await, changed);
-    // Its own name is not taken.
+    assert_eq!(read_group(&workspace, &made).await, changed);
+    // A group may keep its own name.
     workspace.admin.patch(&path, &json!({"name": "ops"})).await.expect(200);
     let changed =
         workspace.admin.patch(&path, &json!({"servers": [two["id"], one["id"]]})).await.expect(200);
@@ -295,7 +295,7 @@ async fn put_replaces_and_patch_changes() {
     let changed =
         workspace.admin.patch(&path, &json!({"display_name": "", "servers": []})).await.expect(200);
     differs(&changed, json!({"description": "y", "display_name": "", "servers": []}));
-    // A replacement has the defaults of what is left out.
+    // PUT resets omitted fields to their defaults.
     workspace
         .admin
         .patch(&path, &json!({"display_name": "z", "servers": [one["id"]]}))
@@ -306,9 +306,9 @@ async fn put_replaces_and_patch_changes() {
         &replaced,
         json!({"name": "ops-2", "display_name": "", "description": "", "servers": []}),
     );
-    assert_eq!(read(&workspace, &made).await, replaced);
+    assert_eq!(read_group(&workspace, &made).await, replaced);
     assert_eq!(workspace.admin.get(&at(SERVERS, &one)).await.expect(200)["groups"], json!([]));
-    // PUT of what one got changes nothing.
+    // A PUT with the response of a GET changes nothing.
     let again = workspace.admin.put(&path, &replaced).await.expect(200);
     assert_eq!(
         (&again["name"], &again["servers"], &again["num_members"]),
@@ -317,7 +317,7 @@ async fn put_replaces_and_patch_changes() {
 }
 
 #[tokio::test]
-async fn owners_change_all_but_its_servers() {
+async fn owners_change_everything_except_the_servers() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let group = workspace.group("ops", &[&one, &two]).await;
@@ -338,7 +338,7 @@ async fn owners_change_all_but_its_servers() {
     }
     let put = owner.api.put(&path, &json!({"name": "ops-2", "description": "x"})).await.expect(200);
     assert_eq!((&put["servers"], &put["name"]), (&both, &json!("ops-2")), "left out, they stay");
-    let before = read(&workspace, &group).await;
+    let before = read_group(&workspace, &group).await;
     for other in [json!([]), json!([one["id"]]), json!([UNKNOWN_UUID])] {
         for (method, body) in [
             ("PATCH", json!({"servers": other, "description": "other"})),
@@ -347,8 +347,8 @@ async fn owners_change_all_but_its_servers() {
             owner.api.send_json(method, &path, &body).await.expect_detail(403, DENIED);
         }
     }
-    assert_eq!(read(&workspace, &group).await, before);
-    // Not any more when they are an owner no more.
+    assert_eq!(read_group(&workspace, &group).await, before);
+    // With a lower role, the same changes are denied.
     for role in ["manager", "member"] {
         workspace
             .admin
@@ -360,9 +360,9 @@ async fn owners_change_all_but_its_servers() {
         }
         owner.api.delete(&path).await.expect_detail(403, DENIED);
     }
-    let now = read(&workspace, &group).await;
+    let now = read_group(&workspace, &group).await;
     assert_eq!((&now["description"], &now["name"]), (&before["description"], &before["name"]));
-    // Nor does it help to be the owner of another one.
+    // Owning another group does not help.
     let other = workspace.group("other", &[]).await;
     workspace.add_member(&other, &owner, "owner").await;
     owner.api.patch(&path, &json!({"description": "z"})).await.expect_detail(403, DENIED);
@@ -370,7 +370,7 @@ async fn owners_change_all_but_its_servers() {
 }
 
 #[tokio::test]
-async fn a_deleted_group_takes_its_memberships_along_and_leaves_its_servers() {
+async fn a_deleted_group_loses_its_members_and_servers() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let (group, other) =
@@ -392,7 +392,7 @@ async fn a_deleted_group_takes_its_memberships_along_and_leaves_its_servers() {
     }
     let shown = workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
     assert_eq!(shown["groups"], json!([other["id"]]));
-    // Nobody comes into it any more; and what has its name next is another one.
+    // Nobody can join the deleted group. A new group with its name is another group.
     let body = json!({"group": group["id"], "user": owner.id});
     workspace.admin.post(MEMBERSHIPS, &body).await.expect_fields(400, &["group"]);
     let next = workspace.group("ops", &[]).await;
@@ -402,13 +402,13 @@ async fn a_deleted_group_takes_its_memberships_along_and_leaves_its_servers() {
 }
 
 #[tokio::test]
-async fn a_deleted_server_is_in_no_group() {
+async fn a_deleted_server_leaves_its_groups() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let group = workspace.group("ops", &[&one, &two]).await;
     workspace.admin.delete(&at(SERVERS, &one)).await.expect(204);
-    assert_eq!(read(&workspace, &group).await["servers"], json!([two["id"]]));
-    // Also where it comes into one while it is deleted.
+    assert_eq!(read_group(&workspace, &group).await["servers"], json!([two["id"]]));
+    // The same holds if the server joins the group during its deletion.
     for _ in 0..8 {
         let server = workspace.server("gone").await;
         let body = json!({"servers": [server["id"], two["id"]]});
@@ -422,12 +422,12 @@ async fn a_deleted_server_is_in_no_group() {
         if set.status != 200 {
             set.expect_fields(400, &["servers"]);
         }
-        assert_eq!(read(&workspace, &group).await["servers"], json!([two["id"]]));
+        assert_eq!(read_group(&workspace, &group).await["servers"], json!([two["id"]]));
     }
 }
 
 #[tokio::test]
-async fn nothing_comes_into_a_group_that_goes() {
+async fn servers_and_tokens_cannot_join_a_deleted_group() {
     const TOKENS: &str = "/api/servers/registration-tokens/";
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
@@ -466,7 +466,7 @@ async fn nothing_comes_into_a_group_that_goes() {
 }
 
 #[tokio::test]
-async fn ids_of_nothing_and_of_others_are_404_alike() {
+async fn other_and_unknown_groups_get_equal_404s() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     elsewhere.skip_ids().await;
     let theirs = elsewhere.group("ops", &[]).await;
@@ -506,12 +506,12 @@ async fn ids_of_nothing_and_of_others_are_404_alike() {
     ask(&outsider.api, &group_path(&mine), &mut texts).await;
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
     for (workspace, group) in [(&workspace, &mine), (&elsewhere, &theirs)] {
-        assert_eq!(&read(workspace, group).await, group);
+        assert_eq!(&read_group(workspace, group).await, group);
     }
 }
 
 #[tokio::test]
-async fn names_are_unique_also_at_once() {
+async fn concurrent_requests_keep_group_names_unique() {
     let workspace = Workspace::new().await;
     let body = json!({"name": "ops"});
     let replies = future::join_all((0..8).map(|_| workspace.admin.post(GROUPS, &body))).await;
@@ -520,7 +520,7 @@ async fn names_are_unique_also_at_once() {
     for reply in replies.iter().filter(|reply| reply.status != 201) {
         reply.expect_fields(400, &["name"]);
     }
-    // Nothing is left of those that were refused.
+    // Rejected groups leave no memberships.
     assert_eq!(workspace.admin.get(MEMBERSHIPS).await.expect(200)["count"], 1);
     let mut groups = Vec::new();
     for number in 0..6 {
@@ -536,7 +536,7 @@ async fn names_are_unique_also_at_once() {
 }
 
 #[tokio::test]
-async fn changes_at_once_all_arrive() {
+async fn concurrent_changes_of_a_group_all_take_effect() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let group = workspace.group("ops", &[]).await;
@@ -552,7 +552,7 @@ async fn changes_at_once_all_arrive() {
         {
             reply.expect(200);
         }
-        let group = read(&workspace, &group).await;
+        let group = read_group(&workspace, &group).await;
         for change in &changes {
             for (field, value) in change.as_object().unwrap() {
                 assert_eq!(&group[field], value, "round {round}: {group}");
@@ -568,7 +568,7 @@ async fn changes_at_once_all_arrive() {
 }
 
 #[tokio::test]
-async fn a_group_of_five_thousand_servers() {
+async fn a_group_may_have_five_thousand_servers() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     workspace.server("first").await;
@@ -589,7 +589,7 @@ async fn a_group_of_five_thousand_servers() {
     workspace.add_member(&group, &member, "member").await;
     let list = member.api.get("/api/servers/?page_size=1&ordering=name").await.expect(200);
     assert_eq!(list["count"], 5000);
-    // One more is too many, and nothing changes.
+    // With one server more, the request is rejected and nothing changes.
     let mut more = ids(1..=5000);
     more.push(
         workspace.admin.get("/api/servers/?name=first").await.expect(200)["results"][0]["id"]
@@ -606,7 +606,7 @@ async fn a_group_of_five_thousand_servers() {
         .patch(&path, &json!({"servers": unknown}))
         .await
         .expect_fields(400, &["servers"]);
-    assert_eq!(read(&workspace, &group).await["servers"], json!(ids(1..=5000)));
+    assert_eq!(read_group(&workspace, &group).await["servers"], json!(ids(1..=5000)));
     let half = ids(2001..=4500);
     let changed = workspace.admin.patch(&path, &json!({"servers": half})).await.expect(200);
     assert_eq!(changed["servers"], json!(half));

@@ -1,5 +1,3 @@
-//! `/api/iam/`.
-
 mod groups;
 mod memberships;
 mod users;

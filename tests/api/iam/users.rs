@@ -33,7 +33,7 @@ fn new_user(username: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_caller_sees_themselves() {
+async fn callers_can_read_themselves() {
     let workspace = Workspace::new().await;
     let me = workspace.admin.get(ME).await.expect(200);
     assert!(me["id"].is_i64(), "{me}");
@@ -65,7 +65,7 @@ async fn the_caller_sees_themselves() {
     assert_eq!(
         workspace.admin.get("/api/users/users/BOSS/").await.expect(200),
         me,
-        "names have no case"
+        "user names are not case-sensitive"
     );
 }
 
@@ -89,19 +89,19 @@ async fn a_new_user_can_log_in() {
     assert_eq!(workspace.admin.get(&path_of(&made)).await.expect(200), made);
     let alice = workspace.anonymous.logged_in("alice", PASSWORD).await;
     assert!(alice.get(ME).await.expect(200)["last_login"].is_string());
-    // The other path of the same list.
+    // The same list has a second path.
     workspace.admin.post("/api/users/users/", &new_user("bob")).await.expect(201);
     for path in [PATH, "/api/users/users/"] {
         assert_eq!(
             names(&alice.get(path).await.expect(200)),
             ["boss", "alice", "bob"],
-            "oldest first"
+            "users are listed oldest first"
         );
     }
 }
 
 #[tokio::test]
-async fn bad_fields_make_no_user() {
+async fn invalid_fields_create_no_user() {
     let workspace = Workspace::new().await;
     let with = |name: &str, value: Value| {
         let mut body = new_user("alice");
@@ -133,13 +133,13 @@ async fn bad_fields_make_no_user() {
         workspace.admin.post(PATH, &body).await.expect_fields(400, wrong);
     }
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 1);
-    // The same name and address in another workspace is somebody else's.
+    // The same name and address are free in another workspace.
     Workspace::new().await.admin.post(PATH, &new_user("alice")).await.expect(201);
     workspace.admin.post(PATH, &new_user("alice")).await.expect(201);
 }
 
 #[tokio::test]
-async fn filters_and_search() {
+async fn users_can_be_filtered_and_searched() {
     let workspace = Workspace::new().await;
     workspace
         .user_with("alice", &json!({"first_name": "Ärmine", "last_name": "O'Neil 100%_x"}))
@@ -156,16 +156,20 @@ async fn filters_and_search() {
     assert_eq!(found("is_active=false").await, ["bob"]);
     assert_eq!(found("is_active=True").await, ["boss", "alice"]);
     assert_eq!(found("search=NEIL").await, ["alice", "bob"]);
-    assert_eq!(found("search=neil+alice").await, ["alice"], "every word must match");
-    assert_eq!(found("search=%C3%84RMINE").await, ["alice"], "beyond ASCII too");
+    assert_eq!(found("search=neil+alice").await, ["alice"], "every word of the search must match");
+    assert_eq!(
+        found("search=%C3%84RMINE").await,
+        ["alice"],
+        "the search ignores case beyond ASCII"
+    );
     assert_eq!(found("search=example.com").await, ["boss", "alice", "bob"]);
-    assert_eq!(found("search=%25_").await, ["alice"], "plain text");
+    assert_eq!(found("search=%25_").await, ["alice"], "`%` and `_` are no wildcards");
     assert_eq!(found("search=%27").await, ["alice"]);
     assert_eq!(found("search=*").await, [""; 0]);
     assert_eq!(found(&format!("search={}", "x".repeat(3000))).await, [""; 0]);
     assert_eq!(found("search=").await.len(), 3);
     assert_eq!(found("search=neil&is_active=true").await, ["alice"]);
-    // What is renamed is found by its new name.
+    // A renamed user is found by the new name.
     let alice = path_by_name(&workspace, "alice").await;
     workspace.admin.patch(&alice, &json!({"first_name": "Örs"})).await.expect(200);
     assert_eq!(found("search=%C3%96RS+o%27neil").await, ["alice"]);
@@ -185,15 +189,15 @@ async fn filters_and_search() {
 }
 
 #[tokio::test]
-async fn who_may_make_and_change_whom() {
+async fn ranks_decide_who_creates_and_changes_whom() {
     let workspace = Workspace::new().await;
     let (staff, alice) = (workspace.staff("steve").await, workspace.user("alice").await);
     workspace.user_with("bob", &json!({})).await;
     let path = async |name: &str| path_by_name(&workspace, name).await;
     let (boss, steve, bob) = (path("boss").await, path("steve").await, path("bob").await);
 
-    // Making: staff ordinary users, superusers all, others none; that is told before what is wrong
-    // with the input.
+    // Creation: staff create ordinary users, superusers create any, and others none. The permission
+    // is checked before the input.
     for body in [new_user("new"), json!({}), new_user("boss")] {
         alice.post(PATH, &body).await.expect_detail(403, Some("PERMISSION_DENIED"));
     }
@@ -207,7 +211,7 @@ async fn who_may_make_and_change_whom() {
     body["is_superuser"] = json!(true);
     workspace.admin.post(PATH, &body).await.expect(201);
 
-    // Changing.
+    // Changes:
     let denied = async |api: &Api, path: &str, body: Value| {
         api.patch(path, &body).await.expect_detail(403, Some("PERMISSION_DENIED"));
     };
@@ -235,12 +239,12 @@ async fn who_may_make_and_change_whom() {
         .patch(&bob, &json!({"username": "robert", "email": "r@example.com", "last_name": "B"}))
         .await;
     assert_eq!(changed.expect(200)["username"], "robert");
-    // What is so already needs no right.
+    // An unchanged value needs no permission.
     alice
         .patch(ME, &json!({"is_staff": false, "username": "alice", "first_name": "A"}))
         .await
         .expect(200);
-    // Superusers make and unmake staff, whose rights are there and gone at once.
+    // Superusers grant and revoke staff rank, which takes effect immediately.
     workspace.admin.patch(&bob, &json!({"is_staff": true})).await.expect(200);
     denied(&staff, &bob, json!({"first_name": "X"})).await;
     workspace.admin.patch(&steve, &json!({"is_staff": false})).await.expect(200);
@@ -248,7 +252,7 @@ async fn who_may_make_and_change_whom() {
     let staff = workspace.anonymous.logged_in("steve", PASSWORD).await;
     staff.post(PATH, &new_user("late")).await.expect_detail(403, Some("PERMISSION_DENIED"));
 
-    // Deleting.
+    // Deletion:
     for (api, user) in [(&alice, &bob), (&staff, &boss), (&alice, &path("alice").await)] {
         api.delete(user).await.expect_detail(403, Some("PERMISSION_DENIED"));
     }
@@ -257,7 +261,7 @@ async fn who_may_make_and_change_whom() {
 }
 
 #[tokio::test]
-async fn one_changes_ones_own_names_and_with_the_password_ones_address() {
+async fn users_change_their_names_and_confirmed_address() {
     let workspace = Workspace::new().await;
     let alice = workspace.user("alice").await;
     let changed =
@@ -275,24 +279,24 @@ async fn one_changes_ones_own_names_and_with_the_password_ones_address() {
         .expect_fields(400, &["email"]);
     let taken = json!({"email": "boss@example.com", "password": PASSWORD});
     alice.patch(ME, &taken).await.expect_fields(400, &["email"]);
-    // It changes no password, and says so.
+    // The password cannot be changed here, and the error says so.
     let other = json!({"password": "an entirely other one"});
     alice.patch(ME, &other).await.expect_fields(400, &["password"]);
     assert_eq!(alice.get(ME).await.expect(200)["email"], "alice@example.com");
     let changed = alice.patch(ME, &json!({"email": email, "password": PASSWORD})).await.expect(200);
     assert_eq!(changed["email"], email);
-    // PUT of what one got, with another name.
+    // A PUT with the response of a GET and another name.
     let mut whole = alice.get(ME).await.expect(200);
     whole["last_name"] = json!("Quill");
     assert_eq!(alice.put(ME, &whole).await.expect(200), whole);
     alice.put(ME, &json!({"first_name": "x"})).await.expect_fields(400, &["email", "username"]);
-    // A replacement falls back to a plain user where a field is left out.
+    // PUT resets omitted fields to those of an ordinary user.
     let plain = alice.put(ME, &json!({"username": "alice", "email": email})).await.expect(200);
     assert_eq!((&plain["first_name"], &plain["is_active"]), (&json!(""), &json!(true)));
-    // The same request once more, after an answer that got lost, is no mistake.
+    // A repetition of the same request, after a lost response, is valid.
     let again = json!({"email": email, "password": PASSWORD});
     assert_eq!(alice.patch(ME, &again).await.expect(200)["email"], email);
-    // Nor are superusers asked for less where it is their own.
+    // Superusers need the right password too, for their own address.
     let wrong = json!({"email": "b3@example.com", "password": "wrong"});
     for body in [json!({"email": "b2@example.com"}), wrong] {
         workspace.admin.patch(ME, &body).await.expect_fields(400, &["password"]);
@@ -302,7 +306,7 @@ async fn one_changes_ones_own_names_and_with_the_password_ones_address() {
 }
 
 #[tokio::test]
-async fn changes_at_once_all_arrive() {
+async fn concurrent_changes_of_a_user_all_take_effect() {
     let workspace = Workspace::new().await;
     workspace.user_with("alice", &json!({})).await;
     let path = path_by_name(&workspace, "alice").await;
@@ -322,12 +326,12 @@ async fn changes_at_once_all_arrive() {
     let name = |field: &str| user[field].as_str().unwrap().to_lowercase();
     for word in [name("first_name"), name("last_name")] {
         let found = workspace.admin.get(&format!("{PATH}?search={word}")).await.expect(200);
-        assert_eq!(names(&found), ["alice"], "found by the names that it has: {word}");
+        assert_eq!(names(&found), ["alice"], "the user is found by the current names: {word}");
     }
 }
 
 #[tokio::test]
-async fn a_deactivated_user_is_refused_at_the_next_request_and_tokens_stay_disabled() {
+async fn deactivation_is_immediate_and_disables_tokens() {
     let workspace = Workspace::new().await;
     let alice = workspace.user("alice").await;
     let made = alice
@@ -361,7 +365,7 @@ async fn a_deactivated_user_is_refused_at_the_next_request_and_tokens_stay_disab
 }
 
 #[tokio::test]
-async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
+async fn a_deleted_user_loses_credentials_but_commands_stay() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let alice = workspace.staff("alice").await;
@@ -372,7 +376,7 @@ async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());
     let server = alice.post("/api/servers/", &json!({"name": "web-1"})).await.expect(201);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    // More than are taken off at a time.
+    // More commands than one step detaches from the user.
     for _ in 0..3 {
         alice
             .post("/api/events/commands/", &json!({"server": "web-1", "line": "id"}))
@@ -413,8 +417,8 @@ async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
     assert_eq!(one["requested_by"], Value::Null);
     let server = workspace.admin.get("/api/servers/").await.expect(200)["results"][0].clone();
     assert_eq!((&server["name"], &server["owner"]), (&json!("web-1"), &Value::Null));
-    // Nothing of the user is left, in the background, to the last command.
-    eventually("the last command to be done", || async {
+    // In the background, the user is removed from every command.
+    eventually("the user to be removed from the last command", || async {
         let left = instance.d1(&format!(
             "SELECT (SELECT count(*) FROM commands WHERE requested_by = {id})
                     + (SELECT count(*) FROM departed_users) + (SELECT count(*) FROM sessions WHERE user_id = {id})
@@ -423,13 +427,13 @@ async fn a_deleted_users_credentials_are_gone_and_their_commands_stay() {
         (left[0]["n"] == 0).then_some(())
     })
     .await;
-    // The name and the address are free, and whoever has them next is somebody else.
+    // The name and the address are free. A new user with them is another user.
     let next = workspace.user_with("alice", &json!({})).await;
     assert_ne!(next["id"], id);
 }
 
 #[tokio::test]
-async fn the_last_active_superuser_stays() {
+async fn the_last_active_superuser_cannot_be_removed() {
     let workspace = Workspace::new().await;
     let (me, session) = (path_by_name(&workspace, "boss").await, workspace.session());
     let refused = async |reply: farhand_tests::Reply| {
@@ -442,13 +446,13 @@ async fn the_last_active_superuser_stays() {
             .await;
         refused(session.delete(path).await).await;
     }
-    // An inactive one is of no help.
+    // An inactive superuser does not count.
     workspace.user_with("second", &json!({"is_superuser": true, "is_active": false})).await;
     refused(session.delete(ME).await).await;
     let second = path_by_name(&workspace, "second").await;
     workspace.admin.patch(&second, &json!({"is_active": true})).await.expect(200);
     let other = workspace.anonymous.logged_in("second", PASSWORD).await;
-    // Two who remove each other at once: one of them stays.
+    // Of two superusers who demote each other concurrently, one stays.
     let (a, b) = tokio::join!(
         async { session.patch(&second, &json!({"is_superuser": false})).await },
         async { other.delete(&me).await },
@@ -461,7 +465,7 @@ async fn the_last_active_superuser_stays() {
 }
 
 #[tokio::test]
-async fn ids_of_nobody_and_of_others_are_404() {
+async fn other_and_unknown_users_are_404() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     elsewhere.skip_ids().await;
     elsewhere.user("stranger").await;
@@ -494,10 +498,14 @@ async fn ids_of_nobody_and_of_others_are_404() {
 }
 
 #[tokio::test]
-async fn ids_count_per_workspace_and_are_never_used_again() {
+async fn ids_are_per_workspace_and_never_used_again() {
     let (one, two) = (Workspace::new().await, Workspace::new().await);
     for workspace in [&one, &two] {
-        assert_eq!(workspace.admin.get(ME).await.expect(200)["id"], 1, "the first user");
+        assert_eq!(
+            workspace.admin.get(ME).await.expect(200)["id"],
+            1,
+            "the first user has the id 1"
+        );
         for expected in [2, 3] {
             let user = workspace.user_with(&format!("user{expected}"), &json!({})).await;
             assert_eq!(user["id"], expected);
@@ -519,7 +527,8 @@ async fn ids_count_per_workspace_and_are_never_used_again() {
             assert_eq!(log["results"][0]["object"]["id"], (expected - 1).to_string());
         }
     }
-    // Neither the last one of all nor one in between comes again, and what fails takes no id.
+    // Ids are never used again, neither the highest nor one in between. Failed requests use up no
+    // id.
     for path in
         [format!("{PATH}3/"), format!("{GROUPS}2/"), format!("{PATH}2/"), format!("{GROUPS}1/")]
     {
@@ -530,7 +539,7 @@ async fn ids_count_per_workspace_and_are_never_used_again() {
     assert_eq!(one.admin.post(GROUPS, &json!({"name": "group3"})).await.expect(201)["id"], 3);
     one.admin.post(GROUPS, &json!({"name": "group3"})).await.expect_fields(400, &["name"]);
 
-    // Users created concurrently each have their own, without a gap.
+    // Users created concurrently have consecutive ids.
     let users =
         future::join_all(
             (0..8).map(|n| {
@@ -556,6 +565,6 @@ async fn ids_count_per_workspace_and_are_never_used_again() {
     assert_eq!(
         two.user_with("next", &json!({})).await["id"],
         4,
-        "the other workspace goes on by itself"
+        "each workspace counts its own ids"
     );
 }

@@ -67,7 +67,7 @@ async fn is_good(workspace: &Workspace, server: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn put_replaces_and_patch_changes() {
+async fn put_replaces_a_group_and_patch_changes_fields() {
     let workspace = Workspace::new().await;
     let made = shown(&workspace.server("web-1").await);
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
@@ -197,7 +197,7 @@ async fn superusers_set_the_owner() {
 }
 
 #[tokio::test]
-async fn bad_fields_change_nothing() {
+async fn invalid_fields_create_no_token() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     elsewhere.skip_ids().await;
     let group = workspace.group("ops", &[]).await;
