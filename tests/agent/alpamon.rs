@@ -173,7 +173,7 @@ fn script_for(number: usize) -> CommandScript {
 
 /// The number in the line of a delivered command.
 fn number(order: &Value) -> usize {
-    order["line"].as_str().unwrap().trim_start_matches("script_for ").parse().unwrap()
+    order["line"].as_str().unwrap().trim_start_matches("work ").parse().unwrap()
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn three_hundred_commands_run_without_a_complaint() {
     let server = workspace.server("web-1").await;
     // The first commands wait for the agent, and the last ones are scheduled.
     let body = |number: usize| {
-        let mut body = json!({"server": "web-1", "line": format!("script_for {number}")});
+        let mut body = json!({"server": "web-1", "line": format!("work {number}")});
         if number < 30 {
             body["on_offline"] = json!("queue");
         }
@@ -192,22 +192,20 @@ async fn three_hundred_commands_run_without_a_complaint() {
         }
         body
     };
-    let request_command = |number: usize| {
+    let create = |number: usize| {
         let workspace = &workspace;
         let body = body(number);
         async move { (number, request_command(workspace, &body).await) }
     };
     let mut made: Vec<(usize, String)> =
-        stream::iter(0..30).map(request_command).buffer_unordered(4).collect().await;
+        stream::iter(0..30).map(create).buffer_unordered(4).collect().await;
     let behaviour = AgentBehaviour {
         runs: Box::new(|order| script_for(number(order))),
         second: Duration::from_millis(100),
         ..AgentBehaviour::default()
     };
     let agent = Alpamon::connect(&workspace, &server, behaviour).await;
-    made.extend(
-        stream::iter(30..ALL).map(request_command).buffer_unordered(8).collect::<Vec<_>>().await,
-    );
+    made.extend(stream::iter(30..ALL).map(create).buffer_unordered(8).collect::<Vec<_>>().await);
 
     let checks = made.iter().map(|(number, id)| {
         let workspace = &workspace;
@@ -511,8 +509,8 @@ async fn alpamon_registers_works_and_unregisters() {
 
     let agent = Alpamon::connect(&workspace, &server, fast_clock()).await;
     wait_for_facts(&workspace, &server, &Host::default()).await;
-    let id = request_command(&workspace, &json!({"server": "web-1", "line": "script_for"})).await;
-    assert_eq!(wait_until_ended(&workspace, &id).await["result"], "script_for\n");
+    let id = request_command(&workspace, &json!({"server": "web-1", "line": "work"})).await;
+    assert_eq!(wait_until_ended(&workspace, &id).await["result"], "work\n");
     agent.until_idle(LONG_TIMEOUT).await;
     assert_no_complaints(&agent);
 
@@ -559,9 +557,8 @@ async fn reports_of_agents_read_nothing_from_d1() {
     for server in [&created, &registered] {
         let agent = Alpamon::connect(&workspace, server, fast_clock()).await;
         let id =
-            request_command(&workspace, &json!({"server": server["id"], "line": "script_for"}))
-                .await;
-        assert_eq!(wait_until_ended(&workspace, &id).await["result"], "script_for\n");
+            request_command(&workspace, &json!({"server": server["id"], "line": "work"})).await;
+        assert_eq!(wait_until_ended(&workspace, &id).await["result"], "work\n");
         agent
             .until("a heartbeat", |log| {
                 log.calls.iter().any(|call| call.path.ends_with("/status/"))
@@ -602,8 +599,7 @@ async fn reports_of_agents_read_nothing_from_d1() {
 async fn late_reports_count_and_dropped_ones_leave_stuck_commands() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let (patient, hasty_one) =
-        (workspace.server("patient").await, workspace.server("fast_clock").await);
+    let (patient, hasty_one) = (workspace.server("patient").await, workspace.server("hasty").await);
     let runs = |order: &Value| CommandScript {
         is_held: true,
         ..CommandScript::writing(["begun\n", order["line"].as_str().unwrap()])
@@ -634,7 +630,7 @@ async fn late_reports_count_and_dropped_ones_leave_stuck_commands() {
         );
     }
     let lost =
-        request_command(&workspace, &json!({"server": "fast_clock", "line": "lost", "timeout": 1}))
+        request_command(&workspace, &json!({"server": "hasty", "line": "lost", "timeout": 1}))
             .await;
     for (agent, ids) in [(&patient_agent, late.len()), (&hasty_agent, 1)] {
         agent
@@ -687,7 +683,7 @@ async fn late_reports_count_and_dropped_ones_leave_stuck_commands() {
         .into_iter()
         .filter(|call| call.path.ends_with("/fin/") && call.is_success());
     assert_eq!(fins.count(), late.len(), "each fin was accepted when it first arrived");
-    for name in ["patient", "fast_clock"] {
+    for name in ["patient", "hasty"] {
         let id = request_command(&workspace, &json!({"server": name, "line": "again"})).await;
         assert_eq!(wait_until_ended(&workspace, &id).await["result"], "begun\nagain");
     }

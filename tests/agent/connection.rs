@@ -37,18 +37,16 @@ async fn read_server(workspace: &Workspace, server: &Value) -> Value {
     workspace.admin.get(&format!("/api/servers/servers/{}/", id(server))).await.expect(200)
 }
 
-fn time_of(read_server: &Value, name: &str) -> Timestamp {
-    Timestamp::parse(
-        read_server[name].as_str().unwrap_or_else(|| panic!("{name} is missing in {read_server}")),
-    )
-    .unwrap()
+fn time_of(shown: &Value, name: &str) -> Timestamp {
+    Timestamp::parse(shown[name].as_str().unwrap_or_else(|| panic!("{name} is missing in {shown}")))
+        .unwrap()
 }
 
 /// Waits with a long limit until `is_connected` of a server has a value. Returns the server.
 async fn wait_for_connection(workspace: &Workspace, server: &Value, connected: bool) -> Value {
     eventually_within(LONG_TIMEOUT, "the server's connection", || async {
         Some(read_server(workspace, server).await)
-            .filter(|read_server| read_server["is_connected"] == connected)
+            .filter(|shown| shown["is_connected"] == connected)
     })
     .await
 }
@@ -136,12 +134,12 @@ impl Forwarder {
         let silence = is_held.clone();
         let task = tokio::spawn(async move {
             loop {
-                let (link_name, _) = listener.accept().await.unwrap();
-                let Ok(remote_link_name) = TcpStream::connect(("127.0.0.1", to)).await else {
+                let (near, _) = listener.accept().await.unwrap();
+                let Ok(far) = TcpStream::connect(("127.0.0.1", to)).await else {
                     continue;
                 };
                 let ((near_in, near_out), (far_in, far_out)) =
-                    (link_name.into_split(), remote_link_name.into_split());
+                    (near.into_split(), far.into_split());
                 tokio::spawn(forward(near_in, far_out, silence.subscribe()));
                 tokio::spawn(forward(far_in, near_out, silence.subscribe()));
             }
@@ -203,16 +201,14 @@ impl Namespace {
         let first = octet(6) & !3;
         let namespace = Self { address: format!("{prefix}.{}", first | 1), name };
         let make = || {
-            let (name, link_name, remote_link_name) =
+            let (name, near, far) =
                 (&namespace.name, namespace.link_name(), namespace.remote_link_name());
             ip(&format!("netns add {name}"))?;
-            ip(&format!(
-                "link add {link_name} type veth peer name {remote_link_name} netns {name}"
-            ))?;
-            ip(&format!("addr add {}/30 dev {link_name}", namespace.address))?;
-            ip(&format!("link set {link_name} up"))?;
-            ip(&format!("-n {name} addr add {prefix}.{}/30 dev {remote_link_name}", first | 2))?;
-            ip(&format!("-n {name} link set {remote_link_name} up"))?;
+            ip(&format!("link add {near} type veth peer name {far} netns {name}"))?;
+            ip(&format!("addr add {}/30 dev {near}", namespace.address))?;
+            ip(&format!("link set {near} up"))?;
+            ip(&format!("-n {name} addr add {prefix}.{}/30 dev {far}", first | 2))?;
+            ip(&format!("-n {name} link set {far} up"))?;
             ip(&format!("-n {name} link set lo up"))
         };
         make().unwrap_or_else(|error| {
@@ -286,7 +282,7 @@ async fn a_cut_network_is_noticed_and_survived() {
     // This slug is the default workspace, which a bare address reaches. Host names do not resolve
     // in the namespace.
     let workspace = Workspace::made_by(&instance.operator(), "demo").await;
-    let server = workspace.server("remote_link_name-away").await;
+    let server = workspace.server("far-away").await;
     let network = Network::to(instance.port(), own_account() == "root").await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("agent.toml");
@@ -309,7 +305,7 @@ async fn a_cut_network_is_noticed_and_survived() {
     std::fs::write(&gate, "").unwrap();
     let line =
         format!("echo begun; while test -e {}; do sleep 0.2; done; echo done", gate.display());
-    let body = json!({"server": "remote_link_name-away", "line": line, "username": own_account()});
+    let body = json!({"server": "far-away", "line": line, "username": own_account()});
     let running =
         workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
     let status = |id: &str| {
@@ -324,7 +320,7 @@ async fn a_cut_network_is_noticed_and_survived() {
     wait_for_connection(&workspace, &server, false).await;
     assert_eq!(status(&running).await, "Acked");
     std::fs::remove_file(&gate).unwrap();
-    let body = json!({"server": "remote_link_name-away", "line": "echo after", "username": own_account(), "on_offline": "queue"});
+    let body = json!({"server": "far-away", "line": "echo after", "username": own_account(), "on_offline": "queue"});
     let queued =
         workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned();
     assert_eq!(status(&queued).await, "Queued");

@@ -38,7 +38,7 @@ fn program(arguments: &[&dyn AsRef<OsStr>]) -> Command {
 async fn run_program(command: &mut Command) -> (i32, String, String) {
     let output = tokio::time::timeout(PATIENCE, command.output())
         .await
-        .expect("the program did not run_program in time")
+        .expect("the program did not end in time")
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
@@ -88,17 +88,17 @@ impl AgentFolder {
             &"--config",
             &self.config(),
         ]);
-        let status =
+        let output =
             run_program(command.env("FARHAND_REGISTRATION_TOKEN", registration_token)).await;
         if let Some(key) = self.config_value("key") {
             secrets::record("key", &key);
             assert!(
-                ![&status.1, &status.2]
+                ![&output.1, &output.2]
                     .iter()
                     .any(|text| text.contains(&key) || text.contains(registration_token))
             );
         }
-        status
+        output
     }
 
     async fn unregister(&self, more: &[&str]) -> (i32, String, String) {

@@ -629,13 +629,13 @@ async fn instance_with_chain() -> (Instance, tempfile::TempDir, Workspace, i64) 
     let links = 12;
     // The sealer finds rows by number, so the total number of rows does not matter.
     let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
-    let lines = log.lines().filter(|line| line.contains("\"event\":\"wait_until_sealed\""));
+    let lines = log.lines().filter(|line| line.contains("\"event\":\"sealed\""));
     let lines: Vec<Value> =
         lines.map(|line| serde_json::from_str(&line[line.find('{').unwrap()..]).unwrap()).collect();
     let sum = |name: &str| lines.iter().map(|line| line[name].as_i64().unwrap()).sum::<i64>();
-    let (wait_until_sealed, passes) = (sum("links"), lines.len() as i64);
+    let (sealed, passes) = (sum("links"), lines.len() as i64);
     assert_eq!((sum("rows_written"), sum("d1_calls")), (passes, 2 * passes));
-    assert!(sum("rows_read") <= SEALING_READS * wait_until_sealed + 2 * passes, "{lines:?}");
+    assert!(sum("rows_read") <= SEALING_READS * sealed + 2 * passes, "{lines:?}");
     (instance, state, workspace, links)
 }
 
@@ -657,7 +657,7 @@ async fn a_verification_reads_only_its_own_page() {
             instance.logged(&id).await["rows_read"].as_u64().unwrap(),
         )
     };
-    let (problem, summary) = read().await;
+    let (problem, short) = read().await;
     assert_eq!(problem, Value::Null);
     let id = acme_id(&instance);
     let many = |link: &str| {
@@ -671,7 +671,7 @@ async fn a_verification_reads_only_its_own_page() {
     let (problem, long) = read().await;
     assert_eq!(problem, Value::Null);
     // Two more rows, and their seals.
-    assert!(long <= summary + 6, "{summary} {long}");
+    assert!(long <= short + 6, "{short} {long}");
     let events = format!(
         "INSERT INTO audit_events (seq, id, workspace_id, occurred_at, actor_type, actor_name, action, outcome, details)
          WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
@@ -681,7 +681,7 @@ async fn a_verification_reads_only_its_own_page() {
     instance.tamper_with_d1(&(events + &many(&format!("{last} + i"))));
     let (problem, beyond) = read().await;
     assert_eq!(problem, "foreign");
-    assert!(beyond <= summary + 10, "{summary} {beyond}");
+    assert!(beyond <= short + 10, "{short} {beyond}");
 }
 
 /// SQL that seals all rows of a workspace again from the first on, and the resulting end of the
@@ -743,8 +743,8 @@ async fn every_change_of_the_stored_log_is_detected() {
         ("a name is changed", format!("UPDATE audit_events SET actor_name = 'eve' WHERE {of} = 4"), 4, "altered"),
         ("an outcome", format!("UPDATE audit_events SET outcome = 'denied' WHERE {of} = 1"), 1, "altered"),
         ("a time", format!("UPDATE audit_events SET occurred_at = '2026' WHERE {of} = {last}"), last, "altered"),
-        ("an address passes", format!("UPDATE audit_events SET remote_ip = NULL WHERE {of} = 7"), 7, "altered"),
-        ("the first passes", format!("DELETE FROM audit_events WHERE {of} = 1"), 1, "missing"),
+        ("an address is removed", format!("UPDATE audit_events SET remote_ip = NULL WHERE {of} = 7"), 7, "altered"),
+        ("the first is removed", format!("DELETE FROM audit_events WHERE {of} = 1"), 1, "missing"),
         ("one in the middle", format!("DELETE FROM audit_events WHERE {of} = 6"), 6, "missing"),
         ("the last", format!("DELETE FROM audit_events WHERE {of} = {last}"), last, "missing"),
         ("the end", format!("DELETE FROM audit_events WHERE {of} > 8"), 9, "missing"),
@@ -765,7 +765,7 @@ async fn every_change_of_the_stored_log_is_detected() {
         ("one comes before", copied(0), 1, "foreign"),
         ("a hash", change_seal(&changed_hash, 7), 7, "altered"),
         ("all hashes of a seal", change_seal("hashes = ''", 7), first_of(7), "altered"),
-        ("a seal passes", format!("DELETE FROM audit_seals WHERE {}", seal_of(7)), first_of(7), "altered"),
+        ("a seal is removed", format!("DELETE FROM audit_seals WHERE {}", seal_of(7)), first_of(7), "altered"),
         ("all seals go", format!("DELETE FROM audit_seals WHERE workspace_id = {id}"), 1, "altered"),
         ("a seal begins elsewhere", change_seal("first = first + 1", 7), first_of(7), "altered"),
         // With these values, a filter by time would miss the events.
@@ -1736,7 +1736,7 @@ async fn only_old_anonymous_events_expire() {
     instance.tamper_with_d1("CREATE TABLE kept_seals AS SELECT * FROM audit_seals");
     for (name, sql, link, problem) in [
         (
-            "an expired one passes",
+            "an expired entry is removed",
             format!("DELETE FROM audit_expired WHERE {of_expired} = {}", expired[1]),
             expired[1],
             "missing",
@@ -1759,7 +1759,7 @@ async fn only_old_anonymous_events_expire() {
         ),
         ("an event of a user", as_expired(users), users, "altered"),
         ("a young event", as_expired(young), young, "missing"),
-        ("one that simply passes", format!("DELETE FROM audit_events WHERE {of} = {young}"), young, "missing"),
+        ("an event is removed without an entry", format!("DELETE FROM audit_events WHERE {of} = {young}"), young, "missing"),
     ] {
         instance.tamper_with_d1(&sql);
         let broken = verify(&api, VERIFY).await["first_broken"].clone();

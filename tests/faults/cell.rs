@@ -394,9 +394,8 @@ impl Cell {
         let ledger = self.workload.ledger.lock().unwrap();
         let details = findings.iter().map(|finding| {
             let requested = ledger.requested.get(finding.token());
-            let details = requested.map(|requested| {
-                format!("requested for at {}, {:?}", requested.at, requested.answer)
-            });
+            let details = requested
+                .map(|requested| format!("requested at {}, {:?}", requested.at, requested.answer));
             format!("{finding:?}: {}", details.unwrap_or_default())
         });
         assert!(findings.is_empty(), "{:#?} {figures:#?}", details.collect::<Vec<_>>());

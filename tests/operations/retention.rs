@@ -402,12 +402,12 @@ async fn commands_are_kept_for_the_configured_days() {
 /// them.
 fn insert_commands_sql(workspace: &str, server: &str, range: (u32, u32), days: i64) -> String {
     let (from, to) = range;
-    let (at, start_command) = (days_ago(days), id_prefix(days));
+    let (at, id_start) = (days_ago(days), id_prefix(days));
     format!(
         "WITH RECURSIVE n (i) AS (SELECT {from} UNION ALL SELECT i + 1 FROM n WHERE i < {to})
          INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname, timeout,
             added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message, success)
-         SELECT (w.id << 40) + 1000 + i, w.id, printf('{start_command}-7000-%04x-%012x', 32768 + w.id, i), {server}, 'web', u.id, 'system', 'uptime ' || i, 'root', '',
+         SELECT (w.id << 40) + 1000 + i, w.id, printf('{id_start}-7000-%04x-%012x', 32768 + w.id, i), {server}, 'web', u.id, 'system', 'uptime ' || i, 'root', '',
             60, '{at}', '{at}', '{at}', '{at}', '{at}', '{at}', 'success', '', 1
          FROM workspaces w JOIN users u ON u.workspace_id = w.id CROSS JOIN n WHERE w.slug = '{workspace}';"
     )

@@ -77,7 +77,7 @@ fn expected_outcome(kind: &str, (method, path, access): (&str, &str, Access)) ->
         MISSING if ["/api/auth/logout/", "/api/auth/change-password/"].contains(&path) => MALFORMED,
         AcceptedIfReadOnly if method == "GET" && ALLOWED.contains(&(method, path)) => Accepted,
         AcceptedIfReadOnly => LIMITED,
-        expected_outcome => expected_outcome,
+        outcome => outcome,
     })
 }
 

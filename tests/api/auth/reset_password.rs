@@ -407,8 +407,7 @@ async fn networks_and_workspaces_have_limits_of_requests() {
     from("192.0.2.3", "y@example.com", 429).await;
     let rows = instance.d1("SELECT count(*) AS n FROM reset_requests");
     assert_eq!(rows[0]["n"], 5);
-    let events =
-        "SELECT count(*) AS n FROM audit_events WHERE action = 'user_with_address.request_reset'";
+    let events = "SELECT count(*) AS n FROM audit_events WHERE action = 'user.request_reset'";
     assert!(instance.d1(events)[0]["n"].as_i64().unwrap() <= 5);
     let other = Workspace::made_by(&instance.operator(), "other").await;
     request_reset(&other.anonymous.from_address("192.0.2.2"), "boss@example.com", 200).await;

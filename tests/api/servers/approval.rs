@@ -1,4 +1,4 @@
-//! What a registration token limits, and servers that wait for approval (contract 6.4 and 6.5).
+//! Limits of registration tokens, and servers that wait for approval (contract 6.4 and 6.5).
 
 use farhand_domain::fingerprint;
 use farhand_domain::secret::Secret;
@@ -12,8 +12,8 @@ const REGISTER: &str = "/api/servers/servers/register/";
 const DENIED: Option<&str> = Some("PERMISSION_DENIED");
 const PENDING: Option<&str> = Some("SERVER_PENDING");
 
-/// A host that has a registration token with some limits.
-async fn host(workspace: &Workspace, limits: Value) -> Api {
+/// A client with a new registration token that has some limits.
+async fn registering_client(workspace: &Workspace, limits: Value) -> Api {
     let mut body = json!({"name": "x"});
     body.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
     let token = workspace.admin.post(TOKENS, &body).await.expect(201);
@@ -24,7 +24,7 @@ async fn register(host: &Api, name: &str) -> Reply {
     host.post(REGISTER, &json!({"name": name, "platform": "debian"})).await
 }
 
-async fn read(workspace: &Workspace, server: &Value) -> Value {
+async fn read_server(workspace: &Workspace, server: &Value) -> Value {
     workspace.admin.get(&at(SERVERS, server)).await.expect(200)
 }
 
@@ -32,15 +32,16 @@ fn approve_path(server: &Value) -> String {
     format!("{}approve/", at(SERVERS, server))
 }
 
-/// The fingerprint of an agent's key, as its host shows it.
+/// The fingerprint of an agent's key, as the host shows it.
 fn fingerprint_of(server: &Value) -> String {
     fingerprint::of_key(&Secret::new(server["key"].as_str().unwrap()))
 }
 
 #[tokio::test]
-async fn a_token_registers_only_the_names_of_its_pattern() {
+async fn a_token_registers_only_names_that_match_its_pattern() {
     let workspace = Workspace::new().await;
-    let host = host(&workspace, json!({"name_pattern": "web-*.example", "uses": 3})).await;
+    let host =
+        registering_client(&workspace, json!({"name_pattern": "web-*.example", "uses": 3})).await;
     for bad in ["payroll-db", "web-1", "web-1.examples", "xweb-1.example", "web.example"] {
         let reply = register(&host, bad).await;
         reply.expect_detail(403, DENIED);
@@ -59,7 +60,7 @@ async fn a_token_registers_only_the_names_of_its_pattern() {
         assert_eq!(
             register(&host, asked).await.expect(201)["name"],
             name,
-            "refusals used nothing up"
+            "rejected requests use up nothing"
         );
     }
     register(&host, "web-4.example").await.expect_detail(403, Some("INVALID_TOKEN"));
@@ -78,7 +79,7 @@ async fn a_token_registers_only_from_its_networks() {
         let reply = register(&host.from_address(bad), "web").await;
         reply.expect_detail(403, DENIED);
         assert!(reply.json()["detail"].as_str().unwrap().contains("networks"), "{}", reply.text);
-        // That comes before what is wrong with the input.
+        // The network is checked before the input.
         register(&host.from_address(bad), "not a name").await.expect_detail(403, DENIED);
     }
     for (good, name) in
@@ -86,7 +87,7 @@ async fn a_token_registers_only_from_its_networks() {
     {
         assert_eq!(register(&host.from_address(good), "web").await.expect(201)["name"], name);
     }
-    let nowhere = self::host(&workspace, json!({"networks": []})).await;
+    let nowhere = self::registering_client(&workspace, json!({"networks": []})).await;
     register(&nowhere.from_address("10.0.0.1"), "web").await.expect_detail(403, DENIED);
 }
 
@@ -100,10 +101,11 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
     workspace.add_member(&group, &manager, "manager").await;
     let outsider = workspace.user("eve").await;
     let staff = workspace.staff("steve").await;
-    let host = host(&workspace, json!({"approval": true, "groups": [group["id"]]})).await;
+    let host =
+        registering_client(&workspace, json!({"approval": true, "groups": [group["id"]]})).await;
     let server = register(&host, "payroll-db").await.expect(201);
     let (path, right) = (approve_path(&server), fingerprint_of(&server));
-    // Staff see the fingerprint, which is that of the key that the host has; others do not.
+    // Staff see the fingerprint of the key on the host. Other users do not.
     for (api, shown) in
         [(&workspace.admin, json!(right)), (&staff, json!(right)), (&member.api, Value::Null)]
     {
@@ -112,7 +114,7 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
         let list = api.get(SERVERS).await.expect(200);
         assert_eq!(column(&list, "fingerprint"), std::slice::from_ref(&shown));
     }
-    // Its agent connects, and is sent nothing.
+    // The agent can connect, but receives no commands.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
     let later =
@@ -124,7 +126,7 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
             api.post(COMMANDS, &body).await.expect_detail(409, PENDING);
         }
     }
-    // A missing permission comes before the state.
+    // The permission is checked before the state of the server.
     let as_root = json!({"server": "payroll-db", "line": "id", "username": "root"});
     member.api.post(COMMANDS, &as_root).await.expect_detail(403, DENIED);
     outsider.post(COMMANDS, &secret).await.expect_fields(400, &["server"]);
@@ -146,18 +148,18 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
     ] {
         staff.post(&path, &bad).await.expect_fields(400, &["fingerprint"]);
     }
-    assert_eq!(read(&workspace, &server).await["registration"], "pending");
+    assert_eq!(read_server(&workspace, &server).await["registration"], "pending");
     let typed = json!({"fingerprint": right.to_lowercase().replace('-', "")});
     let approved = staff.post(&path, &typed).await.expect(200);
     assert_eq!(
         (&approved["registration"], &approved["fingerprint"]),
         (&json!("active"), &Value::Null)
     );
-    assert_eq!(approved, read(&workspace, &server).await);
+    assert_eq!(approved, read_server(&workspace, &server).await);
     let made = workspace.admin.post(COMMANDS, &secret).await.expect(201);
     assert_eq!(agent.next_command().await["id"], made["id"]);
-    // Again it changes nothing; with another fingerprint, or on a server of another kind, it is
-    // refused.
+    // A second approval changes nothing. Another fingerprint is rejected, and so is an approval of
+    // a server that needs none.
     assert_eq!(staff.post(&path, &body).await.expect(200)["registration"], "active");
     staff
         .post(&path, &json!({"fingerprint": "AAAA-AAAA"}))
@@ -167,7 +169,7 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
     assert_eq!((&other["registration"], &other["fingerprint"]), (&json!("active"), &Value::Null));
     staff.post(&approve_path(&other), &body).await.expect_fields(400, &["fingerprint"]);
     let events = workspace.admin.get("/api/audit/events/?action=server.approve").await.expect(200);
-    // The refusals are the member's and the manager's.
+    // The member and the manager caused the denied events.
     let is_done = |event: &&Value| event["outcome"] == "success";
     let done: Vec<&Value> = events["results"].as_array().unwrap().iter().filter(is_done).collect();
     let [event] = done.as_slice() else { panic!("{events}") };
@@ -176,9 +178,9 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
 }
 
 #[tokio::test]
-async fn another_key_has_another_fingerprint() {
+async fn a_new_key_has_a_new_fingerprint() {
     let workspace = Workspace::new().await;
-    let host = host(&workspace, json!({"approval": true})).await;
+    let host = registering_client(&workspace, json!({"approval": true})).await;
     let server = register(&host, "web").await.expect(201);
     let rotated = workspace
         .admin
@@ -187,7 +189,7 @@ async fn another_key_has_another_fingerprint() {
         .expect(200);
     let new = fingerprint_of(&rotated);
     assert_eq!(
-        (&rotated["fingerprint"], &read(&workspace, &server).await["fingerprint"]),
+        (&rotated["fingerprint"], &read_server(&workspace, &server).await["fingerprint"]),
         (&json!(new), &json!(new))
     );
     let old = json!({"fingerprint": fingerprint_of(&server)});
@@ -196,12 +198,12 @@ async fn another_key_has_another_fingerprint() {
 }
 
 #[tokio::test]
-async fn a_pending_server_gets_no_name_that_another_had() {
+async fn a_pending_server_gets_no_name_of_another_server() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let (plain, approving) = (
-        host(&workspace, json!({"uses": null})).await,
-        host(&workspace, json!({"approval": true, "uses": null})).await,
+        registering_client(&workspace, json!({"uses": null})).await,
+        registering_client(&workspace, json!({"approval": true, "uses": null})).await,
     );
     for name in ["deleted", "renamed", "taken"] {
         workspace.server(name).await;
@@ -226,9 +228,9 @@ async fn a_pending_server_gets_no_name_that_another_had() {
     .clone();
     workspace.admin.delete(&at(SERVERS, &fresh)).await.expect(204);
     assert_eq!(register(&approving, "fresh").await.expect(201)["name"], "fresh");
-    // Without approval only names count that servers have now.
+    // Without approval, only names of existing servers count.
     assert_eq!(register(&plain, "renamed").await.expect(201)["name"], "renamed");
-    // After 30 days it is free.
+    // After 30 days, the name of a deleted server is free.
     let days_ago = |days: i64| now().plus_seconds(-days * 24 * 3600);
     instance.d1(&format!(
         "UPDATE server_names SET freed_at = '{}' WHERE name = 'deleted'",
@@ -240,17 +242,17 @@ async fn a_pending_server_gets_no_name_that_another_had() {
         days_ago(31)
     ));
     assert_eq!(register(&approving, "deleted").await.expect(201)["name"], "deleted");
-    // And is forgotten with the next one.
+    // The reservation is deleted when the next name is reserved.
     workspace.admin.delete(&at(SERVERS, renamed)).await.expect(204);
     let names = instance.d1("SELECT name FROM server_names ORDER BY name");
     assert_eq!(names, json!([{"name": "another"}, {"name": "renamed"}]));
 }
 
 #[tokio::test]
-async fn what_nobody_approves_is_deleted_after_a_day() {
+async fn a_server_without_approval_is_deleted_after_a_day() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let approving = host(&workspace, json!({"approval": true})).await;
+    let approving = registering_client(&workspace, json!({"approval": true})).await;
     let mut servers = Vec::new();
     for name in ["old", "young", "approved"] {
         servers.push(register(&approving, name).await.expect(201));
@@ -264,7 +266,7 @@ async fn what_nobody_approves_is_deleted_after_a_day() {
         let added_at = now().plus_seconds(-seconds);
         instance.d1(&format!("UPDATE servers SET added_at = '{added_at}' WHERE name = '{name}'"));
     }
-    // The clock ticks when an instance starts.
+    // The cron trigger fires when an instance starts.
     instance.stop_when_d1_is_current().await;
     let instance = Instance::restart(state.path()).await;
     let admin = workspace.admin.on(&instance.url);

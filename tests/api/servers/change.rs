@@ -1,4 +1,4 @@
-//! `/api/servers/servers/<id>/`: PUT, PATCH and DELETE with their effects, and `rotate-key/`
+//! PUT, PATCH and DELETE of `/api/servers/servers/<id>/` with their effects, and `rotate-key/`
 //! (contract 6).
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,17 +21,17 @@ use crate::api::events::commands::id_of;
 const DENIED: Option<&str> = Some("PERMISSION_DENIED");
 const INVALID: Option<&str> = Some("INVALID_TOKEN");
 const OWN: &str = "/api/servers/servers/-/";
-/// How long a command may take to be found stuck: a minute or so, on a slow machine too.
+/// Time limit for a command to become stuck, which takes at least a minute.
 const STUCK_WITHIN: Duration = Duration::from_secs(150);
-/// How long a stream may go on whose reader may not read it any more.
+/// Time limit for ending the stream of a reader who lost access.
 const REVOKED_WITHIN: Duration = Duration::from_secs(45);
 
-async fn read(workspace: &Workspace, server: &Value) -> Value {
+async fn read_server(workspace: &Workspace, server: &Value) -> Value {
     workspace.admin.get(&at(SERVERS, server)).await.expect(200)
 }
 
-/// The server object of an answer that shows a key too.
-fn shown(made: &Value) -> Value {
+/// The server in a response that also contains a key.
+fn without_key(made: &Value) -> Value {
     let mut shown = made.clone();
     shown.as_object_mut().unwrap().retain(|name, _| name != "key" && !name.starts_with("install"));
     shown
@@ -43,8 +43,9 @@ fn command(server: &Value, more: Value) -> Value {
     body
 }
 
-/// Waits until the service closes a socket. An agent that was told to quit would never come back.
-async fn is_closed(socket: &mut ScriptedAgent) {
+/// Waits until the service closes a socket. Fails if it sends `quit`, because that agent would
+/// never come back.
+async fn wait_until_closed(socket: &mut ScriptedAgent) {
     loop {
         match socket.next().await {
             Ok(message) => assert_eq!(message["query"], "ping", "{message}"),
@@ -53,8 +54,8 @@ async fn is_closed(socket: &mut ScriptedAgent) {
     }
 }
 
-/// Whether a key of a server's is good, which is the same wherever it is used.
-async fn is_good(workspace: &Workspace, server: &Value) -> bool {
+/// True if a server's key is accepted. Asserts that all endpoints agree.
+async fn is_key_accepted(workspace: &Workspace, server: &Value) -> bool {
     let api = workspace.anonymous.with(&credential(server));
     let reply = api.get(OWN).await;
     let dialled = dial(&api, "/ws/servers/control/").await;
@@ -67,9 +68,9 @@ async fn is_good(workspace: &Workspace, server: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn put_replaces_a_group_and_patch_changes_fields() {
+async fn put_replaces_a_server_and_patch_changes_fields() {
     let workspace = Workspace::new().await;
-    let made = shown(&workspace.server("web-1").await);
+    let made = without_key(&workspace.server("web-1").await);
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
     let path = at(SERVERS, &made);
     let differs = |server: &Value, changes: Value| {
@@ -89,7 +90,7 @@ async fn put_replaces_a_group_and_patch_changes_fields() {
     let groups = json!({"groups": [two["id"], one["id"], two["id"]]});
     let changed = workspace.admin.patch(&path, &groups).await.expect(200);
     differs(&changed, json!({"name": "web-2", "groups": [one["id"], two["id"]]}));
-    assert_eq!(read(&workspace, &made).await, changed);
+    assert_eq!(read_server(&workspace, &made).await, changed);
     for group in [&one, &two] {
         let group = workspace.admin.get(&group_path(group)).await.expect(200);
         assert_eq!(group["servers"], json!([made["id"]]));
@@ -98,7 +99,7 @@ async fn put_replaces_a_group_and_patch_changes_fields() {
     let changed = workspace.admin.put(&path, &whole).await.expect(200);
     differs(&changed, json!({"name": "web-3", "groups": [two["id"]]}));
     assert_eq!(workspace.admin.get(&group_path(&one)).await.expect(200)["servers"], json!([]));
-    // PUT of what one got changes nothing.
+    // A PUT with the response of a GET changes nothing.
     let again = workspace.admin.put(&path, &changed).await.expect(200);
     assert_eq!((&again["name"], &again["groups"]), (&changed["name"], &changed["groups"]));
     let replaced = workspace.admin.put(&path, &json!({"name": "web-3"})).await.expect(200);
@@ -111,16 +112,16 @@ async fn put_replaces_a_group_and_patch_changes_fields() {
 }
 
 #[tokio::test]
-async fn superusers_set_the_owner() {
+async fn only_superusers_change_the_owner() {
     let cast = Cast::new().await;
     let workspace = &cast.workspace;
     let server = cast.server().await;
     let path = at(SERVERS, &server);
-    let shown = |person: &Person| json!({"id": person.id, "username": person.username, "email": format!("{}@example.com", person.username)});
+    let as_shown = |person: &Person| json!({"id": person.id, "username": person.username, "email": format!("{}@example.com", person.username)});
     let owner = async || workspace.admin.get(&path).await.expect(200)["owner"].clone();
-    assert_eq!(owner().await, shown(&cast.owner));
-    // Others name only the owner that it has: as an id, or as responses show it.
-    let same = [json!(cast.owner.id), shown(&cast.owner)];
+    assert_eq!(owner().await, as_shown(&cast.owner));
+    // Other users may send only the current owner: as an id, or in the form of responses.
+    let same = [json!(cast.owner.id), as_shown(&cast.owner)];
     for (who, api) in [("staff", &cast.staff.api), ("owner", &cast.owner.api)] {
         for other in [json!(cast.outsider.id), Value::Null, json!(UNKNOWN_ID)] {
             let name = &server["name"];
@@ -132,7 +133,7 @@ async fn superusers_set_the_owner() {
         for same in &same {
             assert_eq!(
                 api.patch(&path, &json!({"owner": same})).await.expect(200)["owner"],
-                shown(&cast.owner),
+                as_shown(&cast.owner),
                 "{who}"
             );
         }
@@ -140,7 +141,7 @@ async fn superusers_set_the_owner() {
     for api in [&cast.manager.api, &cast.member.api] {
         api.patch(&path, &json!({"owner": cast.manager.id})).await.expect_detail(403, DENIED);
     }
-    // A user that does not exist here is a bad field.
+    // An unknown user is an invalid field.
     for _ in 0..3 {
         cast.elsewhere.skip_ids().await;
     }
@@ -157,15 +158,15 @@ async fn superusers_set_the_owner() {
         let whole = json!({"name": server["name"], "owner": bad});
         workspace.admin.put(&path, &whole).await.expect_fields(400, &["owner"]);
     }
-    assert_eq!(owner().await, shown(&cast.owner), "nothing changed");
-    // Who is not the owner any more cannot access it; who is it now can.
+    assert_eq!(owner().await, as_shown(&cast.owner), "the owner did not change");
+    // The former owner loses access, and the new one gets it.
     workspace.admin.patch(&path, &json!({"owner": cast.outsider.id})).await.expect(200);
     cast.owner.api.get(&path).await.expect_detail(404, None);
     assert_eq!(
         cast.outsider.api.patch(&path, &json!({"name": "taken-over"})).await.expect(200)["owner"]["id"],
         cast.outsider.id
     );
-    // A PUT without it keeps it.
+    // A PUT without an owner keeps the owner.
     let whole = json!({"name": "web-put", "groups": [cast.group["id"]]});
     assert_eq!(
         workspace.admin.put(&path, &whole).await.expect(200)["owner"]["id"],
@@ -193,11 +194,11 @@ async fn superusers_set_the_owner() {
             assert_eq!(told[field], expected[field], "{told}");
         }
     }
-    assert_eq!(told.len(), 3, "and the one that made the owner: {told:?}");
+    assert_eq!(told.len(), 3, "the third event is that of the first owner: {told:?}");
 }
 
 #[tokio::test]
-async fn invalid_fields_create_no_token() {
+async fn invalid_fields_change_no_server() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     elsewhere.skip_ids().await;
     let group = workspace.group("ops", &[]).await;
@@ -210,7 +211,7 @@ async fn invalid_fields_create_no_token() {
         .await
         .expect(201);
     workspace.server("taken").await;
-    let (made, path) = (shown(&made), at(SERVERS, &made));
+    let (made, path) = (without_key(&made), at(SERVERS, &made));
     let too_long = "a".repeat(65);
     for (bad, fields) in [
         (json!({"name": null}), &["name"][..]),
@@ -252,13 +253,13 @@ async fn invalid_fields_create_no_token() {
     for missing in [json!({}), json!({"groups": []})] {
         workspace.admin.put(&path, &missing).await.expect_fields(400, &["name"]);
     }
-    assert_eq!(read(&workspace, &made).await, made);
+    assert_eq!(read_server(&workspace, &made).await, made);
     assert_eq!(workspace.admin.get(SERVERS).await.expect(200)["count"], 2);
     assert_eq!(
         workspace.admin.get(&group_path(&group)).await.expect(200)["servers"],
         json!([made["id"]])
     );
-    // Groups of others are as good as none.
+    // Groups of other workspaces look like unknown groups.
     let mut told = Vec::new();
     for id in [&theirs["id"], &deleted["id"], &json!(UNKNOWN_ID)] {
         for reply in [
@@ -269,15 +270,15 @@ async fn invalid_fields_create_no_token() {
         }
     }
     assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
-    // Its own name is not taken, and a name elsewhere is another one.
+    // A server may keep its own name. Names of another workspace do not count.
     workspace.admin.patch(&path, &json!({"name": "web-1"})).await.expect(200);
     elsewhere.server("web-1").await;
 }
 
 #[tokio::test]
-async fn an_owner_changes_the_name_and_not_the_groups() {
+async fn an_owner_changes_the_name_but_not_the_groups() {
     let cast = Cast::new().await;
-    let made = shown(&cast.server().await);
+    let made = without_key(&cast.server().await);
     let (path, owner) = (at(SERVERS, &made), &cast.owner.api);
     let other = cast.workspace.group("other", &[]).await;
     for (method, groups) in [
@@ -288,7 +289,7 @@ async fn an_owner_changes_the_name_and_not_the_groups() {
     ] {
         let body = json!({"name": "other-name", "groups": groups});
         owner.send_json(method, &path, &body).await.expect_detail(403, DENIED);
-        assert_eq!(read(&cast.workspace, &made).await, made);
+        assert_eq!(read_server(&cast.workspace, &made).await, made);
     }
     for (number, groups) in
         [json!([cast.group["id"]]), json!([cast.group["id"], cast.group["id"]])].iter().enumerate()
@@ -306,18 +307,18 @@ async fn an_owner_changes_the_name_and_not_the_groups() {
     assert_eq!(
         (&changed["name"], &changed["groups"]),
         (&json!("alone"), &made["groups"]),
-        "left out, they stay"
+        "omitted groups stay"
     );
     owner.patch(&path, &json!({})).await.expect(200);
-    assert_eq!(read(&cast.workspace, &made).await["owner"]["username"], "owner");
-    // A group's owner alone has no say in what it is called.
+    assert_eq!(read_server(&cast.workspace, &made).await["owner"]["username"], "owner");
+    // Owning a group of the server does not allow renaming it.
     for body in [json!({}), json!({"name": "x"}), json!({"groups": made["groups"]})] {
         cast.group_owner.api.patch(&path, &body).await.expect_detail(403, DENIED);
     }
 }
 
 #[tokio::test]
-async fn a_new_name_shows_wherever_the_server_does() {
+async fn a_new_name_is_shown_everywhere() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let made = workspace
@@ -337,7 +338,7 @@ async fn a_new_name_shows_wherever_the_server_does() {
     let second = workspace.admin.post(COMMANDS, &by_name("db-7")).await.expect(201);
     assert_eq!(second["server"], server["id"]);
     workspace.admin.post(COMMANDS, &by_name("web-1")).await.expect_fields(400, &["server"]);
-    // The agent is the same one, whatever its server is called.
+    // The agent stays the same when its server is renamed.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     eventually("the name", || async {
         (agent.api.get(OWN).await.expect(200)["name"] == "db-7").then_some(())
@@ -346,11 +347,10 @@ async fn a_new_name_shows_wherever_the_server_does() {
     assert_eq!(agent.next_command().await["id"], made["id"]);
     agent.fin(made["id"].as_str().unwrap(), 0, "").await;
     assert_eq!(workspace.admin.get(&at(COMMANDS, &made)).await.expect(200)["server_name"], "db-7");
-    // Its old name is free.
+    // The old name is free.
     let next = workspace.server("web-1").await;
     assert_ne!(next["id"], server["id"]);
-    // Names that are swapped at once, or taken at once: one of them wins, and each name is there
-    // once.
+    // Two servers request the same name concurrently. One of them gets it.
     let paths = [at(SERVERS, &server), at(SERVERS, &next)];
     let body = json!({"name": "both"});
     let replies =
@@ -360,7 +360,7 @@ async fn a_new_name_shows_wherever_the_server_does() {
 }
 
 #[tokio::test]
-async fn a_deleted_servers_agent_is_cut_off_at_once() {
+async fn a_deleted_servers_agent_is_disconnected_immediately() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -389,8 +389,8 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
     assert_eq!(events.next_chunk().await, (0, "half of\n".to_owned()));
 
     assert_eq!(workspace.admin.delete(&path).await.expect(204), Value::Null);
-    // Nothing that is sent after the answer gets through.
-    assert!(!is_good(&workspace, &server).await);
+    // Requests that are sent after the response are rejected.
+    assert!(!is_key_accepted(&workspace, &server).await);
     for (kind, body) in [
         ("ack", json!({})),
         ("chunk", json!({"seq": 1, "content": "more"})),
@@ -412,8 +412,8 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
     for path in ["/ws/servers/backhaul/", "/ws/servers/control/"] {
         assert_eq!(dial(&agent.api, path).await.err(), Some(403));
     }
-    is_closed(&mut agent).await;
-    is_closed(&mut control).await;
+    wait_until_closed(&mut agent).await;
+    wait_until_closed(&mut control).await;
 
     for waited in [&later, &soon] {
         let cancelled = wait_until_ended(&workspace.admin, id_of(waited)).await;
@@ -430,7 +430,7 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
         );
     }
     let told = waiting.await.unwrap().expect(200);
-    assert_eq!(told["status"]["text"], "Cancelled", "who waits is told");
+    assert_eq!(told["status"]["text"], "Cancelled", "a waiting request gets the new status");
     for delivered in [&sent, &acked] {
         let stuck = wait_until_ended_within(STUCK_WITHIN, &workspace.admin, id_of(delivered)).await;
         assert_eq!(
@@ -446,7 +446,7 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
     );
     let (chunks, end) = events.rest().await;
     assert_eq!((chunks.len(), &end["status"]["text"]), (0, &json!("Stuck")));
-    // The list tells the same.
+    // The list shows the same.
     eventually("the list", || async {
         let list =
             workspace.admin.get(&format!("{COMMANDS}?server={}", id(&server))).await.expect(200);
@@ -466,7 +466,7 @@ async fn a_deleted_servers_agent_is_cut_off_at_once() {
 }
 
 #[tokio::test]
-async fn what_waited_on_a_deleted_server_without_an_agent_is_cancelled() {
+async fn waiting_commands_of_a_deleted_server_are_cancelled() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let member = Person::new(&workspace, "max").await;
@@ -482,7 +482,7 @@ async fn what_waited_on_a_deleted_server_without_an_agent_is_cancelled() {
         };
         made.push(api.post(COMMANDS, &command(&server, when)).await.expect(201));
     }
-    // One that has ended is left as it is.
+    // A command that has ended does not change.
     workspace.admin.delete(&at(COMMANDS, &made[0])).await.expect(204);
     let before = workspace.admin.get(&at(COMMANDS, &made[0])).await.expect(200);
     workspace.admin.delete(&at(SERVERS, &server)).await.expect(204);
@@ -490,7 +490,7 @@ async fn what_waited_on_a_deleted_server_without_an_agent_is_cancelled() {
     for one in &made {
         let cancelled = wait_until_ended(&workspace.admin, id_of(one)).await;
         assert_eq!(cancelled["status"]["text"], "Cancelled", "{cancelled}");
-        // Cancelling it again is as good as ever.
+        // Cancelling it again is allowed.
         let again = workspace
             .admin
             .call("POST", &format!("{}cancel/", at(COMMANDS, one)))
@@ -503,7 +503,7 @@ async fn what_waited_on_a_deleted_server_without_an_agent_is_cancelled() {
 }
 
 #[tokio::test]
-async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
+async fn history_of_a_deleted_server_is_for_staff_and_requesters() {
     let cast = Cast::new().await;
     let workspace = &cast.workspace;
     let server = cast.server().await;
@@ -522,7 +522,7 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
         made.push(workspace.admin.get(&at(COMMANDS, &posted)).await.expect(200));
     }
     let (id, name) = (server["id"].as_str().unwrap(), server["name"].as_str().unwrap());
-    // A list is a second behind at most.
+    // The list may be up to a second behind.
     eventually("the list", || async {
         let list = workspace.admin.get(&format!("{COMMANDS}?server={id}")).await.expect(200);
         column(&list, "handled_at").iter().all(Value::is_string).then_some(())
@@ -530,7 +530,7 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
     .await;
     let group = group_path(&cast.group);
     workspace.admin.delete(&at(SERVERS, &server)).await.expect(204);
-    // Another server under the same name is another one.
+    // A new server with the same name is another server.
     let next = workspace
         .admin
         .post(SERVERS, &json!({"name": name, "groups": [cast.group["id"]]}))
@@ -540,7 +540,8 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
     assert_eq!(workspace.admin.get(&group).await.expect(200)["servers"], json!([next["id"]]));
 
     let all: Vec<usize> = (0..5).collect();
-    // superuser, staff, owner, group owner, manager, member, outsider, superuser elsewhere
+    // In the order of `Cast::callers`: superuser, staff, owner, group owner, manager, member,
+    // outsider, superuser elsewhere.
     let readable = [all.clone(), all, vec![2], vec![], vec![3], vec![4], vec![], vec![]];
     for ((who, api), readable) in cast.callers().iter().zip(readable) {
         for (number, command) in made.iter().enumerate() {
@@ -554,7 +555,11 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
                 reply.expect_detail(404, Some("COMMAND_NOT_FOUND"));
                 continue;
             }
-            assert_eq!(&api.get(&path).await.expect(200), command, "{who}: as it was");
+            assert_eq!(
+                &api.get(&path).await.expect(200),
+                command,
+                "{who}: the command did not change"
+            );
             assert_eq!(
                 (&command["server"], &command["server_name"]),
                 (&server["id"], &server["name"])
@@ -589,7 +594,7 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
                 api.get(&format!("{COMMANDS}?requested_by={by}&server={id}")).await.expect(200);
             assert_eq!(list["count"], 1, "{who}");
         }
-        // Nobody runs anything there any more, as on what never was.
+        // Commands for the deleted server get the same error as for an unknown one.
         let mut told = Vec::new();
         for unknown in [id, UNKNOWN_UUID] {
             let reply = api.post(COMMANDS, &json!({"server": unknown, "line": "id"})).await;
@@ -599,7 +604,8 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
         }
         assert_eq!(told[0], told[1], "{who}");
     }
-    // The one that has its name has none of its history, and takes none along.
+    // The new server with its name does not have its history, and its deletion does not affect
+    // that.
     let of_next = workspace
         .admin
         .get(&format!("{COMMANDS}?server={}", next["id"].as_str().unwrap()))
@@ -611,7 +617,7 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
     for command in &made {
         assert_eq!(&workspace.admin.get(&at(COMMANDS, command)).await.expect(200), command);
     }
-    // Nor do ranks stay that somebody had: it is read by what they are now.
+    // Access depends on the current rank, not on the rank at the time of the request.
     cast.staff.set(workspace, json!({"is_staff": false})).await;
     let demoted = workspace.anonymous.logged_in("staff", PASSWORD).await;
     let list = demoted.get(COMMANDS).await.expect(200);
@@ -632,7 +638,7 @@ async fn the_history_of_a_deleted_server_is_for_staff_and_each_requester() {
 }
 
 #[tokio::test]
-async fn streams_of_a_deleted_server_go_on_for_those_who_may_read_them() {
+async fn streams_of_a_deleted_server_continue_for_its_readers() {
     let cast = Cast::new().await;
     let workspace = &cast.workspace;
     let server = cast.server().await;
@@ -663,13 +669,13 @@ async fn streams_of_a_deleted_server_go_on_for_those_who_may_read_them() {
                 Ok(Some(Block::Comment(_) | Block::Retry(_))) => {}
                 Ok(None) => break,
                 Ok(other) => panic!("{other:?}"),
-                Err(_) => panic!("the stream goes on"),
+                Err(_) => panic!("the stream did not end"),
             }
         }
     }))
     .await;
     for mut events in [staff, requester] {
-        // The command has no result, and is found stuck in a minute.
+        // The command has no result, and is stuck after a minute.
         let end = loop {
             match events.next_within(STUCK_WITHIN).await {
                 Some(Block::Comment(_) | Block::Retry(_)) => {}
@@ -682,7 +688,7 @@ async fn streams_of_a_deleted_server_go_on_for_those_who_may_read_them() {
 }
 
 #[tokio::test]
-async fn a_deleted_servers_name_and_its_groups_are_free() {
+async fn a_deleted_server_frees_its_name_and_groups() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     workspace.admin.patch(&at(SERVERS, &server), &json!({"groups": []})).await.expect(200);
@@ -699,9 +705,9 @@ async fn a_deleted_servers_name_and_its_groups_are_free() {
             json!([])
         );
         workspace.admin.delete(&group_path(&group)).await.expect(204);
-        assert!(!is_good(&workspace, &made).await);
+        assert!(!is_key_accepted(&workspace, &made).await);
     }
-    // Two who delete it at once: it is gone once.
+    // Of concurrent deletions, at least one succeeds, and the others get a 404.
     let path = at(SERVERS, &server);
     let replies = future::join_all((0..4).map(|_| workspace.admin.delete(&path))).await;
     assert!(replies.iter().all(|reply| matches!(reply.status, 204 | 404)), "{replies:?}");
@@ -710,10 +716,10 @@ async fn a_deleted_servers_name_and_its_groups_are_free() {
     assert_eq!(workspace.admin.get(GROUPS).await.expect(200)["count"], 0);
 }
 
-/// Posts commands for a server until it is told to stop; the answers.
+/// Posts commands for a server until `stop` is set, and returns the responses.
 async fn post_until(api: &Api, body: &Value, stop: &AtomicBool) -> Vec<Reply> {
     let mut replies = Vec::new();
-    // Some more after the end, which must be refused.
+    // Posts a few more after that, which must be rejected.
     let mut left = 3;
     while left > 0 {
         left -= i32::from(stop.load(Ordering::SeqCst));
@@ -722,15 +728,15 @@ async fn post_until(api: &Api, body: &Value, stop: &AtomicBool) -> Vec<Reply> {
     replies
 }
 
-/// Deletes a server while others post commands for it: each is taken and ends, or is refused and
-/// nothing is left of it.
+/// Deletes a server while commands for it are posted. Asserts that each accepted command ends, and
+/// that rejected ones leave nothing.
 async fn delete_while_posting(is_connected: bool) {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let member = Person::new(&workspace, "max").await;
     let group = workspace.group("ops", &[&server]).await;
     workspace.add_member(&group, &member, "member").await;
-    // It reads nothing and reports nothing.
+    // This agent neither reads nor reports.
     let _agent =
         if is_connected { Some(ScriptedAgent::connect(&workspace, &server).await) } else { None };
     let bodies = [
@@ -757,7 +763,11 @@ async fn delete_while_posting(is_connected: bool) {
     let (replies, ()) = future::join(future::join_all(posters), delete).await;
     let mut taken = Vec::new();
     for replies in replies {
-        assert_eq!(replies.last().unwrap().status, 400, "after the end");
+        assert_eq!(
+            replies.last().unwrap().status,
+            400,
+            "the last request comes after the deletion"
+        );
         for reply in replies {
             match reply.status {
                 201 => taken.push(reply.json()),
@@ -774,21 +784,21 @@ async fn delete_while_posting(is_connected: bool) {
         assert_eq!((text, &over["success"]), (expected, &json!(false)), "{over}");
     }
     let list = workspace.admin.get(&format!("{COMMANDS}?page_size=1")).await.expect(200);
-    assert_eq!(list["count"], taken.len(), "what was refused is not stored");
+    assert_eq!(list["count"], taken.len(), "rejected commands are not stored");
 }
 
 #[tokio::test]
-async fn a_server_is_deleted_while_commands_are_posted_to_its_queue() {
+async fn a_server_is_deleted_while_commands_are_queued() {
     delete_while_posting(false).await;
 }
 
 #[tokio::test]
-async fn a_server_is_deleted_while_commands_are_posted_to_its_agent() {
+async fn a_server_is_deleted_while_commands_are_delivered() {
     delete_while_posting(true).await;
 }
 
 #[tokio::test]
-async fn a_new_key_cuts_the_old_one_off_at_once() {
+async fn a_new_key_disables_the_old_one_immediately() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let path = format!("{}rotate-key/", at(SERVERS, &server));
@@ -801,7 +811,7 @@ async fn a_new_key_cuts_the_old_one_off_at_once() {
     agent.ack(running).await;
 
     let told = workspace.admin.call("POST", &path).await.expect(200);
-    let mut fields = keys(&shown(&server)).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let mut fields = keys(&without_key(&server)).into_iter().map(str::to_owned).collect::<Vec<_>>();
     fields.extend(["install", "install_alpamon", "key"].map(str::to_owned));
     fields.sort();
     assert_eq!(keys(&told), fields);
@@ -824,11 +834,11 @@ async fn a_new_key_cuts_the_old_one_off_at_once() {
         (&server["id"], &server["name"], &server["owner"])
     );
 
-    assert!(!is_good(&workspace, &server).await);
+    assert!(!is_key_accepted(&workspace, &server).await);
     let fin = json!({"success": true, "result": "stolen", "elapsed_time": 1.0, "exit_code": 0});
     agent.report(running, "fin", Some(&fin)).await.expect_detail(403, INVALID);
-    is_closed(&mut agent).await;
-    is_closed(&mut control).await;
+    wait_until_closed(&mut agent).await;
+    wait_until_closed(&mut control).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), false).await;
     let queued = workspace
         .admin
@@ -838,20 +848,20 @@ async fn a_new_key_cuts_the_old_one_off_at_once() {
     let soon = command(&server, json!({"scheduled_at": now().plus_seconds(5)}));
     let soon = workspace.admin.post(COMMANDS, &soon).await.expect(201);
 
-    assert!(is_good(&workspace, &told).await);
+    assert!(is_key_accepted(&workspace, &told).await);
     let mut agent = ScriptedAgent::connect(&workspace, &told).await;
     for waited in [&queued, &soon] {
         assert_eq!(agent.next_command().await["id"], waited["id"]);
     }
-    assert!(agent.stays_silent().await, "what was handed out is not handed out again");
-    // What was begun under the old key is ended under the new one.
+    assert!(agent.stays_silent().await, "delivered commands are not delivered again");
+    // A command that was delivered under the old key can end under the new one.
     agent.fin(running, 0, "done\n").await;
     let done = workspace.admin.get(&format!("{COMMANDS}{running}/")).await.expect(200);
     assert_eq!((&done["status"]["text"], &done["result"]), (&json!("Success"), &json!("done\n")));
-    // The key is shown this once.
+    // The key is shown only in this response.
     let reply = workspace.admin.get(&at(SERVERS, &server)).await;
     assert!(!reply.text.contains(key), "{}", reply.text);
-    assert_eq!(keys(&reply.expect(200)), keys(&shown(&server)));
+    assert_eq!(keys(&reply.expect(200)), keys(&without_key(&server)));
     for id in [UNKNOWN_UUID, "nonsense", "web-1"] {
         workspace
             .admin
@@ -865,7 +875,7 @@ async fn a_new_key_cuts_the_old_one_off_at_once() {
 }
 
 #[tokio::test]
-async fn of_keys_that_are_made_at_once_the_last_one_is_good() {
+async fn of_concurrent_key_rotations_one_key_is_valid() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let path = format!("{}rotate-key/", at(SERVERS, &server));
@@ -876,19 +886,19 @@ async fn of_keys_that_are_made_at_once_the_last_one_is_good() {
         let told: Vec<Value> = replies.iter().map(|reply| reply.expect(200)).collect();
         let mut good = Vec::new();
         for one in &told {
-            if is_good(&workspace, one).await {
+            if is_key_accepted(&workspace, one).await {
                 good.push(one);
             }
         }
         assert_eq!(good.len(), 1, "round {round}");
-        // One after the other, it is the later one.
+        // A later rotation replaces the key.
         let last = workspace.admin.call("POST", &path).await.expect(200);
         assert!(
-            !is_good(&workspace, good[0]).await && is_good(&workspace, &last).await,
+            !is_key_accepted(&workspace, good[0]).await && is_key_accepted(&workspace, &last).await,
             "round {round}"
         );
     }
-    // With an agent that is connected under whichever it was.
+    // The same with a connected agent, and a concurrent deletion.
     let first = workspace.admin.call("POST", &path).await.expect(200);
     let mut agent = ScriptedAgent::connect(&workspace, &first).await;
     let (rotated, deleted) = future::join(
@@ -897,10 +907,12 @@ async fn of_keys_that_are_made_at_once_the_last_one_is_good() {
     )
     .await;
     deleted.expect(204);
-    is_closed(&mut agent).await;
+    wait_until_closed(&mut agent).await;
     match rotated.status {
-        200 => assert!(!is_good(&workspace, &rotated.json()).await, "it is deleted"),
+        200 => {
+            assert!(!is_key_accepted(&workspace, &rotated.json()).await, "the server is deleted")
+        }
         _ => rotated.expect_detail(404, None),
     }
-    assert!(!is_good(&workspace, &first).await);
+    assert!(!is_key_accepted(&workspace, &first).await);
 }

@@ -1,5 +1,5 @@
-//! Deletions and new keys that are cut off in the middle: what D1 says and what the server's object
-//! lets its agent do are one, whatever fails.
+//! Deletions and key rotations that are interrupted. Afterwards, D1 and the server's object must
+//! agree about what its agent may do.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ fn path_of(server: &Value) -> String {
     format!("/api/servers/servers/{}/", server["id"].as_str().unwrap())
 }
 
-/// The status that the agent with a server's key gets.
+/// The status of a request with a server's key.
 async fn status_with(anonymous: &Api, id: &Value, key: &Value) -> u16 {
     anonymous.with(&credential(&json!({"id": id, "key": key}))).get(OWN).await.status
 }
 
 #[tokio::test]
-async fn what_d1_refuses_is_not_done_and_can_be_done_later() {
+async fn a_change_that_d1_rejects_can_be_repeated_later() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -33,10 +33,10 @@ async fn what_d1_refuses_is_not_done_and_can_be_done_later() {
         .call("POST", &format!("{}rotate-key/", path_of(&server)))
         .await
         .expect_detail(500, None);
-    // Whatever D1 may have done: it is asked, and says that nothing changed.
+    // The service does not know whether D1 has changed, so it reads D1, which shows no change.
     agent.api.get(OWN).await.expect(200);
     drop(lock);
-    eventually("D1 to take it", || async {
+    eventually("D1 to accept writes", || async {
         let body = json!({"server": "web-1", "line": "id"});
         (workspace.admin.post(COMMANDS, &body).await.status == 201).then_some(())
     })
@@ -45,15 +45,15 @@ async fn what_d1_refuses_is_not_done_and_can_be_done_later() {
     agent.api.get(OWN).await.expect(200);
     let rotated =
         workspace.admin.call("POST", &format!("{}rotate-key/", path_of(&server))).await.expect(200);
-    assert_eq!(agent.next().await, Err(Some(1000)), "cut off, and not asked to quit");
+    assert_eq!(agent.next().await, Err(Some(1000)), "the socket is closed without `quit`");
     agent.api.get(OWN).await.expect_detail(403, Some("INVALID_TOKEN"));
     assert_eq!(status_with(&workspace.anonymous, &server["id"], &rotated["key"]).await, 200);
     workspace.admin.delete(&path_of(&server)).await.expect(204);
     assert_eq!(status_with(&workspace.anonymous, &server["id"], &rotated["key"]).await, 403);
 }
 
-/// Sends a request; `None` where no answer came.
-async fn sent(api: &Api, method: &str, path: &str) -> Option<(u16, Value)> {
+/// Sends a request. `None` if there is no response.
+async fn send(api: &Api, method: &str, path: &str) -> Option<(u16, Value)> {
     let response = api.request(method, path).send().await.ok()?;
     let status = response.status().as_u16();
     let text = response.text().await.ok()?;
@@ -61,18 +61,18 @@ async fn sent(api: &Api, method: &str, path: &str) -> Option<(u16, Value)> {
 }
 
 #[tokio::test]
-async fn what_a_crash_cuts_off_is_done_or_not_and_d1_and_object_agree() {
-    // Where all were answered before the end, it came too late.
+async fn d1_and_object_agree_after_a_crash() {
+    // If all requests were answered before the crash, the crash came too late, so try again.
     for _ in 0..5 {
         if crash_amid_changes().await > 0 {
             return;
         }
     }
-    panic!("nothing was ever cut off");
+    panic!("no request was interrupted in five attempts");
 }
 
-/// Kills the service amid changes of servers, and looks what became of them. Returns how many had
-/// no answer.
+/// Kills the service during changes of servers, and checks the result. Returns how many requests
+/// got no response.
 async fn crash_amid_changes() -> usize {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
@@ -88,41 +88,41 @@ async fn crash_amid_changes() -> usize {
         async move { admin.post(COMMANDS, &body).await.expect(201) }
     }))
     .await;
-    // Half of them are deleted, half get another key; the service is killed when the first answer
-    // is there.
+    // Half of the servers are deleted, and half get a new key. The service is killed after the
+    // first response.
     let requests = servers.iter().enumerate().map(|(n, server)| {
         let admin = &workspace.admin;
         async move {
             match n % 2 {
-                0 => sent(admin, "DELETE", &path_of(server)).await,
-                _ => sent(admin, "POST", &format!("{}rotate-key/", path_of(server))).await,
+                0 => send(admin, "DELETE", &path_of(server)).await,
+                _ => send(admin, "POST", &format!("{}rotate-key/", path_of(server))).await,
             }
         }
     });
-    let mut under_way: Vec<_> = requests.map(Box::pin).collect();
-    let mut answers: Vec<Option<(u16, Value)>> = vec![None; servers.len()];
-    let mut places: Vec<usize> = (0..servers.len()).collect();
-    let (first, place, rest) = futures_util::future::select_all(under_way.drain(..)).await;
-    answers[places.swap_remove(place)] = first;
+    let mut pending: Vec<_> = requests.map(Box::pin).collect();
+    let mut replies: Vec<Option<(u16, Value)>> = vec![None; servers.len()];
+    let mut indexes: Vec<usize> = (0..servers.len()).collect();
+    let (first, index, rest) = futures_util::future::select_all(pending.drain(..)).await;
+    replies[indexes.swap_remove(index)] = first;
     let killed = instance.kill();
     let (others, ()) = futures_util::future::join(join_all(rest), killed).await;
-    for (place, answer) in places.into_iter().zip(others) {
-        answers[place] = answer;
+    for (index, answer) in indexes.into_iter().zip(others) {
+        replies[index] = answer;
     }
 
     let instance = Instance::restart(state.path()).await;
     let (admin, anonymous) =
         (workspace.admin.on(&instance.url), workspace.anonymous.on(&instance.url));
     let hashes = instance.d1("SELECT id, agent_key_hash FROM servers");
-    let mut cut_off = 0;
-    for (n, (server, answer)) in servers.iter().zip(&answers).enumerate() {
+    let mut unanswered = 0;
+    for (n, (server, answer)) in servers.iter().zip(&replies).enumerate() {
         let is_there = admin.get(&path_of(server)).await.status == 200;
         assert_eq!(
             is_there,
             hashes.as_array().unwrap().iter().any(|row| row["id"] == server["id"])
         );
         let old_key = status_with(&anonymous, &server["id"], &server["key"]).await;
-        cut_off += usize::from(answer.is_none());
+        unanswered += usize::from(answer.is_none());
         match (n % 2, answer) {
             (0, Some((204, _))) => assert_eq!((is_there, old_key), (false, 403)),
             (0, _) => assert_eq!(old_key, if is_there { 200 } else { 403 }),
@@ -130,7 +130,8 @@ async fn crash_amid_changes() -> usize {
                 assert_eq!((is_there, old_key), (true, 403));
                 assert_eq!(status_with(&anonymous, &server["id"], &rotated["key"]).await, 200);
             }
-            // It is the old one or one that nobody was told; then there is a way to have another.
+            // The key is the old one, or a new one that was lost with the response. In both cases
+            // it can be rotated again.
             _ => {
                 assert!(is_there && [200, 403].contains(&old_key), "{old_key}");
                 let rotated = admin
@@ -142,9 +143,9 @@ async fn crash_amid_changes() -> usize {
             }
         }
     }
-    // Whatever was not known is found out with nobody asking, and what waited on a server that is
-    // gone has ended.
-    eventually_within(Duration::from_secs(120), "the objects to be sure", || async {
+    // Each object resolves its unknown state without a call, and waiting commands of deleted
+    // servers have ended.
+    eventually_within(Duration::from_secs(120), "the objects to know their state", || async {
         let unsure = "SELECT document FROM server WHERE document ->> '$.unsure' IS NOT NULL";
         instance.read_objects("ServerLink", unsure).is_empty().then_some(())
     })
@@ -155,5 +156,5 @@ async fn crash_amid_changes() -> usize {
         let path = format!("{COMMANDS}{}/", command["id"].as_str().unwrap());
         assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], expected);
     }
-    cut_off
+    unanswered
 }

@@ -1,5 +1,5 @@
-//! What a fleet comes to: groups that are full, names that have no number left, rights that end
-//! while a change waits, and what lists of groups, memberships and servers read.
+//! Limits of a fleet: full groups, names without a free number, permissions that end while a change
+//! waits, and rows that lists read.
 
 use farhand_tests::agents::credential;
 use farhand_tests::client::unique;
@@ -12,10 +12,10 @@ const GROUPS: &str = "/api/iam/groups/";
 const MEMBERSHIPS: &str = "/api/iam/memberships/";
 const TOKENS: &str = "/api/servers/registration-tokens/";
 const REGISTER: &str = "/api/servers/servers/register/";
-/// When what is put into the database here was made.
+/// The creation time of rows that tests insert into the database.
 const LONG_AGO: &str = "2020-01-01T00:00:00.000000+00:00";
 
-/// SQL for rows with the numbers from 1 on as `n`.
+/// SQL for a table `numbers` with the rows 1 to `most` as `n`.
 fn numbers(most: u32) -> String {
     format!(
         "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {most})"
@@ -26,20 +26,20 @@ async fn workspace_id(instance: &Instance) -> i64 {
     instance.d1("SELECT id FROM workspaces WHERE slug = 'acme'")[0]["id"].as_i64().unwrap()
 }
 
-/// A client that registers servers with a new registration token.
-async fn registrar(workspace: &Workspace, groups: &Value) -> Api {
+/// A client with a new registration token.
+async fn registering_client(workspace: &Workspace, groups: &Value) -> Api {
     let token =
         workspace.admin.post(TOKENS, &json!({"name": "hosts", "groups": groups})).await.expect(201);
     workspace.anonymous.with_token(token["key"].as_str().unwrap())
 }
 
 #[tokio::test]
-async fn a_group_that_is_full_takes_no_more_from_any_side() {
+async fn no_request_exceeds_the_limit_of_a_group() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let group = workspace.admin.post(GROUPS, &json!({"name": "all"})).await.expect(201);
     let (group_path, id) = (format!("{GROUPS}{}/", group["id"]), workspace_id(&instance).await);
-    let agent = registrar(&workspace, &json!([group["id"]])).await;
+    let agent = registering_client(&workspace, &json!([group["id"]])).await;
     let one = agent.post(REGISTER, &json!({"name": "first"})).await.expect(201);
     instance.tamper_with_d1(&format!(
         "{} INSERT INTO server_groups (workspace_id, group_id, server_id)
@@ -61,7 +61,8 @@ async fn a_group_that_is_full_takes_no_more_from_any_side() {
         .await
         .expect_fields(400, &["groups"]);
     agent.post(REGISTER, &json!({"name": "late"})).await.expect_fields(400, &["non_field_errors"]);
-    // What is in it already can be named again, and can leave; then there is room.
+    // A server in the full group can name the group again, and can leave. Then there is room for
+    // another one.
     let first = format!("{SERVERS}{}/", one["id"].as_str().unwrap());
     workspace
         .admin
@@ -75,10 +76,11 @@ async fn a_group_that_is_full_takes_no_more_from_any_side() {
 }
 
 #[tokio::test]
-async fn a_name_without_a_number_left_is_no_dead_token() {
+async fn a_name_without_a_free_number_is_a_field_error() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let (agent, id) = (registrar(&workspace, &json!([])).await, workspace_id(&instance).await);
+    let (agent, id) =
+        (registering_client(&workspace, &json!([])).await, workspace_id(&instance).await);
     instance.tamper_with_d1(&format!(
         "{} INSERT INTO servers (id, workspace_id, name, agent_key_hash, added_at, updated_at)
              SELECT printf('00000000-0000-7000-8000-%012x', n), {id}, iif(n = 1, 'web', 'web-' || n), '',
@@ -90,7 +92,7 @@ async fn a_name_without_a_number_left_is_no_dead_token() {
 }
 
 #[tokio::test]
-async fn a_new_key_that_waits_for_its_turn_is_made_for_those_only_who_still_may() {
+async fn a_waiting_key_rotation_rechecks_the_permission() {
     let workspace = Workspace::new().await;
     for round in 0..5 {
         let username = format!("staff{round}");
@@ -103,9 +105,9 @@ async fn a_new_key_that_waits_for_its_turn_is_made_for_those_only_who_still_may(
         let (rotated, demoted) =
             join(rotations, workspace.admin.patch(&user, &json!({"is_staff": false}))).await;
         demoted.expect(200);
-        // A refusal has changed nothing: one of the keys that were told is good, or else the one
-        // from before.
-        let told: Vec<Value> = rotated
+        // Rejected rotations changed nothing, so exactly one returned key is valid, or else the
+        // original one.
+        let returned: Vec<Value> = rotated
             .iter()
             .filter(|reply| reply.status == 200)
             .map(|reply| reply.json()["key"].clone())
@@ -113,7 +115,7 @@ async fn a_new_key_that_waits_for_its_turn_is_made_for_those_only_who_still_may(
         for refused in rotated.iter().filter(|reply| reply.status != 200) {
             assert!([403, 404].contains(&refused.status), "{}", refused.text);
         }
-        let keys = if told.is_empty() { vec![server["key"].clone()] } else { told };
+        let keys = if returned.is_empty() { vec![server["key"].clone()] } else { returned };
         let mut good = 0;
         for key in &keys {
             let agent =
@@ -125,7 +127,7 @@ async fn a_new_key_that_waits_for_its_turn_is_made_for_those_only_who_still_may(
 }
 
 #[tokio::test]
-async fn lists_read_what_they_show() {
+async fn lists_read_only_what_they_show() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let id = workspace_id(&instance).await;
@@ -134,7 +136,7 @@ async fn lists_read_what_they_show() {
     let group = workspace.admin.post(GROUPS, &json!({"name": "mine"})).await.expect(201);
     let body = json!({"group": group["id"], "user": user});
     workspace.admin.post(MEMBERSHIPS, &body).await.expect(201);
-    // A thousand of each beside them, of which nobody asks for more than a few.
+    // A thousand other rows of each kind, which the lists below do not show.
     instance
         .tamper_with_d1(&format!(
             "{numbers} INSERT INTO groups (workspace_id, id, name, display_name, description, folded_display_name,
@@ -177,7 +179,7 @@ async fn lists_read_what_they_show() {
 }
 
 #[tokio::test]
-async fn a_server_that_many_end_at_once_is_gone_for_its_agent_too() {
+async fn concurrent_deletions_also_disable_the_agent() {
     let workspace = Workspace::new().await;
     for round in 0..6 {
         let server = workspace.server(&format!("web-{round}")).await;

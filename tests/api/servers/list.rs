@@ -1,5 +1,5 @@
-//! The list of servers: filters, search, ordering, pages and counts (contract 6.2), for those who
-//! reach all and for those who reach some.
+//! The list of servers: filters, search, ordering, pages and counts (contract 6.2), for callers
+//! with full and with partial access.
 
 use std::cmp::Ordering;
 
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 const ORDERINGS: [&str; 6] =
     ["name", "added_at", "updated_at", "connected_at", "last_seen_at", "is_connected"];
-/// What a search looks at.
-const SEARCHED: [&str; 6] =
+/// The fields that a search covers.
+const SEARCHED_FIELDS: [&str; 6] =
     ["name", "remote_ip", "platform", "os_name", "os_version", "agent_version"];
 
 const NAMES: [&str; 6] = ["web", "db", "cache.eu", "build_x", "web.eu", "a-b"];
@@ -65,26 +65,30 @@ fn ids(list: &Value) -> Vec<String> {
     column(list, "id").into_iter().map(|id| id.as_str().unwrap().to_owned()).collect()
 }
 
-/// Null is lowest, and false is lower than true.
-fn compared(a: &Value, b: &Value) -> Ordering {
+/// Compares values: null is lowest, and false is lower than true.
+fn compare(a: &Value, b: &Value) -> Ordering {
     match (a, b) {
         (Value::Bool(a), Value::Bool(b)) => a.cmp(b),
         _ => a.as_str().cmp(&b.as_str()),
     }
 }
 
-fn turned(order: Ordering, descending: bool) -> Ordering {
+fn directed(order: Ordering, descending: bool) -> Ordering {
     if descending { order.reverse() } else { order }
 }
 
-/// The ids of all that a query asks for, in order, of the servers that there are. `reached`: those
-/// that the caller reaches, where not all.
-fn answer(servers: &[Value], query: &[(&str, String)], reached: Option<&[String]>) -> Vec<String> {
+/// The expected result: the ids of matching servers, in order. `accessible` limits them to servers
+/// that the caller can access; `None` stands for full access.
+fn expected_ids(
+    servers: &[Value],
+    query: &[(&str, String)],
+    accessible: Option<&[String]>,
+) -> Vec<String> {
     let of =
         |name: &str| query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
     let id = |server: &Value| server["id"].as_str().unwrap().to_owned();
     let matches = |server: &Value, search: &str| {
-        let texts: Vec<String> = SEARCHED
+        let texts: Vec<String> = SEARCHED_FIELDS
             .iter()
             .map(|field| server[field].as_str().unwrap_or_default().to_lowercase())
             .collect();
@@ -94,7 +98,7 @@ fn answer(servers: &[Value], query: &[(&str, String)], reached: Option<&[String]
     };
     let number = |id: &str| json!(id.parse::<i64>().unwrap());
     let is_found = |server: &&Value| {
-        reached.is_none_or(|ids| ids.contains(&id(server)))
+        accessible.is_none_or(|ids| ids.contains(&id(server)))
             && of("name").is_none_or(|name| server["name"] == name)
             && of("is_connected").is_none_or(|is| server["is_connected"] == (is == "true"))
             && of("group")
@@ -105,7 +109,7 @@ fn answer(servers: &[Value], query: &[(&str, String)], reached: Option<&[String]
             && of("search").is_none_or(|search| matches(server, search))
     };
     let mut found: Vec<&Value> = servers.iter().filter(is_found).collect();
-    // Newest first where nothing is said: ids sort by creation.
+    // The default is newest first. Ids sort by creation.
     let keys: Vec<(&str, bool)> = match of("ordering") {
         Some(ordering) => ordering
             .split(',')
@@ -116,16 +120,16 @@ fn answer(servers: &[Value], query: &[(&str, String)], reached: Option<&[String]
     found.sort_by(|a, b| {
         let by_keys = keys
             .iter()
-            .map(|(name, descending)| turned(compared(&a[*name], &b[*name]), *descending));
+            .map(|(name, descending)| directed(compare(&a[*name], &b[*name]), *descending));
         by_keys
             .into_iter()
             .find(|order| order.is_ne())
-            .unwrap_or_else(|| turned(id(a).cmp(&id(b)), keys[0].1))
+            .unwrap_or_else(|| directed(id(a).cmp(&id(b)), keys[0].1))
     });
     found.into_iter().map(id).collect()
 }
 
-/// All servers of a workspace as they are shown now.
+/// All servers of a workspace, as the API shows them now.
 async fn all(workspace: &Workspace) -> Vec<Value> {
     let (mut servers, mut page) = (Vec::new(), 1);
     loop {
@@ -147,7 +151,7 @@ fn random_query(dice: &mut Dice, servers: &[Value]) -> Vec<(&'static str, String
     if dice.once_in(4) {
         query.push(("is_connected", (*dice.pick(&["true", "false"])).to_owned()));
     }
-    // A value that some server has, or one that none has.
+    // A value that some server has, or one that no server has.
     for (name, pointer) in [
         ("group", "/groups/0"),
         ("owner", "/owner/id"),
@@ -178,16 +182,18 @@ fn random_query(dice: &mut Dice, servers: &[Value]) -> Vec<(&'static str, String
     query
 }
 
-/// A caller, and the servers that they reach, where not all.
-struct Caller {
+/// A caller, and the servers that the caller can access. `None` stands for full access.
+struct ListCaller {
     name: &'static str,
     api: Api,
-    reached: Option<Vec<String>>,
+    accessible: Option<Vec<String>>,
 }
 
-/// Makes servers of all kinds, some with an agent that is connected, and people who reach some of
-/// them.
-async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<ScriptedAgent>) {
+/// Creates varied servers, some with a connected agent, and users with access to some of them.
+async fn create_fleet(
+    workspace: &Workspace,
+    dice: &mut Dice,
+) -> (Vec<ListCaller>, Vec<ScriptedAgent>) {
     let mut owner = Person::staff(workspace, "olga").await;
     let (mut made, mut agents, mut owned) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..40 {
@@ -218,7 +224,7 @@ async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<Scri
         made.push(id);
     }
     owner.demote(workspace).await;
-    // Some are renamed, so that they were changed in another order than they were made in.
+    // Some servers are renamed, so that the order of changes differs from that of creation.
     for number in [31, 7, 19] {
         let path = format!("{SERVERS}{}/", made[number]);
         workspace
@@ -235,42 +241,42 @@ async fn fleet(workspace: &Workspace, dice: &mut Dice) -> (Vec<Caller>, Vec<Scri
     let more: Vec<String> = made.iter().step_by(5).cloned().collect();
     workspace.admin.patch(&group_path(&group), &json!({"servers": first_some})).await.expect(200);
     workspace.admin.patch(&group_path(&second), &json!({"servers": more})).await.expect(200);
-    // In both of the groups some are still one server each.
+    // Servers in both groups must be listed once.
     let of_groups: Vec<String> =
         made.iter().filter(|id| first_some.contains(id) || more.contains(id)).cloned().collect();
-    // The owner comes into a group as well.
+    // The owner is also a member of a group.
     workspace.add_member(&second, &owner, "member").await;
     let of_owner: Vec<String> =
         made.iter().filter(|id| owned.contains(id) || more.contains(id)).cloned().collect();
     let listed: Vec<String> = made.iter().step_by(4).cloned().collect();
     let callers = vec![
-        Caller { name: "superuser", api: workspace.admin.clone(), reached: None },
-        Caller { name: "staff", api: workspace.staff("bob").await, reached: None },
-        Caller { name: "owner", api: owner.api, reached: Some(of_owner) },
-        Caller { name: "member", api: member.api, reached: Some(of_groups) },
-        Caller { name: "outsider", api: workspace.user("eve").await, reached: Some(vec![]) },
-        Caller {
+        ListCaller { name: "superuser", api: workspace.admin.clone(), accessible: None },
+        ListCaller { name: "staff", api: workspace.staff("bob").await, accessible: None },
+        ListCaller { name: "owner", api: owner.api, accessible: Some(of_owner) },
+        ListCaller { name: "member", api: member.api, accessible: Some(of_groups) },
+        ListCaller { name: "outsider", api: workspace.user("eve").await, accessible: Some(vec![]) },
+        ListCaller {
             name: "limited token",
             api: workspace.limited(&json!({"servers": listed})).await,
-            reached: Some(listed),
+            accessible: Some(listed),
         },
     ];
     (callers, agents)
 }
 
 #[tokio::test]
-async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
+async fn lists_equal_those_of_a_naive_model() {
     let mut dice = Dice(20261122);
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     for name in ["web-1", "db-2"] {
         elsewhere.server(name).await;
     }
-    let (callers, _agents) = fleet(&workspace, &mut dice).await;
+    let (callers, _agents) = create_fleet(&workspace, &mut dice).await;
     let mut servers = all(&workspace).await;
-    let mut filled = 0;
+    let mut non_empty = 0;
     for round in 0..480 {
         let caller = dice.pick(&callers);
-        // Each word and each ordering alone, then all together.
+        // Each word and each ordering alone, then random combinations.
         let query = match round {
             0..6 => vec![],
             6..40 => vec![("search", WORDS[round - 6].to_owned())],
@@ -303,24 +309,25 @@ async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
         let path = *dice.pick(&["/api/servers/", SERVERS]);
         let mut tries = 0;
         loop {
-            let all_found = answer(&servers, &query, caller.reached.as_deref());
-            // Not past the end.
+            let all_found = expected_ids(&servers, &query, caller.accessible.as_deref());
+            // Stay within the existing pages.
             let page = if (page - 1) * size < all_found.len() { page } else { 1 };
-            let mut asked = query.clone();
-            asked.extend([("page", page.to_string()), ("page_size", size.to_string())]);
-            let found = caller.api.get(&format!("{path}?{}", encoded(&asked))).await.expect(200);
+            let mut parameters = query.clone();
+            parameters.extend([("page", page.to_string()), ("page_size", size.to_string())]);
+            let found =
+                caller.api.get(&format!("{path}?{}", encoded(&parameters))).await.expect(200);
             let expected: Vec<String> =
                 all_found.iter().skip((page - 1) * size).take(size).cloned().collect();
-            let is_right = ids(&found) == expected && found["count"] == all_found.len();
-            // A connected agent may have been seen again meanwhile: then the model is that of
-            // another time.
+            let is_equal = ids(&found) == expected && found["count"] == all_found.len();
+            // A connected agent may have been seen again since the model was read. Then the model
+            // is outdated, and this compares again.
             let before = std::mem::replace(
                 &mut servers,
-                if is_right { vec![] } else { all(&workspace).await },
+                if is_equal { vec![] } else { all(&workspace).await },
             );
-            if is_right {
+            if is_equal {
                 servers = before;
-                filled += usize::from(!expected.is_empty());
+                non_empty += usize::from(!expected.is_empty());
                 let has_next = page * size < all_found.len();
                 assert_eq!(
                     (found["next"].is_string(), found["previous"].is_string()),
@@ -329,7 +336,7 @@ async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
                 break;
             }
             tries += 1;
-            let what = format!("round {round}, {}: {path}?{}", caller.name, encoded(&asked));
+            let what = format!("round {round}, {}: {path}?{}", caller.name, encoded(&parameters));
             assert!(
                 servers != before && tries < 3,
                 "{what}: {found}, expected {expected:?} of {}",
@@ -337,8 +344,8 @@ async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
             );
         }
     }
-    assert!(filled > 150, "most answers say something: {filled}");
-    // Each item is the object itself.
+    assert!(non_empty > 150, "too many empty pages; only {non_empty} had items");
+    // Items in the list equal the servers' own pages.
     for caller in &callers {
         let list = caller.api.get("/api/servers/?page_size=3").await.expect(200);
         for item in list["results"].as_array().unwrap() {
@@ -352,7 +359,7 @@ async fn whatever_is_asked_the_answer_is_that_of_a_naive_model() {
 }
 
 #[tokio::test]
-async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
+async fn all_malformed_parameters_are_reported() {
     let workspace = Workspace::new().await;
     workspace.server("web-1").await;
     let outsider = workspace.user("eve").await;
@@ -392,7 +399,7 @@ async fn malformed_parameters_are_refused_together_and_unknown_ones_ignored() {
     let everything = "is_connected=x&group=x&owner=x&ordering=x&search=%00&page=x&page_size=x";
     let fields = ["group", "is_connected", "ordering", "owner", "page", "page_size", "search"];
     workspace.admin.get(&format!("{SERVERS}?{everything}")).await.expect_fields(400, &fields);
-    // Nobody is told what is wrong before they are known.
+    // The credential is checked before the input.
     workspace.anonymous.get(&format!("{SERVERS}?{everything}")).await.expect_detail(401, None);
     let count = async |query: &str| {
         workspace.admin.get(&format!("{SERVERS}?{query}")).await.expect(200)["count"].clone()

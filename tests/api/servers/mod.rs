@@ -12,9 +12,9 @@ use farhand_tests::agents::credential;
 use farhand_tests::client::unique;
 use serde_json::json;
 
-/// What the commands for Alpamon write, in a folder of the test's and without the service of a
-/// host.
-fn written_for_alpamon(commands: &str) -> String {
+/// Runs the commands for Alpamon in a folder of the test, and returns the configuration that they
+/// write. Starting the host's service is replaced.
+fn alpamon_configuration(commands: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let etc = folder.path().join("etc");
     let commands = commands.replace("/etc/alpamon", etc.to_str().unwrap());
@@ -42,7 +42,7 @@ async fn a_new_server_shows_its_key_once() {
             install.contains(id) && install.contains(key) && install.contains("farhand-agent run"),
             "{install}"
         );
-        // The configured address, which has the port of `npm start`.
+        // The URL comes from the configuration, with the port of `npm start`.
         let port = workspace.admin.url.rsplit(':').next().unwrap();
         assert!(
             install.contains(&format!("url = \"http://{}:{port}\"", workspace.admin.host)),
@@ -50,7 +50,7 @@ async fn a_new_server_shows_its_key_once() {
         );
         let alpamon = made["install_alpamon"].as_str().unwrap();
         assert_eq!(
-            written_for_alpamon(alpamon),
+            alpamon_configuration(alpamon),
             format!(
                 "[server]\nurl = http://{}:{port}\nid = {id}\nkey = {key}\n\n[ssl]\nverify = true\n",
                 workspace.admin.host
@@ -71,7 +71,7 @@ async fn a_new_server_shows_its_key_once() {
         assert_eq!(
             workspace.admin.get(&format!("/api/servers/{id}/")).await.expect(200),
             shown,
-            "the shorter path"
+            "the list also has a shorter path"
         );
         assert_eq!(
             workspace.admin.get(path).await.expect(200)["results"][0],
@@ -117,7 +117,7 @@ async fn a_new_server_shows_its_key_once() {
 }
 
 #[tokio::test]
-async fn bad_names_change_nothing() {
+async fn invalid_names_create_no_server() {
     let workspace = Workspace::new().await;
     let too_long = "a".repeat(65);
     for bad in [
@@ -149,7 +149,7 @@ async fn bad_names_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_new_server_is_in_the_groups_that_were_asked_for() {
+async fn a_new_server_is_in_the_requested_groups() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     elsewhere.skip_ids().await;
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
@@ -192,7 +192,7 @@ async fn a_new_server_is_in_the_groups_that_were_asked_for() {
 }
 
 #[tokio::test]
-async fn names_are_unique_also_when_two_come_at_once() {
+async fn concurrent_requests_keep_server_names_unique() {
     let workspace = Workspace::new().await;
     let body = json!({"name": "web-1"});
     let posts = (0..8).map(|_| workspace.admin.post("/api/servers/", &body));
@@ -202,13 +202,13 @@ async fn names_are_unique_also_when_two_come_at_once() {
     for reply in refused {
         reply.expect_fields(400, &["name"]);
     }
-    // The one that was made is whole: its key is good.
+    // The created server is complete: its key is accepted.
     let agent = workspace.anonymous.with(&credential(&made[0].json()));
     agent.get("/api/servers/servers/-/").await.expect(200);
 }
 
 #[tokio::test]
-async fn ids_of_nothing_are_404() {
+async fn unknown_ids_of_servers_are_404() {
     let workspace = Workspace::new().await;
     let id = workspace.server("web-1").await["id"].as_str().unwrap().to_owned();
     for missing in

@@ -1,5 +1,5 @@
-//! `/api/servers/registration-tokens/`, and agents that register and unregister themselves
-//! (contract 6.4; agent-protocol 1.2).
+//! Registration tokens, and agents that register and unregister their own server (contract 6.4;
+//! agent-protocol 1.2).
 
 use std::collections::BTreeSet;
 
@@ -20,15 +20,15 @@ const OWN: &str = "/api/servers/servers/-/";
 const DENIED: Option<&str> = Some("PERMISSION_DENIED");
 const INVALID: Option<&str> = Some("INVALID_TOKEN");
 
-/// Makes a registration token with further fields.
-async fn token(api: &Api, more: Value) -> Value {
+/// Creates a registration token with additional fields.
+async fn create_token(api: &Api, more: Value) -> Value {
     let mut body = json!({"name": "x"});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     api.post(TOKENS, &body).await.expect(201)
 }
 
-/// A host that has a registration token.
-fn host(workspace: &Workspace, token: &Value) -> Api {
+/// A client with a registration token.
+fn client_with(workspace: &Workspace, token: &Value) -> Api {
     workspace.anonymous.with_token(token["key"].as_str().unwrap())
 }
 
@@ -36,8 +36,8 @@ async fn register(host: &Api, name: &str) -> Reply {
     host.post(REGISTER, &json!({"name": name, "platform": "debian"})).await
 }
 
-/// Registers a server; asserts what its agent is told.
-async fn registered(host: &Api, name: &str) -> Value {
+/// Registers a server, and asserts the fields of the response.
+async fn register_server(host: &Api, name: &str) -> Value {
     let made = register(host, name).await.expect(201);
     assert_eq!(keys(&made), ["id", "key", "name"]);
     let key = made["key"].as_str().unwrap();
@@ -45,11 +45,11 @@ async fn registered(host: &Api, name: &str) -> Value {
     made
 }
 
-async fn uses(workspace: &Workspace, token: &Value) -> Value {
+async fn remaining_uses(workspace: &Workspace, token: &Value) -> Value {
     workspace.admin.get(&at(TOKENS, token)).await.expect(200)["uses"].clone()
 }
 
-async fn count(workspace: &Workspace) -> Value {
+async fn count_servers(workspace: &Workspace) -> Value {
     workspace.admin.get(SERVERS).await.expect(200)["count"].clone()
 }
 
@@ -76,7 +76,7 @@ async fn a_token_shows_its_key_once() {
     );
     let key = plain["key"].as_str().unwrap();
     assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()));
-    // An end unless the request says null.
+    // A token expires, unless the request says null.
     let lifetime =
         Timestamp::parse(plain["expires_at"].as_str().unwrap()).unwrap().seconds_since(now());
     assert!((86_300.0..=86_400.0).contains(&lifetime), "{lifetime}");
@@ -96,14 +96,14 @@ async fn a_token_shows_its_key_once() {
         "uses": 100_000});
     let full = staff.api.post(TOKENS, &body).await.expect(201);
     assert_eq!((&full["name"], &full["uses"]), (&body["name"], &body["uses"]));
-    assert_eq!(full["groups"], json!([one["id"], two["id"]]), "ascending, each once");
+    assert_eq!(full["groups"], json!([one["id"], two["id"]]), "ids are ascending and unique");
     assert_eq!(full["expires_at"], json!(expires_at));
     let shown = |token: &Value| {
         let mut shown = token.clone();
         shown.as_object_mut().unwrap().remove("key");
         shown
     };
-    // All staff see all of them, and nobody sees a key again.
+    // Staff see all tokens. The key is never shown again.
     for api in [&workspace.admin, &staff.api] {
         let list = api.get(TOKENS).await.expect(200);
         let expected = json!([shown(&full), shown(&plain)]);
@@ -118,7 +118,7 @@ async fn a_token_shows_its_key_once() {
         let page = api.get(&format!("{TOKENS}?page_size=1&page=2")).await.expect(200);
         assert_eq!((column(&page, "id"), &page["count"]), (vec![plain["id"].clone()], &json!(2)));
     }
-    // They are made and deleted, and not changed.
+    // Tokens are created and deleted, but never changed.
     for method in ["PUT", "PATCH", "POST"] {
         assert_eq!(
             workspace
@@ -137,7 +137,7 @@ async fn a_token_shows_its_key_once() {
 }
 
 #[tokio::test]
-async fn bad_fields_make_no_token() {
+async fn invalid_fields_create_no_registration_token() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     elsewhere.skip_ids().await;
     let theirs = elsewhere.group("ops", &[]).await;
@@ -195,7 +195,7 @@ async fn bad_fields_make_no_token() {
         .await
         .expect_fields(400, &["expires_at", "groups", "name", "uses"]);
     assert_eq!(workspace.admin.get(TOKENS).await.expect(200)["count"], 0);
-    // Groups of others are as good as none.
+    // Groups of other workspaces look like unknown groups.
     let mut told = Vec::new();
     for id in [&theirs["id"], &json!(UNKNOWN_ID)] {
         let reply = workspace.admin.post(TOKENS, &json!({"name": "x", "groups": [id]})).await;
@@ -206,14 +206,14 @@ async fn bad_fields_make_no_token() {
         json!({"name": "ü".repeat(128), "uses": 1, "expires_at": "2999-01-01T00:00:00+02:00"});
     let made = workspace.admin.post(TOKENS, &most).await.expect(201);
     assert_eq!(made["expires_at"], "2998-12-31T22:00:00.000000+00:00");
-    // Names need not differ.
+    // Names of tokens need not be unique.
     workspace.admin.post(TOKENS, &most).await.expect(201);
 }
 
 #[tokio::test]
-async fn tokens_are_for_staff() {
+async fn only_staff_manage_registration_tokens() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
-    let made = token(&workspace.admin, json!({})).await;
+    let made = create_token(&workspace.admin, json!({})).await;
     let group = workspace.group("ops", &[]).await;
     let owner = Person::new(&workspace, "olga").await;
     workspace.add_member(&group, &owner, "owner").await;
@@ -247,15 +247,15 @@ async fn tokens_are_for_staff() {
     }
     assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
     assert_eq!(workspace.admin.get(TOKENS).await.expect(200)["count"], 1);
-    registered(&host(&workspace, &made), "web-1").await;
+    register_server(&client_with(&workspace, &made), "web-1").await;
 }
 
 #[tokio::test]
-async fn a_registration_token_is_no_other_and_no_other_is_one() {
+async fn only_registration_tokens_register() {
     let workspace = Workspace::new().await;
-    let made = token(&workspace.admin, json!({"uses": 3})).await;
-    let host = host(&workspace, &made);
-    // It opens nothing else.
+    let made = create_token(&workspace.admin, json!({"uses": 3})).await;
+    let host = client_with(&workspace, &made);
+    // A registration token is accepted by no other endpoint.
     for path in [
         "/api/status/",
         "/api/servers/",
@@ -275,9 +275,9 @@ async fn a_registration_token_is_no_other_and_no_other_is_one() {
     assert_eq!(
         dial(&host, "/ws/servers/backhaul/").await.err(),
         Some(404),
-        "it has the form of a user's token"
+        "the header has the form of a user's token"
     );
-    // Nothing else opens this.
+    // No other credential can register.
     let server = workspace.server("web-1").await;
     let limited = workspace.limited(&json!({})).await;
     let unknown = workspace.anonymous.with_token(&"A".repeat(128));
@@ -295,24 +295,27 @@ async fn a_registration_token_is_no_other_and_no_other_is_one() {
     register(&workspace.anonymous, "web-2").await.expect_detail(401, None);
     let id = json!({"id": made["id"], "key": made["key"]});
     workspace.anonymous.with(&credential(&id)).get(OWN).await.expect_detail(403, INVALID);
-    // One of another workspace is nobody's here.
+    // A token of another workspace is invalid here.
     let elsewhere = Workspace::new().await;
-    let theirs = token(&elsewhere.admin, json!({})).await;
+    let theirs = create_token(&elsewhere.admin, json!({})).await;
     register(&workspace.anonymous.with_token(theirs["key"].as_str().unwrap()), "web-2")
         .await
         .expect_detail(403, INVALID);
-    assert_eq!((count(&workspace).await, count(&elsewhere).await), (json!(1), json!(0)));
-    assert_eq!(uses(&workspace, &made).await, 3);
+    assert_eq!(
+        (count_servers(&workspace).await, count_servers(&elsewhere).await),
+        (json!(1), json!(0))
+    );
+    assert_eq!(remaining_uses(&workspace, &made).await, 3);
 }
 
 #[tokio::test]
-async fn a_registered_server_has_no_owner_and_its_agent_runs_commands() {
+async fn a_registered_server_has_no_owner_and_runs_commands() {
     let workspace = Workspace::new().await;
     let staff = Person::staff(&workspace, "steve").await;
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
-    let made = token(&staff.api, json!({"groups": [two["id"], one["id"]]})).await;
+    let made = create_token(&staff.api, json!({"groups": [two["id"], one["id"]]})).await;
     let body = json!({"name": "Web-1.EXAMPLE", "platform": "rhel", "tags": {"role": "web", "n": 1}, "unknown": []});
-    let reply = host(&workspace, &made).post(REGISTER, &body).await;
+    let reply = client_with(&workspace, &made).post(REGISTER, &body).await;
     let server = reply.expect(201);
     assert_eq!(
         (keys(&server), &server["name"]),
@@ -321,7 +324,7 @@ async fn a_registered_server_has_no_owner_and_its_agent_runs_commands() {
     let shown = workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
     assert_eq!((&shown["id"], &shown["name"]), (&server["id"], &server["name"]));
     assert_eq!(shown["groups"], json!([one["id"], two["id"]]));
-    assert_eq!(shown["owner"], Value::Null, "its permissions come from the token's groups");
+    assert_eq!(shown["owner"], Value::Null, "a registered server has no owner");
     assert_eq!((&shown["is_connected"], &shown["connected_at"]), (&json!(false), &Value::Null));
     for group in [&one, &two] {
         assert_eq!(
@@ -329,7 +332,7 @@ async fn a_registered_server_has_no_owner_and_its_agent_runs_commands() {
             json!([server["id"]])
         );
     }
-    // Its agent is an agent like any other.
+    // The server's agent works like any other agent.
     let agent = workspace.anonymous.with(&credential(&server));
     let own = agent.get(OWN).await.expect(200);
     assert_eq!(
@@ -354,16 +357,16 @@ async fn a_registered_server_has_no_owner_and_its_agent_runs_commands() {
         (shown["platform"] == "rhel").then_some(())
     })
     .await;
-    // With nothing but a name.
-    let reply = host(&workspace, &made).post(REGISTER, &json!({"name": "web-2"})).await;
+    // A name is enough.
+    let reply = client_with(&workspace, &made).post(REGISTER, &json!({"name": "web-2"})).await;
     assert_eq!(reply.expect(201)["name"], "web-2");
 }
 
 #[tokio::test]
-async fn bad_names_register_nothing_and_use_nothing_up() {
+async fn invalid_names_use_up_no_registration() {
     let workspace = Workspace::new().await;
-    let made = token(&workspace.admin, json!({"uses": 2})).await;
-    let host = host(&workspace, &made);
+    let made = create_token(&workspace.admin, json!({"uses": 2})).await;
+    let host = client_with(&workspace, &made);
     let too_long = "a".repeat(65);
     for bad in [
         "",
@@ -394,31 +397,37 @@ async fn bad_names_register_nothing_and_use_nothing_up() {
             host.request("POST", REGISTER).header("Content-Type", "application/json").body(body);
         assert_eq!(host.send(request).await.status, 400, "{body}");
     }
-    assert_eq!((count(&workspace).await, uses(&workspace, &made).await), (json!(0), json!(2)));
-    // A dead token is told before what is wrong with the input.
+    assert_eq!(
+        (count_servers(&workspace).await, remaining_uses(&workspace, &made).await),
+        (json!(0), json!(2))
+    );
+    // The token is checked before the input.
     workspace.admin.delete(&at(TOKENS, &made)).await.expect(204);
     register(&host, "a b").await.expect_detail(403, INVALID);
     for method in ["GET", "PUT", "DELETE"] {
         assert!(matches!(host.call(method, REGISTER).await.status, 403 | 405), "{method}");
     }
-    assert_eq!(count(&workspace).await, 0);
+    assert_eq!(count_servers(&workspace).await, 0);
 }
 
 #[tokio::test]
-async fn uses_are_counted_to_the_last_one() {
+async fn a_token_registers_exactly_its_number_of_servers() {
     let workspace = Workspace::new().await;
-    let made = token(&workspace.admin, json!({"uses": 3})).await;
+    let made = create_token(&workspace.admin, json!({"uses": 3})).await;
     for left in [2, 1, 0] {
-        registered(&host(&workspace, &made), "web").await;
-        assert_eq!(uses(&workspace, &made).await, left);
+        register_server(&client_with(&workspace, &made), "web").await;
+        assert_eq!(remaining_uses(&workspace, &made).await, left);
     }
-    register(&host(&workspace, &made), "web").await.expect_detail(403, INVALID);
-    assert_eq!((count(&workspace).await, uses(&workspace, &made).await), (json!(3), json!(0)));
-    // At once too.
+    register(&client_with(&workspace, &made), "web").await.expect_detail(403, INVALID);
+    assert_eq!(
+        (count_servers(&workspace).await, remaining_uses(&workspace, &made).await),
+        (json!(3), json!(0))
+    );
+    // The same holds for concurrent registrations.
     for allowed in [1, 7] {
-        let before = count(&workspace).await.as_i64().unwrap();
-        let made = token(&workspace.admin, json!({"uses": allowed})).await;
-        let host = host(&workspace, &made);
+        let before = count_servers(&workspace).await.as_i64().unwrap();
+        let made = create_token(&workspace.admin, json!({"uses": allowed})).await;
+        let host = client_with(&workspace, &made);
         let names: Vec<String> =
             (0..20).map(|number| format!("at-once-{allowed}-{number}")).collect();
         let replies = future::join_all(names.iter().map(|name| register(&host, name))).await;
@@ -429,43 +438,43 @@ async fn uses_are_counted_to_the_last_one() {
             reply.expect_detail(403, INVALID);
         }
         assert_eq!(
-            (count(&workspace).await, uses(&workspace, &made).await),
+            (count_servers(&workspace).await, remaining_uses(&workspace, &made).await),
             (json!(before + good.len() as i64), json!(0))
         );
-        // Each of them is whole.
+        // Each registered server is complete.
         for reply in good {
             let agent = workspace.anonymous.with(&credential(&reply.json()));
             assert_eq!(agent.get(OWN).await.expect(200)["name"], reply.json()["name"]);
         }
     }
-    // One without a number has as many as it takes.
-    let endless = token(&workspace.admin, json!({"uses": null, "expires_at": null})).await;
+    // A token without a number of uses is unlimited.
+    let endless = create_token(&workspace.admin, json!({"uses": null, "expires_at": null})).await;
     assert_eq!(endless["expires_at"], Value::Null);
     for _ in 0..5 {
-        registered(&host(&workspace, &endless), "web").await;
+        register_server(&client_with(&workspace, &endless), "web").await;
     }
-    assert_eq!(uses(&workspace, &endless).await, Value::Null);
+    assert_eq!(remaining_uses(&workspace, &endless).await, Value::Null);
 }
 
 #[tokio::test]
-async fn a_token_dies_with_its_time_and_with_its_creator() {
+async fn a_token_ends_with_its_expiry_and_its_creator() {
     let workspace = Workspace::new().await;
     let is = async |what: &str, token: &Value, is_alive: bool| {
-        let before = count(&workspace).await.as_i64().unwrap();
-        let reply = register(&host(&workspace, token), "web").await;
+        let before = count_servers(&workspace).await.as_i64().unwrap();
+        let reply = register(&client_with(&workspace, token), "web").await;
         if is_alive {
             assert_eq!(reply.status, 201, "{what}: {}", reply.text);
         } else {
             reply.expect_detail(403, INVALID);
         }
-        assert_eq!(count(&workspace).await, before + i64::from(is_alive), "{what}");
+        assert_eq!(count_servers(&workspace).await, before + i64::from(is_alive), "{what}");
     };
     let expires_at = now().plus_seconds(20);
-    let expiring = token(&workspace.admin, json!({"expires_at": expires_at})).await;
-    is("before its time", &expiring, true).await;
+    let expiring = create_token(&workspace.admin, json!({"expires_at": expires_at})).await;
+    is("before its expiry", &expiring, true).await;
 
     let staff = Person::staff(&workspace, "steve").await;
-    let made = token(&staff.api, json!({})).await;
+    let made = create_token(&staff.api, json!({})).await;
     is("of staff", &made, true).await;
     for (change, back) in [
         (json!({"is_staff": false}), json!({"is_staff": true})),
@@ -480,33 +489,33 @@ async fn a_token_dies_with_its_time_and_with_its_creator() {
     staff.set(&workspace, json!({"is_staff": false, "is_superuser": true})).await;
     is("of a superuser", &made, true).await;
     staff.set(&workspace, json!({"is_staff": true, "is_superuser": false})).await;
-    // An ended session changes nothing: it is no session.
+    // The end of the creator's session does not affect the token.
     let session = workspace.anonymous.logged_in("steve", PASSWORD).await;
-    let made = token(&session, json!({})).await;
+    let made = create_token(&session, json!({})).await;
     session.call("POST", "/api/auth/logout/").await.expect(200);
     is("logged out", &made, true).await;
-    // Servers stay when the token goes, and agents with them.
-    let server = registered(&host(&workspace, &made), "stays").await;
+    // Servers and their agents stay when the token is deleted.
+    let server = register_server(&client_with(&workspace, &made), "stays").await;
     workspace.admin.delete(&staff.path()).await.expect(204);
-    is("of nobody", &made, false).await;
+    is("creator deleted", &made, false).await;
     let shown = workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
     assert_eq!(shown["owner"], Value::Null);
     workspace.anonymous.with(&credential(&server)).get(OWN).await.expect(200);
 
-    let made = token(&workspace.admin, json!({})).await;
+    let made = create_token(&workspace.admin, json!({})).await;
     is("of the superuser", &made, true).await;
     workspace.admin.delete(&at(TOKENS, &made)).await.expect(204);
     is("deleted", &made, false).await;
 
-    eventually("its time", || async { (now() >= expires_at).then_some(()) }).await;
-    is("after its time", &expiring, false).await;
+    eventually("the expiry", || async { (now() >= expires_at).then_some(()) }).await;
+    is("after its expiry", &expiring, false).await;
 }
 
 #[tokio::test]
-async fn a_server_comes_into_the_groups_that_there_are_still() {
+async fn a_registered_server_joins_the_remaining_groups() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
-    let made = token(&workspace.admin, json!({"groups": [one["id"], two["id"]]})).await;
+    let made = create_token(&workspace.admin, json!({"groups": [one["id"], two["id"]]})).await;
     let member = Person::new(&workspace, "max").await;
     workspace.add_member(&two, &member, "member").await;
     workspace.admin.delete(&group_path(&one)).await.expect(204);
@@ -514,27 +523,27 @@ async fn a_server_comes_into_the_groups_that_there_are_still() {
         workspace.admin.get(&at(TOKENS, &made)).await.expect(200)["groups"],
         json!([two["id"]])
     );
-    let server = registered(&host(&workspace, &made), "web").await;
-    // Whoever is in the group reaches it at once.
+    let server = register_server(&client_with(&workspace, &made), "web").await;
+    // Members of the group have access immediately.
     assert_eq!(
         member.api.get(&at(SERVERS, &server)).await.expect(200)["groups"],
         json!([two["id"]])
     );
     workspace.admin.delete(&group_path(&two)).await.expect(204);
-    let server = registered(&host(&workspace, &made), "web").await;
+    let server = register_server(&client_with(&workspace, &made), "web").await;
     assert_eq!(workspace.admin.get(&at(SERVERS, &server)).await.expect(200)["groups"], json!([]));
     member.api.get(&at(SERVERS, &server)).await.expect_detail(404, None);
-    // A group of the same name is another one.
+    // A new group with the same name is another group.
     let next = workspace.group("two", &[]).await;
-    registered(&host(&workspace, &made), "web").await;
+    register_server(&client_with(&workspace, &made), "web").await;
     assert_eq!(workspace.admin.get(&group_path(&next)).await.expect(200)["servers"], json!([]));
 }
 
 #[tokio::test]
 async fn a_taken_name_gets_a_number() {
     let workspace = Workspace::new().await;
-    let made = token(&workspace.admin, json!({"uses": null})).await;
-    let host = host(&workspace, &made);
+    let made = create_token(&workspace.admin, json!({"uses": null})).await;
+    let host = client_with(&workspace, &made);
     workspace.server("web").await;
     for (asked, expected) in [
         ("web", "web-2"),
@@ -545,20 +554,23 @@ async fn a_taken_name_gets_a_number() {
         ("-", "-"),
         ("-", "--2"),
     ] {
-        assert_eq!(registered(&host, asked).await["name"], expected, "{asked}");
+        assert_eq!(register_server(&host, asked).await["name"], expected, "{asked}");
     }
-    // Elsewhere it is free.
+    // The name is free in another workspace.
     let elsewhere = Workspace::new().await;
-    let theirs = token(&elsewhere.admin, json!({})).await;
-    assert_eq!(registered(&self::host(&elsewhere, &theirs), "web").await["name"], "web");
-    // Cut so that it fits.
+    let theirs = create_token(&elsewhere.admin, json!({})).await;
+    assert_eq!(
+        register_server(&self::client_with(&elsewhere, &theirs), "web").await["name"],
+        "web"
+    );
+    // A long name is cut to make room for the number.
     let longest = "a".repeat(64);
     for expected in
         [longest.clone(), format!("{}-2", &longest[2..]), format!("{}-3", &longest[2..])]
     {
-        assert_eq!(registered(&host, &longest).await["name"], expected);
+        assert_eq!(register_server(&host, &longest).await["name"], expected);
     }
-    // The names are the servers'.
+    // The list shows the same names.
     let list =
         workspace.admin.get(&format!("{SERVERS}?page_size=100&ordering=name")).await.expect(200);
     let names: BTreeSet<String> =
@@ -572,10 +584,10 @@ async fn a_taken_name_gets_a_number() {
 }
 
 #[tokio::test]
-async fn twenty_of_one_name_at_once_get_twenty_names() {
+async fn concurrent_registrations_get_different_names() {
     let workspace = Workspace::new().await;
-    let made = token(&workspace.admin, json!({"uses": 40})).await;
-    let host = host(&workspace, &made);
+    let made = create_token(&workspace.admin, json!({"uses": 40})).await;
+    let host = client_with(&workspace, &made);
     for (asked, is_long) in [("web".to_owned(), false), ("b".repeat(64), true)] {
         let replies = future::join_all((0..20).map(|_| register(&host, &asked))).await;
         let names: BTreeSet<String> = replies
@@ -596,31 +608,34 @@ async fn twenty_of_one_name_at_once_get_twenty_names() {
         let ids: BTreeSet<String> =
             replies.iter().map(|reply| reply.json()["id"].to_string()).collect();
         assert_eq!(ids.len(), 20);
-        // The key of each is that of the server whose name it was told.
+        // Each key belongs to the server that is named in the same response.
         for reply in &replies {
             let told = reply.json();
             let own = workspace.anonymous.with(&credential(&told)).get(OWN).await.expect(200);
             assert_eq!((&own["id"], &own["name"]), (&told["id"], &told["name"]));
         }
     }
-    assert_eq!((count(&workspace).await, uses(&workspace, &made).await), (json!(40), json!(0)));
+    assert_eq!(
+        (count_servers(&workspace).await, remaining_uses(&workspace, &made).await),
+        (json!(40), json!(0))
+    );
 }
 
 #[tokio::test]
 async fn an_agent_unregisters_its_own_server() {
     let workspace = Workspace::new().await;
-    let made = token(&workspace.admin, json!({})).await;
-    let host = host(&workspace, &made);
-    let bystander = registered(&host, "bystander").await;
+    let made = create_token(&workspace.admin, json!({})).await;
+    let host = client_with(&workspace, &made);
+    let bystander = register_server(&host, "bystander").await;
     for by_id in [true, false] {
-        let server = registered(&host, "web").await;
-        assert_eq!(server["name"], "web", "the name of the last one is free");
+        let server = register_server(&host, "web").await;
+        assert_eq!(server["name"], "web", "the name of the unregistered server is free");
         let path = if by_id {
             format!("{}unregister/", at(SERVERS, &server))
         } else {
             format!("{OWN}unregister/")
         };
-        // Nobody else does it.
+        // No other caller can unregister the server.
         let other = workspace.anonymous.with(&credential(&bystander));
         other
             .delete(&format!("{}unregister/", at(SERVERS, &server)))
@@ -656,7 +671,7 @@ async fn an_agent_unregisters_its_own_server() {
             agent.api.call(method, path).await.expect_detail(403, INVALID);
         }
         assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(403));
-        assert!(agent.next().await.is_err(), "its socket is closed");
+        assert!(agent.next().await.is_err(), "the service closes the socket");
         workspace.admin.get(&at(SERVERS, &server)).await.expect_detail(404, None);
         let ended = wait_until_ended(&workspace.admin, waiting["id"].as_str().unwrap()).await;
         assert_eq!(
@@ -664,11 +679,11 @@ async fn an_agent_unregisters_its_own_server() {
             (&json!("Cancelled"), &json!("web"))
         );
     }
-    assert_eq!(count(&workspace).await, 1);
+    assert_eq!(count_servers(&workspace).await, 1);
     workspace.anonymous.with(&credential(&bystander)).get(OWN).await.expect(200);
-    // What staff made is unregistered the same way.
+    // A server that staff created is unregistered in the same way.
     let server = workspace.server("by-hand").await;
     let agent = workspace.anonymous.with(&credential(&server));
     agent.delete(&format!("{OWN}unregister/")).await.expect(204);
-    assert_eq!(count(&workspace).await, 1);
+    assert_eq!(count_servers(&workspace).await, 1);
 }
