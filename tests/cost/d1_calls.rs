@@ -17,7 +17,7 @@ use futures_util::future;
 use serde_json::{Value, json};
 
 use crate::api::endpoints::all;
-use crate::api::events::commands::{has_status, id_of, moment, path_of};
+use crate::api::events::commands::{assert_status, id_of, path_of, time_of};
 
 const TOKENS: &str = "/api/auth/tokens/";
 const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
@@ -453,7 +453,7 @@ async fn a_command_within_a_second_costs_three_round_trips() {
     for attempt in 1.. {
         let command = deliver_command(&workspace, &mut agent).await;
         agent.ack(id_of(&command)).await;
-        has_status(
+        assert_status(
             &workspace.admin.get(&path_of(&command)).await.expect(200),
             "Acked",
             "warning",
@@ -465,10 +465,10 @@ async fn a_command_within_a_second_costs_three_round_trips() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         agent.fin(id_of(&command), 0, &"line\n".repeat(5)).await;
         let done = workspace.admin.get(&path_of(&command)).await.expect(200);
-        has_status(&done, "Success", "success", false);
+        assert_status(&done, "Success", "success", false);
         wait_for_listed_status(&workspace, &command, "Success").await;
-        let moment = |name| moment(&done, name);
-        let is_quick = |from, to| moment(to).seconds_since(moment(from)) < 0.8;
+        let time_of = |name| time_of(&done, name);
+        let is_quick = |from, to| time_of(to).seconds_since(time_of(from)) < 0.8;
         if is_quick("delivered_at", "acked_at") && is_quick("acked_at", "handled_at") {
             made += 1;
             wait_for_d1_calls(&workspace, &server, (2 * made, before + made)).await;
@@ -492,7 +492,7 @@ async fn a_longer_command_costs_four_round_trips() {
     wait_for_listed_status(&workspace, &command, "Sent").await;
     agent.ack(id_of(&command)).await;
     let acked = wait_for_listed_status(&workspace, &command, "Acked").await;
-    let is_quick = moment(&acked, "acked_at").seconds_since(moment(&acked, "delivered_at")) < 0.8;
+    let is_quick = time_of(&acked, "acked_at").seconds_since(time_of(&acked, "delivered_at")) < 0.8;
     // On a slow machine, the delivery needed a flush of its own.
     let flushes = if is_quick { before + 1 } else { before + 2 };
     wait_for_d1_calls(&workspace, &server, (2, flushes)).await;
@@ -528,7 +528,7 @@ async fn reports_of_several_commands_share_a_flush() {
         .await;
         let mut handled = Vec::new();
         for command in &commands {
-            handled.push(moment(
+            handled.push(time_of(
                 &wait_for_listed_status(&workspace, command, "Success").await,
                 "handled_at",
             ));
@@ -580,7 +580,7 @@ async fn a_list_shows_commands_beyond_an_agents_limit_as_queued() {
     // Now the agent has room for one command.
     let next = agent.next_command().await;
     let sent = wait_for_listed_status(&workspace, &next, "Sent").await;
-    assert!(moment(&sent, "delivered_at") > moment(&sent, "added_at"), "{sent}");
+    assert!(time_of(&sent, "delivered_at") > time_of(&sent, "added_at"), "{sent}");
 }
 
 #[tokio::test]
@@ -617,7 +617,7 @@ async fn reports_missing_in_d1_survive_a_crash() {
     let agent_api = agent.api.on(&instance.url);
     let fin = json!({"success": true, "result": "late", "elapsed_time": 1.0, "exit_code": 0});
     agent_api.post(&format!("{}fin/", path_of(&first)), &fin).await.expect(204);
-    has_status(&api.get(&path_of(&first)).await.expect(200), "Success", "success", false);
+    assert_status(&api.get(&path_of(&first)).await.expect(200), "Success", "success", false);
 }
 
 #[tokio::test]

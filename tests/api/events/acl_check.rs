@@ -9,15 +9,15 @@ const COMMANDS: &str = "/api/events/commands/";
 const TOKENS: &str = "/api/auth/tokens/";
 const REFUSED: Option<&str> = Some("API_TOKEN_ACL_NOT_ALLOWED");
 
-/// A question about a line as `deploy` on `web-1`, with more fields.
-async fn ask(api: &Api, fields: &Value) -> Value {
+/// Checks a command as `deploy` on `web-1` with additional fields, and returns the verdict.
+async fn check(api: &Api, fields: &Value) -> Value {
     let mut body = json!({"server": "web-1", "username": "deploy"});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     api.post(CHECK, &body).await.expect(200)
 }
 
 #[track_caller]
-fn is(verdict: &Value, expected: Option<&str>) {
+fn expect_verdict(verdict: &Value, expected: Option<&str>) {
     match expected {
         None => assert_eq!(*verdict, json!({"allowed": true, "reason": null})),
         Some(part) => {
@@ -31,7 +31,7 @@ fn is(verdict: &Value, expected: Option<&str>) {
 }
 
 #[tokio::test]
-async fn a_list_is_tried_without_running_anything() {
+async fn a_list_is_checked_without_running_anything() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let admin = workspace.session();
@@ -51,23 +51,29 @@ async fn a_list_is_tried_without_running_anything() {
     ] {
         let mut fields = fields;
         fields["acl"] = acl.clone();
-        is(&ask(&admin, &fields).await, reason);
+        expect_verdict(&check(&admin, &fields).await, reason);
     }
     let other = json!({"acl": {"servers": []}, "line": "ls"});
-    is(&ask(&admin, &other).await, Some("servers"));
-    is(&ask(&admin, &json!({"acl": {"read_only": true}, "line": "ls"})).await, Some("read_only"));
-    is(&ask(&admin, &json!({"acl": {}, "line": "ls; id"})).await, None);
-    // A plain user may name only their own account, whatever the list says.
+    expect_verdict(&check(&admin, &other).await, Some("servers"));
+    expect_verdict(
+        &check(&admin, &json!({"acl": {"read_only": true}, "line": "ls"})).await,
+        Some("read_only"),
+    );
+    expect_verdict(&check(&admin, &json!({"acl": {}, "line": "ls; id"})).await, None);
+    // An ordinary user may name only their own account, whatever the list says.
     let person = Person::new(&workspace, "mia").await;
-    is(&ask(&person.api, &json!({"acl": {}, "line": "ls"})).await, Some("server"));
+    expect_verdict(&check(&person.api, &json!({"acl": {}, "line": "ls"})).await, Some("server"));
     workspace.add_member(&workspace.group("ops", &[&server]).await, &person, "member").await;
-    is(&ask(&person.api, &json!({"acl": {}, "line": "ls"})).await, Some("account"));
-    is(&ask(&person.api, &json!({"acl": {}, "line": "ls", "username": null})).await, None);
+    expect_verdict(&check(&person.api, &json!({"acl": {}, "line": "ls"})).await, Some("account"));
+    expect_verdict(
+        &check(&person.api, &json!({"acl": {}, "line": "ls", "username": null})).await,
+        None,
+    );
     assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 0);
 }
 
 #[tokio::test]
-async fn without_an_account_the_check_is_of_the_one_that_would_run() {
+async fn a_check_without_account_uses_the_one_that_would_run() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
@@ -85,12 +91,15 @@ async fn without_an_account_the_check_is_of_the_one_that_would_run() {
             for username in ["deploy", "boss", "mia", "root"] {
                 let fields =
                     json!({"acl": {"usernames": [username]}, "line": "id", "username": null});
-                is(&ask(api, &fields).await, (username != runs_as).then_some("usernames"));
+                expect_verdict(
+                    &check(api, &fields).await,
+                    (username != runs_as).then_some("usernames"),
+                );
             }
             let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
             assert_eq!(api.post(COMMANDS, &body).await.expect(201)["username"], runs_as);
         }
-        // The token that asks is decided about as it is when it creates the command.
+        // The check agrees with the creation of a command by the same token.
         let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
         let verdict =
             limited.post(CHECK, &json!({"server": "web-1", "line": "id"})).await.expect(200);
@@ -101,22 +110,24 @@ async fn without_an_account_the_check_is_of_the_one_that_would_run() {
 }
 
 #[tokio::test]
-async fn tokens_of_ones_own() {
+async fn callers_check_their_own_tokens() {
     let workspace = Workspace::new().await;
     let admin = workspace.session();
     workspace.server("web-1").await;
     let new = json!({"name": "ci", "expires_at": null, "acl": {"commands": ["ls *"]}});
     let token = admin.post(TOKENS, &new).await.expect(201);
-    let of_token =
-        async |api: &Api, line: &str| ask(api, &json!({"token": token["id"], "line": line})).await;
-    is(&of_token(&admin, "ls -l").await, None);
-    is(&of_token(&admin, "id").await, Some("commands"));
-    // The token about itself, in each way, as creating a command decides.
+    let of_token = async |api: &Api, line: &str| {
+        check(api, &json!({"token": token["id"], "line": line})).await
+    };
+    expect_verdict(&of_token(&admin, "ls -l").await, None);
+    expect_verdict(&of_token(&admin, "id").await, Some("commands"));
+    // A limited token may check itself. Both forms of the check agree with the creation of a
+    // command.
     let limited = workspace.anonymous.with_token(token["key"].as_str().unwrap());
     for line in ["ls -l", "ls; id", "ls 'a'", "lsof"] {
-        let verdict = ask(&limited, &json!({"line": line})).await;
+        let verdict = check(&limited, &json!({"line": line})).await;
         assert_eq!(verdict, of_token(&limited, line).await);
-        assert_eq!(verdict, ask(&limited, &json!({"line": line, "acl": new["acl"]})).await);
+        assert_eq!(verdict, check(&limited, &json!({"line": line, "acl": new["acl"]})).await);
         let body =
             json!({"server": "web-1", "username": "deploy", "line": line, "on_offline": "queue"});
         let made = limited.post(COMMANDS, &body).await;
@@ -126,7 +137,7 @@ async fn tokens_of_ones_own() {
                 || made.json()["detail"].as_str().unwrap().contains("no pattern in commands")
         );
     }
-    // Not about others.
+    // It may not check other tokens.
     let other = admin.post(TOKENS, &json!({"name": "b", "expires_at": null})).await.expect(201);
     let base = json!({"server": "web-1", "line": "ls"});
     let with = |name: &str, value: &Value| {
@@ -136,15 +147,15 @@ async fn tokens_of_ones_own() {
     };
     limited.post(CHECK, &with("token", &other["id"])).await.expect_detail(403, REFUSED);
     limited.post(CHECK, &with("acl", &json!({}))).await.expect_detail(403, REFUSED);
-    is(&ask(&admin, &json!({"token": other["id"], "line": "id; ls"})).await, None);
+    expect_verdict(&check(&admin, &json!({"token": other["id"], "line": "id; ls"})).await, None);
     let person = Person::new(&workspace, "mia").await;
     person.api.post(CHECK, &with("token", &token["id"])).await.expect_fields(400, &["token"]);
     admin
         .patch(&format!("{TOKENS}{}/", token["id"].as_str().unwrap()), &json!({"enabled": false}))
         .await
         .expect(200);
-    is(&of_token(&admin, "ls").await, Some("disabled"));
-    // Input.
+    expect_verdict(&of_token(&admin, "ls").await, Some("disabled"));
+    // Invalid input:
     admin.post(CHECK, &base).await.expect_fields(400, &["acl"]);
     admin
         .post(CHECK, &with("acl", &json!({"commands": ["'*'"]})))

@@ -1,40 +1,41 @@
-//! Commands without a shell, standard input and a directory (contract 7.3; agent-protocol 7.1).
+//! Commands without a shell, with standard input, and with a working directory (contract 7.3;
+//! agent-protocol 7.1).
 
 use farhand_tests::agents::{ScriptedAgent, own_account};
 use farhand_tests::commands::wait_until_ended;
 use farhand_tests::{Api, RealAgent, Reply, Workspace, far_ahead};
 use serde_json::{Value, json};
 
-use super::commands::{PATH, has_status, id_of, path_of};
+use super::commands::{PATH, assert_status, id_of, path_of};
 
 const ALL: &str = "kill, replay, argv, script, stdin, cwd";
 const CANNOT: Option<&str> = Some("AGENT_CANNOT");
 const REFUSED: Option<&str> = Some("API_TOKEN_ACL_NOT_ALLOWED");
 
-/// The body of a command, with more fields.
-fn with(fields: &Value) -> Value {
+/// A command body with additional fields.
+fn command_body(fields: &Value) -> Value {
     let mut body = json!({"server": "web-1", "username": "deploy"});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     body
 }
 
 #[track_caller]
-fn refused(reply: &Reply, what: &Value) {
+fn expect_refused(reply: &Reply, what: &Value) {
     assert_eq!(
         (reply.status, reply.json()["code"].as_str()),
         (403, REFUSED),
-        "{what} should be refused: {}",
+        "{what} must be refused: {}",
         reply.text
     );
 }
 
 #[tokio::test]
-async fn words_input_and_directory_reach_the_agent() {
+async fn argv_stdin_and_cwd_reach_the_agent() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect_with_features(&workspace, &server, ALL).await;
     let words = json!(["printf", "a b", "", "it's", "$(id)", "x\ny", "--é=*"]);
-    let body = with(
+    let body = command_body(
         &json!({"argv": words, "stdin": "in\u{0}put\n", "cwd": "/srv/a b", "env": {"A": "b"}}),
     );
     let made = workspace.admin.post(PATH, &body).await.expect(201);
@@ -50,14 +51,15 @@ async fn words_input_and_directory_reach_the_agent() {
         (&json!("printf a b  it's $(id) x\ny --é=*"), &json!("system"))
     );
     agent.fin(id_of(&made), 0, "ok").await;
-    // Nothing of what it was given is shown anywhere.
+    // Neither input nor directory is shown anywhere.
     let one = workspace.admin.get(&path_of(&made)).await.expect(200);
     assert_eq!((&one["line"], &one["status"]["text"]), (&made["line"], &json!("Success")));
     for field in ["argv", "stdin", "cwd", "env"] {
         assert!(one.get(field).is_none() && made.get(field).is_none(), "{field}");
     }
-    // A line has none of it.
-    let made = workspace.admin.post(PATH, &with(&json!({"line": "echo $HOME"}))).await.expect(201);
+    // A command with a line has none of these fields.
+    let made =
+        workspace.admin.post(PATH, &command_body(&json!({"line": "echo $HOME"}))).await.expect(201);
     let order = agent.next_command().await;
     assert_eq!(
         (&order["id"], &order["line"], &order["allow_sh"]),
@@ -66,14 +68,15 @@ async fn words_input_and_directory_reach_the_agent() {
     for field in ["argv", "stdin", "cwd"] {
         assert!(order.get(field).is_none(), "{field}: {order}");
     }
-    // What waits keeps all of it until it is delivered.
+    // A waiting command keeps its fields until it is delivered.
     agent.close().await;
     farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false)
         .await;
-    let body =
-        with(&json!({"argv": ["cat", "a b"], "stdin": "later", "cwd": "/", "on_offline": "queue"}));
+    let body = command_body(
+        &json!({"argv": ["cat", "a b"], "stdin": "later", "cwd": "/", "on_offline": "queue"}),
+    );
     let made = workspace.admin.post(PATH, &body).await.expect(201);
-    has_status(&made, "Queued", "warning", true);
+    assert_status(&made, "Queued", "warning", true);
     let mut agent = ScriptedAgent::connect_with_features(&workspace, &server, ALL).await;
     let order = agent.next_command().await;
     assert_eq!((&order["id"], &order["argv"]), (&made["id"], &json!(["cat", "a b"])));
@@ -81,7 +84,7 @@ async fn words_input_and_directory_reach_the_agent() {
 }
 
 #[tokio::test]
-async fn an_agent_without_the_features() {
+async fn commands_wait_or_fail_without_the_agents_features() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
@@ -101,15 +104,16 @@ async fn an_agent_without_the_features() {
         json!({"argv": ["ls"], "cwd": "/srv"}),
     ];
     for fields in &needing {
-        let mut body = with(fields);
+        let mut body = command_body(fields);
         admin.post(PATH, &body).await.expect_detail(409, CANNOT);
         body["scheduled_at"] = json!(far_ahead());
         admin.post(PATH, &body).await.expect_detail(409, CANNOT);
     }
-    assert_eq!(admin.get(PATH).await.expect(200)["count"], 0, "nothing of it is stored");
-    // Words that a line can carry are split again by such an agent, and no shell is started.
+    assert_eq!(admin.get(PATH).await.expect(200)["count"], 0, "no refused command is stored");
+    // For an agent without the feature, simple words become a line that the agent splits again. No
+    // shell is started.
     let made = admin
-        .post(PATH, &with(&json!({"argv": ["env", "A=b", "ls", "/srv/x-1"]})))
+        .post(PATH, &command_body(&json!({"argv": ["env", "A=b", "ls", "/srv/x-1"]})))
         .await
         .expect(201);
     assert_eq!(made["line"], "env 'A=b' ls /srv/x-1");
@@ -122,21 +126,28 @@ async fn an_agent_without_the_features() {
     agent.close().await;
     farhand_tests::agents::wait_until_connected(&workspace, server["id"].as_str().unwrap(), false)
         .await;
-    // Nobody is connected: it waits, and fails when an agent comes that cannot run it.
+    // While no agent is connected, commands wait. They fail when an agent connects that cannot run
+    // them.
     let mut waiting = Vec::new();
     for fields in &needing {
-        let mut body = with(fields);
+        let mut body = command_body(fields);
         body["on_offline"] = json!("queue");
         waiting.push(admin.post(PATH, &body).await.expect(201));
     }
-    let last =
-        admin.post(PATH, &with(&json!({"line": "id", "on_offline": "queue"}))).await.expect(201);
+    let last = admin
+        .post(PATH, &command_body(&json!({"line": "id", "on_offline": "queue"})))
+        .await
+        .expect(201);
     let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
-    assert_eq!(agent.next_command().await["id"], last["id"], "only what it can run is delivered");
+    assert_eq!(
+        agent.next_command().await["id"],
+        last["id"],
+        "only commands that the agent can run are delivered"
+    );
     for command in &waiting {
         let path = path_of(command);
         let ended = wait_until_ended(admin, id_of(command)).await;
-        has_status(&ended, "Failed", "danger", false);
+        assert_status(&ended, "Failed", "danger", false);
         assert!(
             ended["status"]["message"].as_str().unwrap().contains("its agent cannot "),
             "{ended}"
@@ -152,13 +163,13 @@ async fn an_agent_without_the_features() {
 }
 
 #[tokio::test]
-async fn lists_of_words() {
+async fn access_control_lists_check_words() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect_with_features(&workspace, &server, ALL).await;
     let acl = json!({"argv": [["grep", "*", "/var/log/dpkg.log"], ["systemctl", "restart", "web-*"], ["ls", "..."]]});
     let token = workspace.limited(&acl).await;
-    let run = async |api: &Api, fields: &Value| api.post(PATH, &with(fields)).await;
+    let run = async |api: &Api, fields: &Value| api.post(PATH, &command_body(fields)).await;
     for words in [
         json!(["grep", "root\" /etc/passwd \"", "/etc/passwd"]),
         json!(["grep", "root", "/etc/passwd", "/var/log/dpkg.log"]),
@@ -171,7 +182,7 @@ async fn lists_of_words() {
         json!(["/bin/ls"]),
         json!(["lsof"]),
     ] {
-        refused(&run(&token, &json!({"argv": words})).await, &words);
+        expect_refused(&run(&token, &json!({"argv": words})).await, &words);
     }
     for fields in [
         json!({"line": "ls"}),
@@ -182,7 +193,7 @@ async fn lists_of_words() {
         json!({"argv": ["ls"], "cwd": "/"}),
         json!({"argv": ["ls"], "groupname": "www"}),
     ] {
-        refused(&run(&token, &fields).await, &fields);
+        expect_refused(&run(&token, &fields).await, &fields);
     }
     for words in [
         json!(["grep", "a b; $(id) 'x' # \"\n", "/var/log/dpkg.log"]),
@@ -198,12 +209,12 @@ async fn lists_of_words() {
             (&made["id"], &words, &json!(false))
         );
     }
-    // Patterns of lines say nothing about words.
+    // Patterns for lines say nothing about words.
     let lines = workspace.limited(&json!({"commands": ["ls *", "*"]})).await;
-    refused(&run(&lines, &json!({"argv": ["ls"]})).await, &json!("ls"));
+    expect_refused(&run(&lines, &json!({"argv": ["ls"]})).await, &json!("ls"));
     run(&lines, &json!({"line": "ls"})).await.expect(201);
     assert_eq!(agent.next_command().await["line"], "ls");
-    // Accounts alone allow both, with all that belongs to it.
+    // A list with accounts only allows lines and words, with all their fields.
     let accounts = workspace.limited(&json!({"usernames": ["deploy"]})).await;
     run(&accounts, &json!({"argv": ["id"], "stdin": "x", "cwd": "/", "env": {"A": "b"}}))
         .await
@@ -213,7 +224,7 @@ async fn lists_of_words() {
 }
 
 #[tokio::test]
-async fn a_real_process_gets_the_words_the_input_and_the_directory() {
+async fn a_real_process_gets_argv_stdin_and_cwd() {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
     let _agent = RealAgent::start(&workspace, &server).await;

@@ -1,10 +1,10 @@
-//! Taking commands back, and killing them (contract 7.7 and 7.8).
+//! Cancelling and killing commands (contract 7.7 and 7.8).
 
 use farhand_tests::agents::{ScriptedAgent, own_account};
 use farhand_tests::{Api, Person, RealAgent, Workspace, eventually, far_ahead};
 use serde_json::{Value, json};
 
-use super::commands::{PATH, has_status, id_of, moment, path_of, read, workspace_with_agent};
+use super::commands::{PATH, assert_status, id_of, path_of, read, time_of, workspace_with_agent};
 
 const ALREADY_SENT: Option<&str> = Some("EVENT_COMMAND_ALREADY_SENT");
 const ALREADY_HANDLED: Option<&str> = Some("COMMAND_ALREADY_HANDLED");
@@ -21,7 +21,7 @@ fn action(command: &Value, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_waits_is_taken_back() {
+async fn a_waiting_command_can_be_cancelled() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let later = json!({"server": "web-1", "line": "later", "scheduled_at": far_ahead()});
@@ -29,20 +29,20 @@ async fn what_waits_is_taken_back() {
     let queued = queue(&workspace.admin, "queued").await;
     for command in [&later, &queued] {
         let cancelled = workspace.admin.call("POST", &action(command, "cancel")).await.expect(200);
-        has_status(&cancelled, "Cancelled", "secondary", false);
+        assert_status(&cancelled, "Cancelled", "secondary", false);
         assert_eq!(cancelled["success"], false);
         for field in
             ["delivered_at", "acked_at", "result", "exit_code", "elapsed_time", "response_delay"]
         {
             assert_eq!(cancelled[field], json!(null), "{field}");
         }
-        assert!(moment(&cancelled, "handled_at") >= moment(&cancelled, "added_at"));
+        assert!(time_of(&cancelled, "handled_at") >= time_of(&cancelled, "added_at"));
         assert!(
             cancelled["status"]["message"].as_str().unwrap().starts_with("Cancelled by boss at "),
             "{cancelled}"
         );
         assert_eq!(read(&workspace, command).await, cancelled);
-        // Once more is as good, and changes nothing.
+        // A repetition is accepted and changes nothing.
         assert_eq!(
             workspace.admin.call("POST", &action(command, "cancel")).await.expect(200),
             cancelled
@@ -57,10 +57,10 @@ async fn what_waits_is_taken_back() {
     }
     let deleted = queue(&workspace.admin, "deleted").await;
     assert_eq!(workspace.admin.delete(&path_of(&deleted)).await.expect(204), json!(null));
-    has_status(&read(&workspace, &deleted).await, "Cancelled", "secondary", false);
+    assert_status(&read(&workspace, &deleted).await, "Cancelled", "secondary", false);
     let killed = queue(&workspace.admin, "killed").await;
     let shown = workspace.admin.call("POST", &action(&killed, "kill")).await.expect(200);
-    has_status(&shown, "Cancelled", "secondary", false);
+    assert_status(&shown, "Cancelled", "secondary", false);
     let kept = queue(&workspace.admin, "kept").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], kept["id"]);
@@ -69,7 +69,7 @@ async fn what_waits_is_taken_back() {
 }
 
 #[tokio::test]
-async fn what_was_delivered_is_not_taken_back() {
+async fn a_delivered_command_cannot_be_cancelled() {
     let (workspace, _, agent) = workspace_with_agent().await;
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
@@ -92,7 +92,7 @@ async fn what_was_delivered_is_not_taken_back() {
 }
 
 #[tokio::test]
-async fn requesters_and_staff_take_back_and_others_do_not() {
+async fn only_requesters_and_staff_can_cancel() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let owner = Person::new(&workspace, "owner").await;
@@ -121,7 +121,7 @@ async fn requesters_and_staff_take_back_and_others_do_not() {
     }
     owner.delete(&path_of(&of_boss)).await.expect_detail(403, Some("PERMISSION_DENIED"));
     outsider.delete(&path_of(&of_boss)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
-    has_status(&read(&workspace, &of_boss).await, "Queued", "warning", true);
+    assert_status(&read(&workspace, &of_boss).await, "Queued", "warning", true);
     owner.call("POST", &action(&of_owner, "cancel")).await.expect(200);
     staff.call("POST", &action(&also_of_owner, "cancel")).await.expect(200);
     let shown = staff.call("POST", &action(&of_boss, "cancel")).await.expect(200);
@@ -140,7 +140,7 @@ async fn a_command_is_delivered_or_cancelled_and_never_both() {
             futures_util::future::join(connect, workspace.admin.call("POST", &path)).await;
         match cancelled.status {
             200 => {
-                has_status(&cancelled.json(), "Cancelled", "secondary", false);
+                assert_status(&cancelled.json(), "Cancelled", "secondary", false);
                 assert!(agent.stays_silent().await);
             }
             _ => {
@@ -152,7 +152,7 @@ async fn a_command_is_delivered_or_cancelled_and_never_both() {
 }
 
 #[tokio::test]
-async fn an_agent_that_cannot_kill_is_not_asked_to() {
+async fn an_agent_without_the_kill_feature_gets_no_kill() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
@@ -177,30 +177,30 @@ async fn a_killed_command_ends_with_its_agents_report() {
     agent.ack(id_of(&made)).await;
     let kill = json!({"query": "kill", "id": made["id"]});
     let asked = workspace.admin.call("POST", &action(&made, "kill")).await.expect(202);
-    has_status(&asked, "Acked", "warning", false);
+    assert_status(&asked, "Acked", "warning", false);
     assert!(
         asked["status"]["message"].as_str().unwrap().contains("boss asked to kill it"),
         "{asked}"
     );
     assert_eq!(agent.next().await, Ok(kill.clone()));
-    assert_eq!(read(&workspace, &made).await, asked, "it has not ended yet");
-    // Asked for twice, it is sent twice; the first who asked is told of.
+    assert_eq!(read(&workspace, &made).await, asked, "the command has not ended yet");
+    // A second kill is sent too, but the command shows only the first requester.
     workspace.staff("alice").await.call("POST", &action(&made, "kill")).await.expect(202);
     assert_eq!(agent.next().await, Ok(kill.clone()));
-    // An agent that was away hears of it when it comes back.
+    // A disconnected agent gets the kill when it reconnects.
     agent.close().await;
     let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
     assert_eq!(agent.next().await, Ok(kill));
     agent.fin(id_of(&made), 143, "some output").await;
     let done = read(&workspace, &made).await;
-    has_status(&done, "Failed", "danger", false);
+    assert_status(&done, "Failed", "danger", false);
     assert_eq!(
         (&done["exit_code"], &done["success"], &done["result"]),
         (&json!(143), &json!(false), &json!("some output"))
     );
     assert!(done["status"]["message"].as_str().unwrap().ends_with("; killed by boss."), "{done}");
     workspace.admin.call("POST", &action(&made, "kill")).await.expect_detail(409, ALREADY_HANDLED);
-    // With nobody there, nobody can be asked.
+    // Without a connected agent, a kill is impossible.
     let other = workspace
         .admin
         .post(PATH, &json!({"server": "web-1", "line": "sleep 600"}))
@@ -231,8 +231,7 @@ async fn the_real_agent_kills_the_whole_process_group() {
     let pids =
         eventually("the command's processes", || async { std::fs::read_to_string(&file).ok() })
             .await;
-    // One that has ended and was not waited for, as nobody may do here, has no command line any
-    // more.
+    // A zombie has no command line. The test may not wait for it, as it is no child.
     let runs = |pid: &str| {
         std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
     };
@@ -240,8 +239,8 @@ async fn the_real_agent_kills_the_whole_process_group() {
     assert!(pids.len() == 2 && pids.iter().all(|pid| runs(pid)), "{pids:?}");
     workspace.admin.call("POST", &action(&made, "kill")).await.expect(202);
     let done = workspace.admin.get(&format!("{}?wait=30", path_of(&made))).await.expect(200);
-    has_status(&done, "Failed", "danger", false);
-    assert!(pids.iter().all(|pid| !runs(pid)), "when it has ended, nothing of it is left");
+    assert_status(&done, "Failed", "danger", false);
+    assert!(pids.iter().all(|pid| !runs(pid)), "no process is left after the end");
     assert_eq!(done["exit_code"], 143);
     assert!(done["status"]["message"].as_str().unwrap().ends_with("; killed by boss."), "{done}");
 }

@@ -1,6 +1,6 @@
-//! Attempts to run, end or see commands past the access control list of an API token (contract
-//! 4.12; contract 7.7). Beside what is refused stands what is allowed, so that a service that
-//! refuses everything does not pass.
+//! Attempts to run, end or read commands against the access control list of an API token (contract
+//! 4.12 and 7.7). Each test also has allowed commands, so that a service that refuses everything
+//! fails.
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::{Api, Reply, Workspace, eventually, far_ahead, now};
@@ -8,19 +8,18 @@ use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
 const REFUSED: Option<&str> = Some("API_TOKEN_ACL_NOT_ALLOWED");
-/// A time that does not come.
 const NOT_FOUND: Option<&str> = Some("COMMAND_NOT_FOUND");
 
 /// A workspace with two servers and their agents.
-struct Stage {
+struct LimitedWorkspace {
     workspace: Workspace,
     servers: [Value; 2],
     agents: [ScriptedAgent; 2],
-    /// How many commands were accepted.
+    /// How many commands have been accepted.
     accepted: u64,
 }
 
-impl Stage {
+impl LimitedWorkspace {
     async fn new() -> Self {
         let workspace = Workspace::new().await;
         let servers = [workspace.server("web-1").await, workspace.server("web-2").await];
@@ -31,11 +30,11 @@ impl Stage {
         Self { workspace, servers, agents, accepted: 0 }
     }
 
-    /// Posts what is allowed: it is the next thing that its agent gets, so nothing that was refused
-    /// went out before it.
-    async fn allowed(&mut self, api: &Api, body: &Value) -> Value {
+    /// Posts an allowed command. It must be the next message of its agent, so nothing refused was
+    /// delivered before it.
+    async fn expect_allowed(&mut self, api: &Api, body: &Value) -> Value {
         let made = api.post(PATH, body).await;
-        assert_eq!(made.status, 201, "{body} should be allowed: {}", made.text);
+        assert_eq!(made.status, 201, "{body} must be allowed: {}", made.text);
         let made = made.json();
         self.accepted += 1;
         let agent = self.servers.iter().position(|server| server["id"] == made["server"]).unwrap();
@@ -44,30 +43,30 @@ impl Stage {
         made
     }
 
-    /// Asserts that nothing but what was accepted is stored, and that nothing more went out.
-    async fn is_untouched(&mut self) {
+    /// Asserts that only accepted commands are stored, and that no others were delivered.
+    async fn expect_nothing_else(&mut self) {
         let list = self.workspace.admin.get(PATH).await.expect(200);
-        assert_eq!(list["count"], self.accepted, "nothing that was refused is stored");
+        assert_eq!(list["count"], self.accepted, "no refused command is stored");
         for agent in &mut self.agents {
-            assert!(agent.stays_silent().await, "nothing that was refused went out");
+            assert!(agent.stays_silent().await, "no refused command was delivered");
         }
     }
 }
 
-/// The body of a command, with changes to it.
-fn with(changes: &Value) -> Value {
+/// A command body with changes.
+fn body_with(changes: &Value) -> Value {
     let mut body = json!({"server": "web-1", "line": "ls", "username": "deploy"});
     body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
     body
 }
 
 #[track_caller]
-fn refused(reply: &Reply, what: &Value) {
+fn expect_refused(reply: &Reply, what: &Value) {
     let code = reply.json()["code"].as_str().map(ToOwned::to_owned);
     assert_eq!(
         (reply.status, code.as_deref()),
         (403, REFUSED),
-        "{what} should be refused: {}",
+        "{what} must be refused: {}",
         reply.text
     );
 }
@@ -76,27 +75,30 @@ fn path_of(command: &Value) -> String {
     format!("{PATH}{}/", command["id"].as_str().unwrap())
 }
 
-/// Posts what must be refused and what must not, with a token of each list.
-async fn check(groups: &[(Value, Vec<Value>, Vec<Value>)], fewest: usize) {
-    let mut stage = Stage::new().await;
+/// For each list, posts allowed and refused commands with a token that has the list.
+async fn check(groups: &[(Value, Vec<Value>, Vec<Value>)], minimum: usize) {
+    let mut limited_workspace = LimitedWorkspace::new().await;
     let mut attempts = 0;
     for (acl, allowed, not_allowed) in groups {
-        let token = stage.workspace.limited(acl).await;
+        let token = limited_workspace.workspace.limited(acl).await;
         for changes in not_allowed {
-            // At once, later, and with a wish to wait: the answer is the same.
-            let body = with(changes);
-            refused(&token.post(PATH, &body).await, &json!({"acl": acl, "changes": changes}));
+            // Immediate, scheduled and waiting requests are decided alike.
+            let body = body_with(changes);
+            expect_refused(
+                &token.post(PATH, &body).await,
+                &json!({"acl": acl, "changes": changes}),
+            );
             let mut later = body.clone();
             later["scheduled_at"] = json!(far_ahead());
-            refused(&token.post(PATH, &later).await, &json!({"acl": acl, "later": changes}));
+            expect_refused(&token.post(PATH, &later).await, &json!({"acl": acl, "later": changes}));
             attempts += 1;
         }
         for changes in allowed {
-            stage.allowed(&token, &with(changes)).await;
+            limited_workspace.expect_allowed(&token, &body_with(changes)).await;
         }
     }
-    assert!(attempts >= fewest, "{attempts}");
-    stage.is_untouched().await;
+    assert!(attempts >= minimum, "{attempts}");
+    limited_workspace.expect_nothing_else().await;
 }
 
 fn lines(lines: &[&str]) -> Vec<Value> {
@@ -104,7 +106,7 @@ fn lines(lines: &[&str]) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn lines_past_the_patterns() {
+async fn lines_outside_the_patterns_are_refused() {
     let groups = [
         (
             json!({"commands": ["ls *", "df -h", "systemctl restart *.service"]}),
@@ -113,14 +115,14 @@ async fn lines_past_the_patterns() {
                 "ls ",
                 "ls -l /tmp",
                 "ls a b *.rs %y !z [a-c]? a=b",
-                // Look-alikes are characters like any other to a shell, and the agent gets them as
-                // they are.
+                // Look-alikes of operators are ordinary characters for a shell. They reach the
+                // agent unchanged.
                 "ls \u{ff1b}\u{ff06}\u{37e}\u{200b}e\u{301} id",
                 "df -h",
                 "systemctl restart nginx.service",
             ]),
             lines(&[
-                // Operators.
+                // Operators:
                 "ls; id",
                 "ls ;id",
                 "ls -l; id",
@@ -137,7 +139,7 @@ async fn lines_past_the_patterns() {
                 "ls << EOF",
                 "ls <(id)",
                 "ls (id)",
-                // Substitution and expansion.
+                // Substitution and expansion:
                 "ls $(id)",
                 "ls `id`",
                 "ls $HOME",
@@ -146,7 +148,7 @@ async fn lines_past_the_patterns() {
                 "ls {a,b}",
                 "ls \\",
                 "ls \\; id",
-                // Quotes, comments and other folders.
+                // Quotes, comments and other folders:
                 "ls 'a b'",
                 "ls \"a b\"",
                 "ls ''",
@@ -157,7 +159,7 @@ async fn lines_past_the_patterns() {
                 "systemctl restart x # .service",
                 "systemctl restart 'x' .service",
                 "ls ';' \"$(id)\"",
-                // Newlines and other controls.
+                // Newlines and other control characters:
                 "ls\nid",
                 "ls \nid",
                 "ls -l\n",
@@ -172,7 +174,7 @@ async fn lines_past_the_patterns() {
                 "ls -l\u{85}id",
                 "ls -l\u{2028}id",
                 "ls -l\u{2029}id",
-                // Around the pattern.
+                // Text around the pattern:
                 " ls",
                 "\tls",
                 "\u{a0}ls",
@@ -205,7 +207,7 @@ async fn lines_past_the_patterns() {
                 "systemctl restart .service; id",
                 "systemctl restart nginx.service ",
                 "systemctl restart nginx_service",
-                // Look-alikes in what must match itself.
+                // Look-alikes in literal parts of a pattern:
                 "\u{217c}s",
                 "l\u{455}",
                 "\u{ff4c}\u{ff53}",
@@ -220,7 +222,7 @@ async fn lines_past_the_patterns() {
             ]),
         ),
         (
-            // What is no `*` stands for itself, operators too.
+            // Everything but `*` is literal in a pattern, operators too.
             json!({"commands": ["echo a; echo b", "ps | grep *", "cat ?[x].conf", "echo %_", "x $*"]}),
             lines(&[
                 "echo a; echo b",
@@ -266,7 +268,7 @@ async fn lines_past_the_patterns() {
 }
 
 #[tokio::test]
-async fn fields_past_the_lists() {
+async fn other_fields_are_checked_against_their_lists() {
     let elsewhere = "01936d3e-7a00-7000-8000-000000000000";
     let commands = json!({"commands": ["ls *"]});
     let groups = [
@@ -289,7 +291,7 @@ async fn fields_past_the_lists() {
                 json!({"line": "ls; id", "command": "ls; id"}),
                 json!({"shell": "internal"}),
                 json!({"shell": "internal", "line": "ls -l"}),
-                // An environment can change what a line does; an empty one is one too.
+                // An environment can change the effect of a line, so even an empty one is refused.
                 json!({"env": {"LD_PRELOAD": "/tmp/x.so"}}),
                 json!({"env": {"PATH": "/tmp"}}),
                 json!({"env": {"IFS": "l"}}),
@@ -321,7 +323,7 @@ async fn fields_past_the_lists() {
                 json!({"username": "ops"}),
                 json!({"username": "0"}),
                 json!({"username": "boss"}),
-                // Nobody named: the caller's own name, which is not on the list.
+                // The default is the caller's own name, which is not in the list.
                 json!({"username": null}),
                 json!({"groupname": "root"}),
                 json!({"groupname": "deploy"}),
@@ -365,7 +367,7 @@ async fn fields_past_the_lists() {
             vec![json!({}), json!({"shell": "internal"}), json!({"server": "web-2"})],
         ),
         (json!({"networks": []}), vec![], vec![json!({})]),
-        // One list does not make up for another.
+        // Each list is checked on its own.
         (
             json!({"commands": ["ls"], "usernames": ["deploy"], "read_only": false}),
             vec![json!({})],
@@ -382,27 +384,31 @@ async fn fields_past_the_lists() {
 }
 
 #[tokio::test]
-async fn servers_by_name_and_by_id() {
-    let mut stage = Stage::new().await;
-    let [one, two] = stage.servers.clone().map(|server| server["id"].as_str().unwrap().to_owned());
-    let token = stage.workspace.limited(&json!({"servers": [two.to_uppercase()]})).await;
+async fn servers_are_checked_by_name_and_by_id() {
+    let mut limited_workspace = LimitedWorkspace::new().await;
+    let [one, two] =
+        limited_workspace.servers.clone().map(|server| server["id"].as_str().unwrap().to_owned());
+    let token =
+        limited_workspace.workspace.limited(&json!({"servers": [two.to_uppercase()]})).await;
     for server in
         [&one, &one.to_uppercase(), "web-1", &format!("{{{two}}}"), &two.replace('-', ""), "web-2 "]
     {
-        let body = with(&json!({"server": server}));
-        refused(&token.post(PATH, &body).await, &body);
+        let body = body_with(&json!({"server": server}));
+        expect_refused(&token.post(PATH, &body).await, &body);
     }
     for server in [&two, &two.to_uppercase(), "web-2"] {
-        stage.allowed(&token, &with(&json!({"server": server}))).await;
+        limited_workspace.expect_allowed(&token, &body_with(&json!({"server": server}))).await;
     }
-    stage.is_untouched().await;
+    limited_workspace.expect_nothing_else().await;
 }
 
 #[tokio::test]
-async fn bodies_that_say_two_things() {
-    let mut stage = Stage::new().await;
-    let token =
-        stage.workspace.limited(&json!({"commands": ["ls *"], "usernames": ["deploy"]})).await;
+async fn the_check_and_the_agent_see_the_same_value() {
+    let mut limited_workspace = LimitedWorkspace::new().await;
+    let token = limited_workspace
+        .workspace
+        .limited(&json!({"commands": ["ls *"], "usernames": ["deploy"]}))
+        .await;
     let post = |body: &'static str, headers: &'static [(&'static str, &'static str)]| {
         let request =
             token.request("POST", PATH).header("Content-Type", "application/json").body(body);
@@ -411,7 +417,7 @@ async fn bodies_that_say_two_things() {
         )
     };
     for body in [
-        // Of a field that is there twice the last counts, for the check and for the agent.
+        // If a field is repeated, the last value counts, for the check and for the agent.
         r#"{"server":"web-1","username":"deploy","line":"ls","line":"id"}"#,
         r#"{"server":"web-1","username":"deploy","line":"ls","username":"root"}"#,
         r#"{"server":"web-1","username":"deploy","line":"ls","shell":"system","shell":"internal"}"#,
@@ -420,9 +426,9 @@ async fn bodies_that_say_two_things() {
         r#"{"server":"web-1","username":"deploy","li\u006ee":"ls \u000a id"}"#,
         r#"{"server":"web-1","username":"dep\u006coy2","line":"ls"}"#,
     ] {
-        refused(&post(body, &[]).await, &json!(body));
+        expect_refused(&post(body, &[]).await, &json!(body));
     }
-    // What cannot be read is not run either.
+    // Unreadable bodies run nothing either.
     for (body, status) in [
         (r#"{"server":"web-1","username":"deploy","line":"ls","command":"id"}"#, 400),
         (r#"{"server":"web-1","username":"deploy","line":"ls \ud800 id"}"#, 400),
@@ -441,34 +447,35 @@ async fn bodies_that_say_two_things() {
     ] {
         assert_eq!(post(body, &[]).await.status, status, "{body}");
     }
-    let read_only = stage.workspace.limited(&json!({"read_only": true})).await;
+    let read_only = limited_workspace.workspace.limited(&json!({"read_only": true})).await;
     for name in ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"] {
-        let request = read_only.request("POST", PATH).header(name, "GET").json(&with(&json!({})));
-        refused(&read_only.send(request).await, &json!(name));
+        let request =
+            read_only.request("POST", PATH).header(name, "GET").json(&body_with(&json!({})));
+        expect_refused(&read_only.send(request).await, &json!(name));
     }
     let allowed = r#"{"server":"web-1","username":"root","line":"id","line":"ls \u002dl","username":"deploy"}"#;
     let made = post(allowed, &[("Prefer", "wait=0")]).await.expect(201);
-    stage.accepted += 1;
-    let order = stage.agents[0].next_command().await;
+    limited_workspace.accepted += 1;
+    let order = limited_workspace.agents[0].next_command().await;
     assert_eq!(
         (&order["id"], &order["line"], &order["user"]),
         (&made["id"], &json!("ls -l"), &json!("deploy"))
     );
-    stage.is_untouched().await;
+    limited_workspace.expect_nothing_else().await;
 }
 
 #[tokio::test]
-async fn addresses_past_the_networks() {
-    let mut stage = Stage::new().await;
+async fn addresses_outside_the_networks_are_refused() {
+    let mut limited_workspace = LimitedWorkspace::new().await;
     let acl = json!({"networks": ["10.1.0.0/16", "2001:db8::/32", "192.0.2.7/32", "::ffff:198.51.100.0/120"]});
-    let token = stage.workspace.limited(&acl).await;
-    let other = stage
+    let token = limited_workspace.workspace.limited(&acl).await;
+    let other = limited_workspace
         .workspace
         .admin
-        .post(PATH, &with(&json!({"scheduled_at": far_ahead()})))
+        .post(PATH, &body_with(&json!({"scheduled_at": far_ahead()})))
         .await
         .expect(201);
-    stage.accepted += 1;
+    limited_workspace.accepted += 1;
     for outside in [
         "10.2.0.1",
         "11.1.0.1",
@@ -495,8 +502,8 @@ async fn addresses_past_the_networks() {
         "-",
     ] {
         let from = token.from_address(outside);
-        refused(&from.post(PATH, &with(&json!({}))).await, &json!(outside));
-        let spoof = from.request("POST", PATH).json(&with(&json!({})));
+        expect_refused(&from.post(PATH, &body_with(&json!({}))).await, &json!(outside));
+        let spoof = from.request("POST", PATH).json(&body_with(&json!({})));
         let spoof = [
             "CF-Connecting-IP",
             "Farhand-Peer",
@@ -507,11 +514,11 @@ async fn addresses_past_the_networks() {
         ]
         .iter()
         .fold(spoof, |request, name| request.header(*name, "10.1.0.1"));
-        refused(&from.send(spoof).await, &json!(outside));
+        expect_refused(&from.send(spoof).await, &json!(outside));
         for path in [PATH.to_owned(), path_of(&other), format!("{}chunks/", path_of(&other))] {
-            refused(&from.get(&path).await, &json!([outside, path]));
+            expect_refused(&from.get(&path).await, &json!([outside, path]));
         }
-        refused(&from.delete(&path_of(&other)).await, &json!(outside));
+        expect_refused(&from.delete(&path_of(&other)).await, &json!(outside));
     }
     for inside in [
         "10.1.255.255",
@@ -525,20 +532,21 @@ async fn addresses_past_the_networks() {
         "198.51.100.9",
         "::ffff:198.51.100.9",
     ] {
-        stage.allowed(&token.from_address(inside), &with(&json!({}))).await;
+        limited_workspace.expect_allowed(&token.from_address(inside), &body_with(&json!({}))).await;
     }
     token.from_address("10.1.0.1").get(&path_of(&other)).await.expect(200);
-    stage.is_untouched().await;
+    limited_workspace.expect_nothing_else().await;
 }
 
 #[tokio::test]
-async fn a_token_that_only_reads_ends_nothing_and_reads_all() {
-    let mut stage = Stage::new().await;
-    let admin = stage.workspace.admin.clone();
-    let running = stage.allowed(&admin, &with(&json!({}))).await;
-    let waiting = admin.post(PATH, &with(&json!({"scheduled_at": far_ahead()}))).await.expect(201);
-    stage.accepted += 1;
-    let token = stage.workspace.limited(&json!({"read_only": true})).await;
+async fn a_read_only_token_reads_all_and_ends_nothing() {
+    let mut limited_workspace = LimitedWorkspace::new().await;
+    let admin = limited_workspace.workspace.admin.clone();
+    let running = limited_workspace.expect_allowed(&admin, &body_with(&json!({}))).await;
+    let waiting =
+        admin.post(PATH, &body_with(&json!({"scheduled_at": far_ahead()}))).await.expect(201);
+    limited_workspace.accepted += 1;
+    let token = limited_workspace.workspace.limited(&json!({"read_only": true})).await;
     for command in [&running, &waiting] {
         let path = path_of(command);
         for (method, path) in [
@@ -546,7 +554,7 @@ async fn a_token_that_only_reads_ends_nothing_and_reads_all() {
             ("POST", format!("{path}kill/")),
             ("DELETE", path.clone()),
         ] {
-            refused(&token.call(method, &path).await, &json!([method, path]));
+            expect_refused(&token.call(method, &path).await, &json!([method, path]));
         }
         assert_eq!(
             token.get(&path).await.expect(200)["status"],
@@ -555,30 +563,37 @@ async fn a_token_that_only_reads_ends_nothing_and_reads_all() {
         token.get(&format!("{path}?wait=0")).await.expect(200);
         token.get(&format!("{path}chunks/")).await.expect(200);
     }
-    refused(&token.post(PATH, &with(&json!({"on_offline": "queue"}))).await, &json!("queue"));
+    expect_refused(
+        &token.post(PATH, &body_with(&json!({"on_offline": "queue"}))).await,
+        &json!("queue"),
+    );
     assert_eq!(token.get(PATH).await.expect(200)["count"], 2);
-    // What only reads also reads a stream, to its end.
-    stage.agents[0].fin(running["id"].as_str().unwrap(), 0, "").await;
+    // A read-only token can also read a stream to its end.
+    limited_workspace.agents[0].fin(running["id"].as_str().unwrap(), 0, "").await;
     let events = token.get(&format!("{}stream/", path_of(&running))).await;
     assert!(events.status == 200 && events.text.contains("event: end"), "{}", events.text);
-    stage.is_untouched().await;
+    limited_workspace.expect_nothing_else().await;
     assert_eq!(admin.get(&path_of(&waiting)).await.expect(200)["status"]["text"], "Scheduled");
 }
 
 #[tokio::test]
-async fn commands_of_other_servers_are_not_there() {
-    let mut stage = Stage::new().await;
-    let admin = stage.workspace.admin.clone();
-    let hidden = stage.allowed(&admin, &with(&json!({"server": "web-2"}))).await;
+async fn commands_of_other_servers_look_unknown() {
+    let mut limited_workspace = LimitedWorkspace::new().await;
+    let admin = limited_workspace.workspace.admin.clone();
+    let hidden =
+        limited_workspace.expect_allowed(&admin, &body_with(&json!({"server": "web-2"}))).await;
     let hidden_later = admin
-        .post(PATH, &with(&json!({"server": "web-2", "scheduled_at": far_ahead()})))
+        .post(PATH, &body_with(&json!({"server": "web-2", "scheduled_at": far_ahead()})))
         .await
         .expect(201);
     let shown_later =
-        admin.post(PATH, &with(&json!({"scheduled_at": far_ahead()}))).await.expect(201);
-    stage.accepted += 2;
-    let token = stage.workspace.limited(&json!({"servers": [stage.servers[0]["id"]]})).await;
-    let shown = stage.allowed(&token, &with(&json!({}))).await;
+        admin.post(PATH, &body_with(&json!({"scheduled_at": far_ahead()}))).await.expect(201);
+    limited_workspace.accepted += 2;
+    let token = limited_workspace
+        .workspace
+        .limited(&json!({"servers": [limited_workspace.servers[0]["id"]]}))
+        .await;
+    let shown = limited_workspace.expect_allowed(&token, &body_with(&json!({}))).await;
     let ways = |command: &Value| {
         let path = path_of(command);
         ["", "?wait=30", "chunks/", "stream/", "cancel/", "kill/"].map(|end| format!("{path}{end}"))
@@ -599,8 +614,8 @@ async fn commands_of_other_servers_are_not_there() {
     let listed: Vec<&Value> =
         list["results"].as_array().unwrap().iter().map(|item| &item["id"]).collect();
     assert_eq!((listed, &list["count"]), (vec![&shown_later["id"], &shown["id"]], &json!(2)));
-    stage.agents[0].chunk(shown["id"].as_str().unwrap(), 0, "x").await;
-    stage.agents[0].fin(shown["id"].as_str().unwrap(), 0, "x").await;
+    limited_workspace.agents[0].chunk(shown["id"].as_str().unwrap(), 0, "x").await;
+    limited_workspace.agents[0].fin(shown["id"].as_str().unwrap(), 0, "x").await;
     let [get, wait, chunks, stream, cancel, _] = ways(&shown);
     for path in [&get, &wait] {
         assert_eq!(token.get(path).await.expect(200)["status"]["text"], "Success");
@@ -609,17 +624,17 @@ async fn commands_of_other_servers_are_not_there() {
     assert!(token.get(&stream).await.text.contains("event: end"));
     token.call("POST", &cancel).await.expect_detail(409, Some("EVENT_COMMAND_ALREADY_SENT"));
     token.delete(&path_of(&shown_later)).await.expect(204);
-    stage.is_untouched().await;
+    limited_workspace.expect_nothing_else().await;
 }
 
 #[tokio::test]
-async fn a_token_ends_only_what_it_could_have_made() {
-    let mut stage = Stage::new().await;
-    let admin = stage.workspace.admin.clone();
+async fn a_token_ends_only_commands_it_could_create() {
+    let mut limited_workspace = LimitedWorkspace::new().await;
+    let admin = limited_workspace.workspace.admin.clone();
     let mut acl = json!({"commands": ["ls *", "df"], "usernames": ["deploy"]});
-    let token = stage.workspace.limited(&acl).await;
+    let token = limited_workspace.workspace.limited(&acl).await;
     acl["read_all"] = json!(true);
-    let reader = stage.workspace.limited(&acl).await;
+    let reader = limited_workspace.workspace.limited(&acl).await;
     let others = [
         json!({"line": "id"}),
         json!({"line": "ls; id"}),
@@ -632,11 +647,11 @@ async fn a_token_ends_only_what_it_could_have_made() {
         json!({"argv": ["ls"], "line": null}),
     ];
     for changes in others {
-        let mut later = with(&changes);
+        let mut later = body_with(&changes);
         later["scheduled_at"] = json!(far_ahead());
         let waiting = admin.post(PATH, &later).await.expect(201);
-        stage.accepted += 1;
-        let running = stage.allowed(&admin, &with(&changes)).await;
+        limited_workspace.accepted += 1;
+        let running = limited_workspace.expect_allowed(&admin, &body_with(&changes)).await;
         for command in [&waiting, &running] {
             let path = path_of(command);
             for (method, path) in [
@@ -644,77 +659,78 @@ async fn a_token_ends_only_what_it_could_have_made() {
                 ("POST", format!("{path}kill/")),
                 ("DELETE", path.clone()),
             ] {
-                // What the token does not read is not there; what it reads and could not have made
-                // stays.
+                // Commands that the token cannot read look unknown. Commands that it can read, but
+                // could not have created, stay.
                 token.call(method, &path).await.expect_detail(404, NOT_FOUND);
-                refused(&reader.call(method, &path).await, &json!([changes, method, path]));
+                expect_refused(&reader.call(method, &path).await, &json!([changes, method, path]));
             }
             let expected = if *command == waiting { "Scheduled" } else { "Sent" };
             assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], expected, "{changes}");
         }
     }
-    // Its own, and another's that it could have made.
+    // The token can end its own commands, and others that it could have created.
     for (api, end) in [(&token, "cancel/"), (&admin, "cancel/"), (&admin, "kill/")] {
-        let body = with(&json!({"line": "ls -l", "scheduled_at": far_ahead()}));
+        let body = body_with(&json!({"line": "ls -l", "scheduled_at": far_ahead()}));
         let made = api.post(PATH, &body).await.expect(201);
-        stage.accepted += 1;
+        limited_workspace.accepted += 1;
         let ended = token.call("POST", &format!("{}{end}", path_of(&made))).await.expect(200);
         assert_eq!(ended["status"]["text"], "Cancelled");
     }
-    let made = stage.allowed(&admin, &with(&json!({"line": "df"}))).await;
+    let made = limited_workspace.expect_allowed(&admin, &body_with(&json!({"line": "df"}))).await;
     let path = path_of(&made);
     token.delete(&path).await.expect_detail(409, Some("EVENT_COMMAND_ALREADY_SENT"));
     token.call("POST", &format!("{path}kill/")).await.expect_detail(409, Some("AGENT_CANNOT_KILL"));
-    stage.is_untouched().await;
+    limited_workspace.expect_nothing_else().await;
 }
 
 #[tokio::test]
-async fn a_repeated_key_gets_past_no_list() {
-    let mut stage = Stage::new().await;
-    let admin = stage.workspace.admin.clone();
+async fn an_idempotency_key_bypasses_no_list() {
+    let mut limited_workspace = LimitedWorkspace::new().await;
+    let admin = limited_workspace.workspace.admin.clone();
     let post = async |api: &Api, key: &str, body: &Value| {
         api.send(api.request("POST", PATH).header("Idempotency-Key", key).json(body)).await
     };
     let bodies = [
-        with(&json!({"line": "id"})),
-        with(&json!({"env": {"A": "b"}})),
-        with(&json!({"username": "root"})),
-        with(&json!({"server": "web-2"})),
+        body_with(&json!({"line": "id"})),
+        body_with(&json!({"env": {"A": "b"}})),
+        body_with(&json!({"username": "root"})),
+        body_with(&json!({"server": "web-2"})),
     ];
-    let acl = json!({"commands": ["ls"], "usernames": ["deploy"], "servers": [stage.servers[0]["id"]],
+    let acl = json!({"commands": ["ls"], "usernames": ["deploy"], "servers": [limited_workspace.servers[0]["id"]],
         "networks": ["10.1.0.0/16"]});
-    let token = stage.workspace.limited(&acl).await.from_address("10.1.0.1");
+    let token = limited_workspace.workspace.limited(&acl).await.from_address("10.1.0.1");
     for (number, body) in bodies.iter().enumerate() {
         let key = format!("key-{number}");
         let made = post(&admin, &key, body).await.expect(201);
-        stage.accepted += 1;
-        let agent = usize::from(made["server"] != stage.servers[0]["id"]);
-        assert_eq!(stage.agents[agent].next_command().await["id"], made["id"]);
+        limited_workspace.accepted += 1;
+        let agent = usize::from(made["server"] != limited_workspace.servers[0]["id"]);
+        assert_eq!(limited_workspace.agents[agent].next_command().await["id"], made["id"]);
         let replayed = post(&admin, &key, body).await;
         assert_eq!((replayed.status, replayed.header("Idempotent-Replayed")), (201, "true"));
-        // Neither the answer that was given before, nor a new command, nor that the key was used.
-        for body in [body, &with(&json!({"line": "other"}))] {
+        // The response reveals neither the earlier command nor the use of the key, and no command
+        // is created.
+        for body in [body, &body_with(&json!({"line": "other"}))] {
             let reply = post(&token, &key, body).await;
-            refused(&reply, body);
+            expect_refused(&reply, body);
             assert_eq!(reply.header("Idempotent-Replayed"), "");
         }
     }
-    // What both could make is one command, wherever it was asked for.
-    let body = with(&json!({}));
+    // If both tokens could create the command, the key replays it for both.
+    let body = body_with(&json!({}));
     let made = post(&admin, "shared", &body).await.expect(201);
-    stage.accepted += 1;
-    stage.agents[0].next_command().await;
+    limited_workspace.accepted += 1;
+    limited_workspace.agents[0].next_command().await;
     let replayed = post(&token, "shared", &body).await;
     assert_eq!(
         (replayed.expect(201)["id"].clone(), replayed.header("Idempotent-Replayed")),
         (made["id"].clone(), "true")
     );
-    refused(&post(&token.from_address("10.2.0.1"), "shared", &body).await, &body);
-    stage.is_untouched().await;
+    expect_refused(&post(&token.from_address("10.2.0.1"), "shared", &body).await, &body);
+    limited_workspace.expect_nothing_else().await;
 }
 
 #[tokio::test]
-async fn waiting_commands_are_refused_like_others() {
+async fn waiting_commands_are_checked_like_others() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let token = workspace.limited(&json!({"commands": ["ls *"], "usernames": ["deploy"]})).await;
@@ -732,15 +748,15 @@ async fn waiting_commands_are_refused_like_others() {
             json!({"shell": "internal"}),
             json!({"env": {"A": "b"}}),
         ] {
-            let mut body = with(&changes);
+            let mut body = body_with(&changes);
             body.as_object_mut().unwrap().extend(way.as_object().unwrap().clone());
-            refused(&token.post(PATH, &body).await, &body);
+            expect_refused(&token.post(PATH, &body).await, &body);
         }
     }
-    // Offline or not is told to who may run it.
-    refused(&token.post(PATH, &with(&json!({"line": "id"}))).await, &json!("offline"));
-    token.post(PATH, &with(&json!({}))).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
-    let queued = token.post(PATH, &with(&json!({"on_offline": "queue"}))).await.expect(201);
+    // Whether the server is offline is shown only if the command is allowed.
+    expect_refused(&token.post(PATH, &body_with(&json!({"line": "id"}))).await, &json!("offline"));
+    token.post(PATH, &body_with(&json!({}))).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
+    let queued = token.post(PATH, &body_with(&json!({"on_offline": "queue"}))).await.expect(201);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], queued["id"]);
     eventually("the time of what was refused to be past", || async {

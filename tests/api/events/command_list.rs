@@ -1,6 +1,6 @@
 //! `GET /api/events/commands/`: filters, search, ordering, pages and counts (contract 7.10), and
-//! what they cost (`docs/contributing/performance.md`, What lists cost). Commands are put into the
-//! database of an instance of the test's own: by the hundred thousand, and with moments of any kind.
+//! their cost (`docs/performance.md`, What lists cost). The tests insert commands directly into the
+//! database: up to a hundred thousand, and with any timestamps.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
@@ -11,17 +11,16 @@ use farhand_tests::{Api, Dice, Instance, Reply, Workspace, eventually, far_ahead
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
-/// Later than any test runs.
-const LATER: &str = "2999-01-01T00:00:00.000000+00:00";
+/// A time after every test run.
+const FAR_FUTURE: &str = "2999-01-01T00:00:00.000000+00:00";
 
-/// SQL for the id of the server with a number, in a workspace.
+/// SQL for the id of a workspace's server with a number.
 fn server_id(workspace: i64, number: &str) -> String {
     format!("printf('%08x-0000-7000-8000-%012x', {workspace}, {number})")
 }
 
-/// SQL for a moment, some seconds from the beginning of 2026. No test runs in that year's first
-/// week.
-fn moment(seconds: &str) -> String {
+/// SQL for a time some seconds after the beginning of 2026. No test runs in that week.
+fn sql_time(seconds: &str) -> String {
     format!("strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2026-01-01', ({seconds}) || ' seconds')")
 }
 
@@ -34,7 +33,7 @@ async fn user_id(api: &Api) -> i64 {
     api.get("/api/iam/users/-/").await.expect(200)["id"].as_i64().unwrap()
 }
 
-/// Sends a query; returns the answer, and how many rows were read for it.
+/// Sends a query. Returns the response, and how many rows were read.
 async fn cost(instance: &Instance, api: &Api, query: &str) -> (Reply, u64) {
     let id = unique("cost");
     let reply =
@@ -83,7 +82,7 @@ async fn all_malformed_parameters_are_reported() {
         "shell",
     ];
     get(all).await.expect_fields(400, &names);
-    // Nobody is told what is wrong before they are known.
+    // The credential is checked before the input.
     workspace.anonymous.get(&format!("{PATH}?{all}")).await.expect_detail(401, None);
     let empty = json!({"count": 0, "next": null, "previous": null, "results": []});
     for query in [
@@ -96,7 +95,7 @@ async fn all_malformed_parameters_are_reported() {
     ] {
         assert_eq!(get(query).await.expect(200), empty, "{query}");
     }
-    // Whatever text it is, it is no more than text.
+    // Search text has no special syntax.
     let long = "x".repeat(10_000);
     let many = "a ab abc ä ".repeat(500);
     for text in [
@@ -127,9 +126,9 @@ fn sql_text(text: Option<&str>) -> String {
     text.map_or_else(|| "NULL".to_owned(), |text| format!("'{}'", text.replace('\'', "''")))
 }
 
-/// A command as the model knows it: what the database has.
+/// A command in the model.
 #[derive(Clone, Debug)]
-struct Known {
+struct ModelCommand {
     id: String,
     server: String,
     server_name: String,
@@ -140,13 +139,13 @@ struct Known {
     state: &'static str,
     success: Option<bool>,
     exit_code: Option<i64>,
-    moments: HashMap<&'static str, Option<String>>,
+    times: HashMap<&'static str, Option<String>>,
 }
 
-impl Known {
-    /// The state as the API shows it.
+impl ModelCommand {
+    /// The state that the API shows.
     fn shown_state(&self) -> &'static str {
-        let is_due = self.moments["scheduled_at"].as_deref() < Some("2900");
+        let is_due = self.times["scheduled_at"].as_deref() < Some("2900");
         match self.state {
             "waiting" if is_due => "queued",
             "waiting" => "scheduled",
@@ -159,7 +158,8 @@ const STATES: [&str; 8] =
     ["waiting", "sent", "acked", "stuck", "success", "failed", "cancelled", "expired"];
 const USERNAMES: [&str; 3] = ["root", "deploy", "Deploy"];
 
-const MOMENTS: [&str; 5] = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
+const TIME_FIELDS: [&str; 5] =
+    ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"];
 const LINES: [&str; 22] = [
     "uptime",
     "ls",
@@ -184,11 +184,11 @@ const LINES: [&str; 22] = [
     "ß STRASSE",
     "db-2 web-1 anna",
 ];
-/// Lines of more than the 1,024 characters that the index of lines has.
+/// Lines of more than 1,024 characters, which is the indexed part.
 static LONG_LINES: LazyLock<[String; 5]> = LazyLock::new(|| {
     let filler = |characters: usize| "run it ".repeat(400)[..characters].to_owned();
     [
-        // A word in the beginning, one across the end of it, and some behind it.
+        // One word at the beginning, one across the limit of the index, and some after it.
         format!("needle {}boundary {} web-1 anna Größe zz", filler(1_013), filler(500)),
         format!("{} needle", filler(1_100)),
         format!("é{} NEEDLE ÄRGER ta", filler(1_200)),
@@ -245,42 +245,44 @@ const WORDS: [&str; 46] = [
     "zz",
 ];
 
-/// The same text without case, a character for a character.
-fn folded(text: &str) -> String {
+/// The text in lower case, character by character.
+fn lower_case(text: &str) -> String {
     text.chars().flat_map(char::to_lowercase).collect()
 }
 
 struct Model {
-    commands: Vec<Known>,
-    /// Names by id, of servers that there are.
+    commands: Vec<ModelCommand>,
+    /// Names of existing servers by id.
     servers: HashMap<String, String>,
-    /// Names by id, of users that there are.
+    /// Names of existing users by id.
     users: HashMap<i64, String>,
 }
 
 impl Model {
-    /// Whether each word is in the name of the server that is shown, the line, or the name of the
-    /// requester that is shown.
-    fn matches(&self, command: &Known, search: &str) -> bool {
+    /// True if each word occurs in the shown server name, in the line, or in the shown requester's
+    /// name.
+    fn matches(&self, command: &ModelCommand, search: &str) -> bool {
         let server = self.servers.get(&command.server).unwrap_or(&command.server_name);
         let requester =
             command.requested_by.and_then(|id| self.users.get(&id)).map_or("", String::as_str);
-        let texts = [folded(server), folded(command.line), folded(requester)];
-        search.split_whitespace().all(|word| texts.iter().any(|text| text.contains(&folded(word))))
+        let texts = [lower_case(server), lower_case(command.line), lower_case(requester)];
+        search
+            .split_whitespace()
+            .all(|word| texts.iter().any(|text| text.contains(&lower_case(word))))
     }
 
-    /// The ids of all that a query asks for, in order.
-    fn answer(&self, query: &[(&str, String)], caller: &Caller) -> Vec<String> {
+    /// The expected result of a query: ids, in order.
+    fn expected_ids(&self, query: &[(&str, String)], caller: &Caller) -> Vec<String> {
         let of = |name: &str| {
             query.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str())
         };
         let requester =
-            |command: &Known| command.requested_by.filter(|id| self.users.contains_key(id));
-        let mut found: Vec<&Known> = self
+            |command: &ModelCommand| command.requested_by.filter(|id| self.users.contains_key(id));
+        let mut found: Vec<&ModelCommand> = self
             .commands
             .iter()
             .filter(|command| {
-                caller.sees(command, self.servers.contains_key(&command.server))
+                caller.can_see(command, self.servers.contains_key(&command.server))
                     && of("server").is_none_or(|id| command.server == id)
                     && of("shell").is_none_or(|shell| command.shell == shell)
                     && of("requested_by").is_none_or(|id| {
@@ -289,8 +291,7 @@ impl Model {
                     && of("requested_by_isnull")
                         .is_none_or(|is| requester(command).is_none() == (is == "true"))
                     && of("is_scheduled").is_none_or(|is| {
-                        (command.moments["scheduled_at"].as_deref() > Some("2900"))
-                            == (is == "true")
+                        (command.times["scheduled_at"].as_deref() > Some("2900")) == (is == "true")
                     })
                     && of("state").is_none_or(|states| {
                         states.split(',').any(|state| state == command.shown_state())
@@ -303,9 +304,9 @@ impl Model {
                     })
                     && of("username").is_none_or(|name| command.username == name)
                     && of("added_at__gte")
-                        .is_none_or(|at| command.moments["added_at"].as_deref() >= Some(at))
+                        .is_none_or(|at| command.times["added_at"].as_deref() >= Some(at))
                     && of("added_at__lt")
-                        .is_none_or(|at| command.moments["added_at"].as_deref() < Some(at))
+                        .is_none_or(|at| command.times["added_at"].as_deref() < Some(at))
                     && of("search").is_none_or(|search| self.matches(command, search))
             })
             .collect();
@@ -314,34 +315,32 @@ impl Model {
             .split(',')
             .map(|key| (key.trim_start_matches('-'), key.starts_with('-')))
             .collect();
-        let turned = |order: Ordering, descending| if descending { order.reverse() } else { order };
+        let directed =
+            |order: Ordering, descending| if descending { order.reverse() } else { order };
         found.sort_by(|a, b| {
             let by_keys = keys
                 .iter()
-                .map(|(name, descending)| {
-                    turned(a.moments[name].cmp(&b.moments[name]), *descending)
-                })
+                .map(|(name, descending)| directed(a.times[name].cmp(&b.times[name]), *descending))
                 .find(|order| order.is_ne());
-            by_keys.unwrap_or_else(|| turned(a.id.cmp(&b.id), keys[0].1))
+            by_keys.unwrap_or_else(|| directed(a.id.cmp(&b.id), keys[0].1))
         });
         found.into_iter().map(|command| command.id.clone()).collect()
     }
 }
 
-/// A caller.
 struct Caller {
     name: &'static str,
     api: Api,
-    /// The servers that they reach, and their id, where they do not reach all.
-    reached: Option<(Vec<String>, i64)>,
-    /// The servers that their token is for, where it is not for all.
-    named: Option<Vec<String>>,
+    /// The servers that the caller can access, and the caller's id. `None` stands for full access.
+    accessible: Option<(Vec<String>, i64)>,
+    /// The servers that the token is limited to, or `None`.
+    limited_to: Option<Vec<String>>,
 }
 
 impl Caller {
-    /// Of a server that is there, all who reach it see a command; of one that is gone, staff and
-    /// its requester.
-    fn sees(&self, command: &Known, is_there: bool) -> bool {
+    /// Commands of an existing server are visible to callers with access to it. Those of a deleted
+    /// server are visible to staff and their requester.
+    fn can_see(&self, command: &ModelCommand, is_there: bool) -> bool {
         let reaches = |(servers, own): &(Vec<String>, i64)| {
             if is_there {
                 servers.contains(&command.server)
@@ -349,20 +348,20 @@ impl Caller {
                 command.requested_by == Some(*own)
             }
         };
-        self.reached.as_ref().is_none_or(reaches)
-            && self.named.as_ref().is_none_or(|servers| servers.contains(&command.server))
+        self.accessible.as_ref().is_none_or(reaches)
+            && self.limited_to.as_ref().is_none_or(|servers| servers.contains(&command.server))
     }
 }
 
-/// A client with a token of a user's for some servers only.
-async fn named(user: &Api, servers: &[String]) -> Api {
+/// A client with an API token that is limited to some servers.
+async fn limited_to(user: &Api, servers: &[String]) -> Api {
     let body = json!({"name": "named", "expires_at": null, "acl": {"servers": servers}});
     let token = user.post("/api/auth/tokens/", &body).await.expect(201);
     user.with_token(token["key"].as_str().unwrap())
 }
 
-/// Commands of all kinds, in a workspace beside another with the same.
-async fn some_hundred_commands(
+/// Creates varied commands, servers and callers in a workspace, and a model of them.
+async fn create_commands(
     instance: &Instance,
     workspace: &Workspace,
     dice: &mut Dice,
@@ -378,7 +377,7 @@ async fn some_hundred_commands(
         (carol_id, "carol".to_owned()),
         (user_id(&staff).await, "bob".to_owned()),
     ]);
-    // The names when the commands are made, and later; an empty one: it is gone.
+    // Server names when commands are created, and later. An empty name: the server is deleted.
     let names = [
         ("web-1", "web-1"),
         ("web-10", "web-10"),
@@ -410,32 +409,33 @@ async fn some_hundred_commands(
         let is_planned = dice.once_in(6);
         let state = *dice.pick(&STATES);
         let is_over = !matches!(state, "waiting" | "sent" | "acked");
-        let mut moments: HashMap<&'static str, Option<String>> = HashMap::new();
-        for name in MOMENTS {
-            // Few different ones, so that ties are common. A command was handled if it is over.
-            let known = match name {
+        let mut times: HashMap<&'static str, Option<String>> = HashMap::new();
+        for name in TIME_FIELDS {
+            // Few different values, so that many are equal. Only an ended command has `handled_at`.
+            let is_known = match name {
                 "added_at" | "scheduled_at" => true,
                 "handled_at" => is_over,
                 _ => !dice.once_in(3),
             };
             let second = dice.roll(12);
-            moments
-                .insert(name, known.then(|| format!("2026-01-01T00:00:{second:02}.000000+00:00")));
+            times.insert(
+                name,
+                is_known.then(|| format!("2026-01-01T00:00:{second:02}.000000+00:00")),
+            );
         }
         if is_planned {
-            moments.insert("scheduled_at", Some(LATER.to_owned()));
+            times.insert("scheduled_at", Some(FAR_FUTURE.to_owned()));
         } else {
-            moments.insert("scheduled_at", moments["added_at"].clone());
+            times.insert("scheduled_at", times["added_at"].clone());
         }
         let success = is_over.then_some(state == "success");
-        // A server that was renamed had another name for some commands before; some were made under
-        // the later one.
+        // Commands from before a renaming have the old name, and later ones the new name.
         let name = if dice.once_in(4) && !names[server].1.is_empty() {
             names[server].1
         } else {
             names[server].0
         };
-        let command = Known {
+        let command = ModelCommand {
             id: format!("{:08x}-0000-7000-8000-{number:012x}", dice.roll(1 << 32)),
             server: servers[server].clone(),
             server_name: name.to_owned(),
@@ -450,14 +450,14 @@ async fn some_hundred_commands(
             state,
             success,
             exit_code: success.filter(|_| !dice.once_in(3)).map(|_| dice.roll(4) as i64 - 1),
-            moments,
+            times,
         };
-        let moment = |name: &str| sql_text(command.moments[name].as_deref());
+        let sql_value = |name: &str| sql_text(command.times[name].as_deref());
         sql += &format!(
             "INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
                 timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message,
                 success, exit_code)
-             VALUES (({id} << 40) + {}, {id}, '{}', '{}', '{}', {}, '{}', {}, '{}', '', 60, {}, {}, '{LATER}', {}, {}, {}, '{}', 'x', {}, {});\n",
+             VALUES (({id} << 40) + {}, {id}, '{}', '{}', '{}', {}, '{}', {}, '{}', '', 60, {}, {}, '{FAR_FUTURE}', {}, {}, {}, '{}', 'x', {}, {});\n",
             commands.len() + 1,
             command.id,
             command.server,
@@ -466,18 +466,18 @@ async fn some_hundred_commands(
             command.shell,
             sql_text(Some(command.line)),
             command.username,
-            moment("added_at"),
-            moment("scheduled_at"),
-            moment("delivered_at"),
-            moment("acked_at"),
-            moment("handled_at"),
+            sql_value("added_at"),
+            sql_value("scheduled_at"),
+            sql_value("delivered_at"),
+            sql_value("acked_at"),
+            sql_value("handled_at"),
             command.state,
             command.success.map_or_else(|| "NULL".to_owned(), |success| i32::from(success).to_string()),
             command.exit_code.map_or_else(|| "NULL".to_owned(), |code| code.to_string()),
         );
         commands.push(command);
     }
-    // Retention takes some, the janitor takes a name off others, and servers change.
+    // Simulates retention, the deletion of a user, and changes of servers.
     for command in commands.split_off(380) {
         sql +=
             &format!("DELETE FROM commands WHERE workspace_id = {id} AND id = '{}';\n", command.id);
@@ -501,7 +501,7 @@ async fn some_hundred_commands(
         };
     }
     instance.tamper_with_d1(&sql);
-    // Two groups with carol in them; what both have, and what is gone, counts once or not at all.
+    // Carol is in two groups. Servers in both count once, and deleted servers do not count.
     for (name, members, of) in
         [("one", [carol_id, anna_id], [0, 1]), ("two", [carol_id, carol_id], [1, 4])]
     {
@@ -531,30 +531,35 @@ async fn some_hundred_commands(
     let eves = Some((vec![], user_id(&eve).await));
     let (for_boss, for_anna) = (these(&[1, 3]), these(&[0, 3, 5]));
     let limited = workspace.limited(&json!({"servers": for_boss})).await;
-    let annas_limited = named(&anna, &for_anna).await;
+    let annas_limited = limited_to(&anna, &for_anna).await;
     let callers = vec![
-        Caller { name: "superuser", api: workspace.admin.clone(), reached: None, named: None },
-        Caller { name: "staff", api: staff, reached: None, named: None },
-        Caller { name: "owner", api: anna, reached: annas.clone(), named: None },
-        Caller { name: "member", api: carol, reached: carols, named: None },
-        Caller { name: "outsider", api: eve, reached: eves, named: None },
+        Caller {
+            name: "superuser",
+            api: workspace.admin.clone(),
+            accessible: None,
+            limited_to: None,
+        },
+        Caller { name: "staff", api: staff, accessible: None, limited_to: None },
+        Caller { name: "owner", api: anna, accessible: annas.clone(), limited_to: None },
+        Caller { name: "member", api: carol, accessible: carols, limited_to: None },
+        Caller { name: "outsider", api: eve, accessible: eves, limited_to: None },
         Caller {
             name: "superuser's limited token",
             api: limited,
-            reached: None,
-            named: Some(for_boss),
+            accessible: None,
+            limited_to: Some(for_boss),
         },
         Caller {
             name: "owner's limited token",
             api: annas_limited,
-            reached: annas,
-            named: Some(for_anna),
+            accessible: annas,
+            limited_to: Some(for_anna),
         },
     ];
     (model, callers)
 }
 
-/// A query of a few random parameters.
+/// A query with random parameters.
 fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
     let mut query: Vec<(&'static str, String)> = Vec::new();
     let command = dice.pick(&model.commands).clone();
@@ -607,7 +612,7 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
         query.push(("search", words.join(" ")));
     }
     if !dice.once_in(3) {
-        let mut names = MOMENTS.to_vec();
+        let mut names = TIME_FIELDS.to_vec();
         let keys = (0..1 + dice.roll(3)).map(|_| {
             let name = names.remove(dice.roll(names.len()));
             format!("{}{name}", dice.pick(&["", "-"]))
@@ -622,20 +627,20 @@ async fn lists_equal_those_of_a_naive_model() {
     let (instance, _state) = Instance::new().await;
     let mut dice = Dice(20261121);
     let acme = Workspace::made_by(&instance.operator(), "acme").await;
-    // The same in a workspace beside it, of which nothing may ever show.
+    // A second workspace with equal data. Nothing of it may ever be shown.
     let other = Workspace::made_by(&instance.operator(), "other").await;
-    some_hundred_commands(&instance, &other, &mut dice).await;
-    let (model, callers) = some_hundred_commands(&instance, &acme, &mut dice).await;
-    let mut filled = 0;
+    create_commands(&instance, &other, &mut dice).await;
+    let (model, callers) = create_commands(&instance, &acme, &mut dice).await;
+    let mut non_empty = 0;
     for round in 0..1_200 {
         let caller = dice.pick(&callers);
-        // Each filter and each word alone, then all together.
+        // Each word alone, then random combinations.
         let mut query = match round {
             0..5 => vec![],
             5..51 => vec![("search", WORDS[round - 5].to_owned())],
             _ => random_query(&mut dice, &model),
         };
-        let all = model.answer(&query, caller);
+        let all = model.expected_ids(&query, caller);
         let size = 1 + dice.roll(30);
         let page = 1 + dice.roll(3).min(all.len() / size);
         query.extend([("page", page.to_string()), ("page_size", size.to_string())]);
@@ -656,31 +661,33 @@ async fn lists_equal_those_of_a_naive_model() {
         let expected: Vec<&String> = all.iter().skip((page - 1) * size).take(size).collect();
         assert_eq!(ids, expected, "{what}");
         assert_eq!(found["count"], all.len(), "{what}");
-        filled += usize::from(!ids.is_empty());
-        // The links keep all that was asked, and lead on.
+        non_empty += usize::from(!ids.is_empty());
+        // Links keep all parameters, and differ only in the page.
         for (link, number) in [("next", page + 1), ("previous", page - 1)] {
             let is_there = if link == "next" { page * size < all.len() } else { page > 1 };
             assert_eq!(found[link].is_string(), is_there, "{what}");
             if let Some(link) = found[link].as_str() {
                 let mut pairs: Vec<(String, String)> =
                     reqwest::Url::parse(link).unwrap().query_pairs().into_owned().collect();
-                let mut asked: Vec<(String, String)> =
+                let mut queries: Vec<(String, String)> =
                     query.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-                asked.iter_mut().find(|(name, _)| name == "page").unwrap().1 = number.to_string();
+                queries.iter_mut().find(|(name, _)| name == "page").unwrap().1 = number.to_string();
                 pairs.sort();
-                asked.sort();
-                assert_eq!(pairs, asked, "{what}");
+                queries.sort();
+                assert_eq!(pairs, queries, "{what}");
             }
         }
     }
-    assert!(filled > 300, "most answers say something: {filled}");
+    assert!(non_empty > 300, "too many empty pages; only {non_empty} had items");
 }
 
-/// Fills a workspace: twenty servers, of which `owner` has three; ten more users.
+/// Fills a workspace with twenty servers, three of them owned by `owner`, ten more users, and
+/// commands.
 async fn fill(instance: &Instance, id: i64, owner: i64, commands: u32) {
     let (server, user) = (server_id(id, "i"), id * 1_000);
-    let (its_server, added) = (server_id(id, "1 + i % 20"), moment("i"));
-    let (delivered, acked, handled) = (moment("i + 7"), moment("i * 7919 % 100003"), moment("-i"));
+    let (its_server, added) = (server_id(id, "1 + i % 20"), sql_time("i"));
+    let (delivered, acked, handled) =
+        (sql_time("i + 7"), sql_time("i * 7919 % 100003"), sql_time("-i"));
     let later = "strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2999-01-01', i || ' seconds')";
     instance
         .d1(&format!(
@@ -696,14 +703,14 @@ async fn fill(instance: &Instance, id: i64, owner: i64, commands: u32) {
              SELECT ({id} << 40) + i, {id}, printf('%08x-0000-7000-8000-%012x', i * 2654435761 % 4294967296, i),
                 {its_server}, 'web-' || (1 + i % 20), iif(i % 4 = 0, NULL, {user} + 1 + i % 10), iif(i % 50 = 0, 'internal', 'system'),
                 iif(i % 100 = 7, 'ls', 'run') || ' job ' || i || iif(i % 200 = 9, ' seldom', ' often'), 'root', '', 60,
-                {added}, iif(i % 5 = 0, {later}, {added}), '{LATER}', iif(i % 3 = 0, NULL, {delivered}),
+                {added}, iif(i % 5 = 0, {later}, {added}), '{FAR_FUTURE}', iif(i % 3 = 0, NULL, {delivered}),
                 iif(i % 3 = 0, NULL, {acked}), iif(i % 7 = 0, NULL, {handled}),
                 iif(i % 7 = 0, 'sent', iif(i % 10 = 1, 'failed', 'success')), 'x', iif(i % 7 = 0, NULL, i % 10 <> 1) FROM n"
         ));
 }
 
 #[tokio::test]
-async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
+async fn the_cost_of_a_list_depends_only_on_its_results() {
     let (instance, _state) = Instance::new().await;
     let mut rows = Vec::new();
     for (slug, commands) in [("small", 1_000), ("large", 100_000)] {
@@ -711,7 +718,7 @@ async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
         let owner = workspace.user("owner").await;
         let id = workspace_id(&instance, &workspace).await;
         fill(&instance, id, user_id(&owner).await, commands).await;
-        // An event has the sealer look, and it counts the commands.
+        // A new event makes the sealer run, which counts the commands.
         workspace.server("another").await;
         let counted =
             format!("SELECT CAST(total AS TEXT) FROM counted_commands WHERE workspace_id = {id}");
@@ -719,9 +726,9 @@ async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
             (instance.read_d1(&counted) == [commands.to_string()]).then_some(())
         })
         .await;
-        rows.push(costs(&instance, &workspace, &owner, id, u64::from(commands)).await);
+        rows.push(assert_costs(&instance, &workspace, &owner, id, u64::from(commands)).await);
     }
-    // The small one is a hundredth, and the large one was not there yet; now it is.
+    // The small workspace is measured again, now that the large one exists.
     let small = instance
         .operator()
         .anonymous()
@@ -729,13 +736,13 @@ async fn a_list_costs_what_it_shows_however_many_commands_there_are() {
         .logged_in("owner", farhand_tests::client::PASSWORD)
         .await;
     let (_, again) = cost(&instance, &small, "search=often").await;
-    // (The end of a range in an index is told by the entry after it, which may be another
-    // workspace's.)
+    // SQLite notices the end of an index range at the next entry, which may belong to the other
+    // workspace.
     assert!(again <= rows[0] + 20, "{again} {rows:?}");
 }
 
-/// Asserts what lists of a workspace cost; returns the cost of one search.
-async fn costs(
+/// Asserts the cost of a workspace's lists. Returns the cost of one search.
+async fn assert_costs(
     instance: &Instance,
     workspace: &Workspace,
     owner: &Api,
@@ -746,8 +753,8 @@ async fn costs(
     let user = id * 1_000 + 2;
     let of = |is: &dyn Fn(u64) -> bool| (1..=commands).filter(|i| is(*i)).count() as u64;
     let of_owner = |is: &dyn Fn(u64) -> bool| of(&|i| i % 20 < 3 && is(i));
-    // What is asked, and how many there are of all and of the owner's.
-    let mut asked: Vec<(String, u64, u64)> = vec![
+    // Each query, with its number of results for full access and for the owner.
+    let mut queries: Vec<(String, u64, u64)> = vec![
         (String::new(), commands, commands * 3 / 20),
         (format!("server={server}"), commands / 20, commands / 20),
         ("shell=system".to_owned(), commands * 49 / 50, commands * 14 / 100),
@@ -768,12 +775,12 @@ async fn costs(
         ),
         ("state=sent".to_owned(), of(&|i| i % 7 == 0), of_owner(&|i| i % 7 == 0)),
     ];
-    for name in MOMENTS {
-        asked.push((format!("ordering={name}"), commands, commands * 3 / 20));
-        asked.push((format!("ordering=-{name}"), commands, commands * 3 / 20));
+    for name in TIME_FIELDS {
+        queries.push((format!("ordering={name}"), commands, commands * 3 / 20));
+        queries.push((format!("ordering=-{name}"), commands, commands * 3 / 20));
     }
-    let mut dear = Vec::new();
-    for (query, of_all, of_owner) in &asked {
+    let mut too_expensive = Vec::new();
+    for (query, of_all, of_owner) in &queries {
         let is_other_order = query.starts_with("ordering") && !query.ends_with("scheduled_at");
         for size in [1, 15, 100] {
             let paged = format!("{query}&page_size={size}");
@@ -785,47 +792,47 @@ async fn costs(
                 (*of_all).min(size),
                 "{paged}"
             );
-            // What is not promised to be bounded reads what it matches, for `count` or to sort it.
+            // Other lists read all matching rows, for `count` or for sorting.
             let more = match query.as_str() {
-                // Each command by an index, and its row.
+                // Each command in an index, and its row.
                 _ if is_other_order => 2 * commands + size,
                 "is_scheduled=true" | "success=false" => *of_all,
-                // There are few open ones, as a server has at most 200.
+                // There are few open commands in practice: a server has at most 200.
                 "state=sent" => *of_all,
-                // Those of nobody: each by its index for `count`, and again with its row for the
-                // page.
+                // Commands without a requester: each in an index for `count`, and again with its
+                // row for the page.
                 "requested_by_isnull=true" => 3 * of_all,
                 "is_scheduled=false" => commands - of_all,
                 "requested_by_isnull=false" => commands - of_all + 2 * size,
-                // Those that are open, and those that failed.
+                // Commands that are open or failed.
                 "success=true" => commands - of_all + size,
-                // The internal ones, for `count`, and those that the filter leaves out.
+                // The internal commands, for `count`, and those that the filter skips.
                 "shell=system" => commands / 50 + size,
                 "shell=internal" => *of_all,
                 _ => 0,
             };
             if rows > 3 * size + 20 + more {
-                dear.push(format!("{paged}: {rows} rows"));
+                too_expensive.push(format!("{paged}: {rows} rows"));
             }
         }
-        // Of somebody who can access three servers of twenty: a look at all servers, and a page of
-        // each of the three.
+        // The owner can access three of twenty servers. The query looks at all servers, and reads a
+        // page of each of the three.
         let (reply, rows) = cost(instance, owner, query).await;
         assert_eq!(reply.expect(200)["count"], *of_owner, "{query}");
         let is_bounded = query.is_empty() || query.ends_with("scheduled_at");
         let more = if is_bounded { 0 } else { 3 * commands * 3 / 20 };
         if rows > 4 * 20 + 5 * 3 * 15 + 3 * 15 + more {
-            dear.push(format!("{query}: {rows} rows for an owner"));
+            too_expensive.push(format!("{query}: {rows} rows for an owner"));
         }
     }
-    assert_eq!(dear, Vec::<String>::new(), "of {commands}");
+    assert_eq!(too_expensive, Vec::<String>::new(), "too many rows read, with {commands} commands");
     let (reply, rows) = cost(instance, &workspace.admin, &format!("requested_by={user}")).await;
     assert_eq!(reply.expect(200)["count"], commands / 10);
-    assert!(rows <= 3 * 15 + 20, "{rows} rows for a requester's");
-    for (query, of_all, _) in &asked {
-        far_pages(workspace, query, *of_all).await;
+    assert!(rows <= 3 * 15 + 20, "{rows} rows for the commands of a requester");
+    for (query, of_all, _) in &queries {
+        assert_equal_from_both_ends(workspace, query, *of_all).await;
     }
-    // Whoever is nobody is refused, however far they ask.
+    // Invalid credentials are refused on any page.
     let nobody = workspace.admin.with_token("nobody");
     for query in [
         "",
@@ -840,9 +847,8 @@ async fn costs(
     let (reply, rows) = cost(instance, &workspace.admin, &format!("page={}", commands + 1)).await;
     assert_eq!(reply.status, 404);
     assert!(rows <= commands + 40, "{rows} rows for a page past the end");
-    // Far on, the page is chosen in another way: nothing is left out or shown twice between the
-    // two.
-    for (query, moment) in
+    // Far pages are read in another way. No item may be lost or repeated where the two ways meet.
+    for (query, field) in
         [("ordering=scheduled_at", "scheduled_at"), ("ordering=handled_at", "handled_at")]
     {
         let mut items = Vec::new();
@@ -853,11 +859,11 @@ async fn costs(
         }
         assert_eq!(items.len(), if commands > 1_000 { 100 } else { 0 }, "{query}");
         let key = |item: &Value| {
-            (item[moment].as_str().map(str::to_owned), item["id"].as_str().unwrap().to_owned())
+            (item[field].as_str().map(str::to_owned), item["id"].as_str().unwrap().to_owned())
         };
         assert!(items.is_sorted_by(|a, b| key(a) < key(b)), "{query}");
     }
-    // A search reads a few rows for each that it finds, and the names.
+    // A search reads the names, and a few rows for each result.
     let names = 200;
     for (words, found) in [
         ("seldom", commands / 200),
@@ -874,8 +880,7 @@ async fn costs(
         let (reply, rows) =
             cost(instance, &workspace.admin, &encoded(&[("search", words.to_owned())])).await;
         assert_eq!(reply.expect(200)["count"], found, "{words}");
-        // If there are very many, each is read in the search index alone, and looked up among
-        // those.
+        // With very many results, each is read in the search index only and looked up in that set.
         let most = if found >= 10_000 { 6 * found + 10_500 } else { (8 + 2 * number) * found + 60 };
         let words_read = number * names;
         assert!(rows <= most + words_read, "search {words} of {commands}: {rows} rows");
@@ -883,18 +888,17 @@ async fn costs(
     cost(instance, owner, "search=often").await.1
 }
 
-/// Asserts that pages are the same from either end.
-async fn far_pages(workspace: &Workspace, query: &str, count: u64) {
-    // Pages of one size, so that the last one is full from either end.
+/// Asserts that pages are equal when they are read from either end.
+async fn assert_equal_from_both_ends(workspace: &Workspace, query: &str, count: u64) {
+    // The page size divides the count, so that all pages are full from either end.
     let size = (2..=15).rev().find(|size| count.is_multiple_of(*size)).unwrap_or(1);
-    let (filter, moment) = query.split_once("ordering=").unwrap_or((query, "scheduled_at"));
-    let moment = moment.trim_start_matches('-');
+    let (filter, field) = query.split_once("ordering=").unwrap_or((query, "scheduled_at"));
+    let field = field.trim_start_matches('-');
     let pages = count / size;
     let some = [1, pages / 2 - 1, pages / 2, pages / 2 + 1, pages / 2 + 2, pages - 1, pages];
     for page in some.into_iter().filter(|page| (1..=pages).contains(page)) {
         let mut found = Vec::new();
-        for (ordering, page) in
-            [(moment.to_owned(), page), (format!("-{moment}"), pages + 1 - page)]
+        for (ordering, page) in [(field.to_owned(), page), (format!("-{field}"), pages + 1 - page)]
         {
             let paged = format!("{filter}&ordering={ordering}&page={page}&page_size={size}");
             let reply = workspace.admin.get(&format!("{PATH}?{paged}")).await.expect(200);
@@ -913,7 +917,7 @@ async fn far_pages(workspace: &Workspace, query: &str, count: u64) {
 }
 
 #[tokio::test]
-async fn words_of_any_length_and_number_are_found() {
+async fn words_of_any_length_and_any_number_are_found() {
     let workspace = Workspace::new().await;
     workspace.server("web-1").await;
     let long = "w".repeat(16_384);
@@ -952,7 +956,7 @@ async fn words_of_any_length_and_number_are_found() {
     }
 }
 
-/// Long lines are read themselves, the newest ones, and as many as a search has time for.
+/// Long lines are read in full, newest first, up to a limit per search.
 #[tokio::test]
 async fn long_lines_are_searched_within_bounds() {
     let (instance, _state) = Instance::new().await;
@@ -966,8 +970,7 @@ async fn long_lines_are_searched_within_bounds() {
         (reply.expect(200)["count"].as_u64().unwrap(), rows)
     };
     let before = search("nothing").await.1;
-    // 200 lines of 16,384 characters; the first and the last have a word of their own at their end,
-    // all have some others.
+    // Inserts 200 lines of 16,384 characters. The first and the last line end with a unique word.
     instance.d1(&format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
              INSERT INTO commands (seq, workspace_id, id, server_id, server_name, shell, line, username, groupname, timeout,
@@ -975,15 +978,15 @@ async fn long_lines_are_searched_within_bounds() {
              SELECT ({id} << 40) + 1000000 + i, {id}, printf('ffffffff-0000-7000-8000-%012x', i), {}, 'web-1', 'system',
                 substr(replace(printf('%.*c', 600, 'x'), 'x', 'abcdefgh ijklmnop qrstuvwx yz '), 1, 16370)
                     || iif(i = 1, ' earliest', iif(i = 200, ' latest', '')),
-                'root', '', 60, {}, {}, '{LATER}', 'success', 'x' FROM n",
+                'root', '', 60, {}, {}, '{FAR_FUTURE}', 'success', 'x' FROM n",
         server_id(id, "2"),
-        moment("i"),
-        moment("i"),
+        sql_time("i"),
+        sql_time("i"),
     ));
     let (found, rows) = search("nothing").await;
     assert_eq!(found, 0);
-    // For each: its length (thrice, as the sum goes by), itself, and whether its server or
-    // requester has the word.
+    // For each line: its length three times, for the running sum, the line itself, and whether its
+    // server or requester contains the word.
     assert!(rows <= before + 8 * 200 + 20, "{rows} after {before}");
     for (words, found) in [
         ("earliest", 1),
@@ -994,7 +997,7 @@ async fn long_lines_are_searched_within_bounds() {
     ] {
         assert_eq!(search(words).await.0, found, "{words}");
     }
-    // With as many words as these, only some of the newest are read.
+    // With this many words, only some of the newest lines are read.
     let many: Vec<String> =
         (0..24).map(|at| "abcdefghijklmnopqrstuvwxyz"[at % 24..at % 24 + 2].to_owned()).collect();
     let many = many
@@ -1007,7 +1010,7 @@ async fn long_lines_are_searched_within_bounds() {
     assert_eq!(found, 0);
     let read = 24_000_000 / 22 / 16_384;
     assert!(rows <= before + 3 * 200 + 22 * 200 + 6 * read, "{rows} after {before}");
-    // Those who reach some servers, and other filters.
+    // The same for partial access, and with other filters.
     let of = async |api: &Api, query: &str| {
         api.get(&format!("{PATH}?{query}")).await.expect(200)["count"].clone()
     };
@@ -1027,11 +1030,11 @@ async fn long_lines_are_searched_within_bounds() {
 }
 
 #[tokio::test]
-async fn pages_of_the_longest_commands_are_answered() {
+async fn pages_of_the_longest_commands_are_returned() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "long").await;
     workspace.server("web-1").await;
-    // JSON writes each of these characters as six.
+    // JSON needs six characters for each of these.
     let line = "\u{1}".repeat(16_384);
     for _ in 0..16 {
         let body = json!({"server": "web-1", "line": line, "scheduled_at": far_ahead()});

@@ -13,9 +13,9 @@ use futures_util::{StreamExt, future, stream};
 use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
-/// How much output is kept of a command.
+/// The maximum output that is stored of a command, in bytes.
 const MAX_KEPT: usize = 16 << 20;
-/// How long a stream may go on whose credential is dead.
+/// Time limit for ending a stream after its credential became invalid.
 const REVOKED_WITHIN: Duration = Duration::from_secs(45);
 
 async fn workspace_with_agent() -> (Workspace, Value, ScriptedAgent) {
@@ -25,14 +25,15 @@ async fn workspace_with_agent() -> (Workspace, Value, ScriptedAgent) {
     (workspace, server, agent)
 }
 
-/// Makes a command that the agent takes and acknowledges; returns its id.
+/// Creates a command that the agent receives and acknowledges. Returns its id.
 async fn deliver(workspace: &Workspace, agent: &mut ScriptedAgent) -> String {
     let id = deliver_unacknowledged(workspace, agent).await;
     agent.ack(&id).await;
     id
 }
 
-/// Makes a command that is delivered to the agent and will be stuck in a minute; returns its id.
+/// Creates a command that the agent receives. Without an ack, it is stuck after a minute. Returns
+/// its id.
 async fn deliver_unacknowledged(workspace: &Workspace, agent: &mut ScriptedAgent) -> String {
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
@@ -58,10 +59,10 @@ async fn follow(api: &Api, id: &str) -> Events {
 
 async fn open(api: &Api, id: &str, last_event_id: Option<&str>) -> Events {
     let opened = Events::resume(api, &stream_path(id), last_event_id).await;
-    opened.unwrap_or_else(|reply| panic!("refused: {} {}", reply.status, reply.text))
+    opened.unwrap_or_else(|reply| panic!("the stream was refused: {} {}", reply.status, reply.text))
 }
 
-/// Ends a command with a result, and the number of its chunks where one is given.
+/// Reports the end of a command, with an optional result and an optional number of chunks.
 async fn finish(agent: &ScriptedAgent, id: &str, result: Option<&str>, chunks: Option<u32>) {
     let mut fin = json!({"success": true, "elapsed_time": 0.25, "exit_code": 0});
     if let Some(result) = result {
@@ -104,19 +105,19 @@ fn numbered(seqs: impl IntoIterator<Item = u32>) -> Vec<(u32, String)> {
     seqs.into_iter().map(|seq| (seq, format!("chunk {seq}\n"))).collect()
 }
 
-/// The end of a stream is the command object, and whether the stream lacks some of the output.
-async fn is_end_of(api: &Api, end: &Value, lacks: bool) {
+/// Asserts that the end event has the current command, and `output_truncated` as expected.
+async fn assert_end_event(api: &Api, end: &Value, is_truncated: bool) {
     let mut expected = api.get(&path_of(end["id"].as_str().unwrap())).await.expect(200);
     assert!(expected["handled_at"].is_string(), "{expected}");
-    expected["output_truncated"] = json!(lacks);
+    expected["output_truncated"] = json!(is_truncated);
     assert_eq!(end, &expected);
 }
 
-// Order.
+// The order of chunks.
 
-/// Runs a command whose chunks come in some order, the first of them before the fin, with a
-/// follower from its beginning.
-async fn reports_in_order(
+/// Sends chunks in the given order, some before the fin and some after it. Asserts that a stream
+/// from the beginning has all of them in order.
+async fn assert_order(
     workspace: &Workspace,
     agent: &ScriptedAgent,
     id: &str,
@@ -137,7 +138,8 @@ async fn reports_in_order(
     }
     let (chunks, end) = events.rest().await;
     if result.is_none() && total.is_none() && slowest > Duration::from_millis(1_500) {
-        // Nothing told how much there is, and the stream does not wait for more than two seconds.
+        // Without a number of chunks or a result, the stream waits at most two seconds for more
+        // output.
         assert!(numbered(0..6).starts_with(&chunks), "{case}");
         assert_eq!(all_chunks(&workspace.admin, id).await, numbered(0..6), "{case}");
         return;
@@ -149,22 +151,22 @@ async fn reports_in_order(
         (&json!(false), &json!(48)),
         "{case}"
     );
-    // Told once more from the beginning.
+    // A second stream from the beginning gets the same.
     let (chunks, again) = follow(&workspace.admin, id).await.rest().await;
     assert_eq!((chunks, again), (numbered(0..6), end), "{case}");
 }
 
 #[tokio::test]
-async fn output_is_in_the_order_of_its_numbers_however_it_came() {
+async fn output_is_in_the_order_of_its_chunk_numbers() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let result: String = text(&numbered(0..6));
     let result = result.as_str();
     let mut cases = Vec::new();
-    // Where the end is known by the number of chunks, by the length of the result, by both, and not
-    // at all.
+    // The end of the output is known by the number of chunks, by the length of the result, by both,
+    // or not at all.
     for fin in [(None, Some(6)), (Some(result), None), (Some(result), Some(6)), (None, None)] {
         for order in [&[0, 1, 2, 3, 4, 5][..], &[5, 4, 3, 2, 1, 0], &[2, 2, 0, 5, 0, 1, 4, 3, 3]] {
-            // Before the fin all of them, some, and none.
+            // All, half or none of the chunks are sent before the fin.
             for before in [order.len(), order.len() / 2, 0] {
                 cases.push((deliver(&workspace, &mut agent).await, order.split_at(before), fin));
             }
@@ -172,7 +174,7 @@ async fn output_is_in_the_order_of_its_numbers_however_it_came() {
     }
     let runs = stream::iter(&cases);
     runs.for_each_concurrent(9, |(id, order, fin)| {
-        reports_in_order(&workspace, &agent, id, *order, *fin)
+        assert_order(&workspace, &agent, id, *order, *fin)
     })
     .await;
 }
@@ -186,84 +188,85 @@ async fn a_chunk_waits_for_those_before_it() {
     assert_eq!(events.next_chunk().await, (0, "a".to_owned()));
     agent.chunk(&id, 3, "d").await;
     agent.chunk(&id, 2, "c").await;
-    // The pages show what there is.
+    // The pages show the stored chunks, despite the gap.
     assert_eq!(seqs(&all_chunks(&workspace.admin, &id).await), [0, 2, 3]);
     agent.chunk(&id, 1, "b").await;
     for expected in [(1, "b"), (2, "c"), (3, "d")] {
         let (seq, content) = events.next_chunk().await;
         assert_eq!((seq, content.as_str()), expected);
     }
-    // The first one of a number stands.
+    // The first content for a number is kept.
     agent.chunk(&id, 1, "other").await;
     agent.chunk(&id, 4, "e").await;
     finish(&agent, &id, Some("abcde"), Some(5)).await;
     let (chunks, end) = events.rest().await;
     assert_eq!(chunks, [(4, "e".to_owned())]);
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
     assert_eq!(text(&all_chunks(&workspace.admin, &id).await), "abcde");
 }
 
 #[tokio::test]
-async fn what_never_came_is_told_as_missing() {
+async fn missing_chunks_are_reported_in_the_end_event() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let (two, three, four) = (text(&numbered(0..2)), text(&numbered(0..3)), text(&numbered(0..4)));
     let mut cases = Vec::new();
-    for (seqs, result, total, lacks) in [
-        // In the middle; at the end, by the number of chunks and by the length of the result; at
-        // the beginning.
+    for (seqs, result, total, is_truncated) in [
+        // Missing chunks: in the middle, at the end by number of chunks, at the end by length of
+        // the result, and at the beginning.
         (&[0, 2, 3][..], four.as_str(), Some(4), true),
         (&[0, 1], &three, Some(3), true),
         (&[0, 1], &three, None, true),
         (&[1], "", None, true),
-        // An agent that sends no chunks at all: its result has everything, and the stream nothing.
+        // An agent without chunks: everything is in the result, and nothing in the stream.
         (&[], "only here", None, true),
-        // What an agent adds to the result was no output.
+        // Text that an agent adds to the result is no output.
         (&[0, 1], &three, Some(2), false),
-        // All came.
+        // Nothing is missing.
         (&[0, 1], &two, None, false),
         (&[], "", None, false),
         (&[], "", Some(0), false),
     ] {
-        cases.push((deliver(&workspace, &mut agent).await, seqs, result, total, lacks));
+        cases.push((deliver(&workspace, &mut agent).await, seqs, result, total, is_truncated));
     }
-    let run =
-        async |(id, seqs, result, total, lacks): &(String, &[u32], &str, Option<u32>, bool)| {
-            let mut events = follow(&workspace.admin, id).await;
-            for seq in *seqs {
-                agent.chunk(id, *seq, &format!("chunk {seq}\n")).await;
-            }
-            finish(&agent, id, Some(result), *total).await;
-            let (chunks, end) = events.rest().await;
-            assert_eq!(chunks, numbered(seqs.iter().copied()), "{result}, {total:?}");
-            assert_eq!(
-                end["result"].as_str().unwrap().is_empty(),
-                result.is_empty() && seqs.is_empty()
-            );
-            is_end_of(&workspace.admin, &end, *lacks).await;
-        };
+    let run = async |(id, seqs, result, total, is_truncated): &(
+        String,
+        &[u32],
+        &str,
+        Option<u32>,
+        bool,
+    )| {
+        let mut events = follow(&workspace.admin, id).await;
+        for seq in *seqs {
+            agent.chunk(id, *seq, &format!("chunk {seq}\n")).await;
+        }
+        finish(&agent, id, Some(result), *total).await;
+        let (chunks, end) = events.rest().await;
+        assert_eq!(chunks, numbered(seqs.iter().copied()), "{result}, {total:?}");
+        assert_eq!(
+            end["result"].as_str().unwrap().is_empty(),
+            result.is_empty() && seqs.is_empty()
+        );
+        assert_end_event(&workspace.admin, &end, *is_truncated).await;
+    };
     future::join_all(cases.iter().map(run)).await;
 }
 
 #[tokio::test]
-async fn what_takes_a_minute() {
-    future::join(
-        a_gap_that_is_never_filled_does_not_hold_a_running_command_up(),
-        a_command_that_gets_stuck(),
-    )
-    .await;
+async fn stuck_commands_and_gaps_end_streams_after_a_minute() {
+    future::join(test_a_gap_of_a_running_command(), test_a_stuck_command()).await;
 }
 
-async fn a_command_that_gets_stuck() {
+async fn test_a_stuck_command() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let running = deliver(&workspace, &mut agent).await;
     let id = deliver_unacknowledged(&workspace, &mut agent).await;
     let mut events = follow(&workspace.admin, &id).await;
     agent.chunk(&id, 0, "chunk 0\n").await;
-    // Nobody acknowledges it.
+    // The command is never acknowledged.
     let (chunks, end) = events.rest().await;
     assert_eq!((chunks, &end["status"]["text"]), (numbered(0..1), &json!("Stuck")));
-    is_end_of(&workspace.admin, &end, false).await;
-    // Of late output, what is far from the rest is dropped.
+    assert_end_event(&workspace.admin, &end, false).await;
+    // After the end, chunks far beyond the others are dropped.
     agent.chunk(&id, 257, "far\n").await;
     agent.chunk(&id, u32::MAX, "far\n").await;
     assert_eq!(seqs(&all_chunks(&workspace.admin, &id).await), [0]);
@@ -271,17 +274,17 @@ async fn a_command_that_gets_stuck() {
     assert_eq!(
         seqs(&all_chunks(&workspace.admin, &running).await),
         [400],
-        "while it runs, any is taken"
+        "a running command accepts any chunk"
     );
-    // A late end replaces that.
+    // A late fin replaces the stuck state.
     agent.chunk(&id, 1, "chunk 1\n").await;
     finish(&agent, &id, None, Some(2)).await;
     let (chunks, end) = open(&workspace.admin, &id, Some("0")).await.rest().await;
     assert_eq!((chunks, &end["status"]["text"]), (numbered(1..2), &json!("Success")));
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
 }
 
-async fn a_gap_that_is_never_filled_does_not_hold_a_running_command_up() {
+async fn test_a_gap_of_a_running_command() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
     agent.ack(&id).await;
@@ -290,30 +293,32 @@ async fn a_gap_that_is_never_filled_does_not_hold_a_running_command_up() {
         agent.chunk(&id, seq, &format!("chunk {seq}\n")).await;
     }
     assert_eq!(events.next_chunk().await.0, 0);
-    // An agent tries a report for half a minute; meanwhile there are keep-alives.
+    // An agent retries a report for half a minute. The stream waits that long, and sends
+    // keep-alives.
     assert_eq!(events.next_chunk().await.0, 2);
     assert_eq!(events.next_chunk().await.0, 3);
     agent.chunk(&id, 4, "chunk 4\n").await;
     assert_eq!(events.next_chunk().await.0, 4);
-    // What fills the gap now is not told on this stream, which says so; a later one has it.
+    // A chunk that fills the gap later is not sent on this stream, which says so in its end event.
+    // A later stream has it.
     agent.chunk(&id, 1, "chunk 1\n").await;
     finish(&agent, &id, Some(&text(&numbered(0..5))), Some(5)).await;
     let (chunks, end) = events.rest().await;
     assert_eq!((chunks.len(), &end["output_truncated"]), (0, &json!(true)));
     let (chunks, end) = follow(&workspace.admin, &id).await.rest().await;
     assert_eq!(chunks, numbered(0..5));
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
 }
 
-// Pages.
+// The pages of chunks.
 
 #[tokio::test]
-async fn chunks_come_in_pages() {
+async fn chunks_are_paginated() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
     let path = chunks_path(&id);
     let empty = json!({"count": 0, "next": null, "previous": null, "results": []});
-    assert_eq!(workspace.admin.get(&path).await.expect(200), empty, "while nothing came");
+    assert_eq!(workspace.admin.get(&path).await.expect(200), empty, "no chunk has arrived");
     for seq in 0..40 {
         agent.chunk(&id, seq, &format!("chunk {seq}\n")).await;
     }
@@ -374,7 +379,7 @@ async fn chunks_come_in_pages() {
     }
     let all_bad = workspace.admin.get(&format!("{path}?seq__gte=x&page=0&page_size=x")).await;
     all_bad.expect_fields(400, &["page", "page_size", "seq__gte"]);
-    // With a gap the numbers of pages count what is there.
+    // With a gap, pages count the stored chunks.
     agent.chunk(&id, 50, "chunk 50\n").await;
     let last =
         workspace.admin.get(&format!("{path}?seq__gte=36&page_size=4&page=2")).await.expect(200);
@@ -387,10 +392,10 @@ async fn chunks_come_in_pages() {
     );
 }
 
-// Refusals.
+// Access.
 
 #[tokio::test]
-async fn output_is_for_those_who_see_the_command() {
+async fn output_needs_access_to_the_command() {
     let (workspace, server, mut agent) = workspace_with_agent().await;
     let other_workspace = Workspace::new().await;
     let id = deliver(&workspace, &mut agent).await;
@@ -423,7 +428,7 @@ async fn output_is_for_those_who_see_the_command() {
         for method in ["POST", "PUT", "PATCH", "DELETE"] {
             assert_eq!(workspace.admin.call(method, &path).await.status, 405, "{method} {path}");
         }
-        // A token reads only commands that it could run, unless its list says `read_all`.
+        // A token can read only commands that it could run, unless its list has `read_all`.
         let mut acl = json!({"servers": [server["id"]], "read_only": true, "commands": ["ls"]});
         workspace.limited(&acl).await.get(&path).await.expect_detail(404, not_found);
         acl["read_all"] = json!(true);
@@ -434,7 +439,7 @@ async fn output_is_for_those_who_see_the_command() {
             workspace.admin.get(&path).await.expect_detail(404, not_found);
         }
     }
-    // The credential comes before the input, and what is not there before that.
+    // The credential is checked first, then the command, then the input.
     let bad_page = format!("{}?page=0", chunks_path(&id));
     workspace
         .anonymous
@@ -445,7 +450,7 @@ async fn output_is_for_those_who_see_the_command() {
 }
 
 #[tokio::test]
-async fn a_stream_is_resumed_after_an_event_of_its_own() {
+async fn a_stream_resumes_only_after_its_own_events() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
     for seq in 0..5 {
@@ -465,7 +470,7 @@ async fn a_stream_is_resumed_after_an_event_of_its_own() {
     ] {
         let (chunks, end) = open(&workspace.admin, &id, last).await.rest().await;
         assert_eq!(chunks, numbered(expected), "{last:?}");
-        is_end_of(&workspace.admin, &end, false).await;
+        assert_end_event(&workspace.admin, &end, false).await;
     }
     let dead = workspace.anonymous.with_token("unknown");
     for bad in ["x", "-1", "+1", "1.0", "0x1", "4294967296", "1 2"] {
@@ -482,10 +487,10 @@ async fn a_stream_is_resumed_after_an_event_of_its_own() {
     }
 }
 
-// Following.
+// Streams of running commands.
 
 #[tokio::test]
-async fn a_command_is_followed_from_the_queue_to_its_end() {
+async fn a_stream_shows_a_command_from_the_queue_to_its_end() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
@@ -498,17 +503,21 @@ async fn a_command_is_followed_from_the_queue_to_its_end() {
     assert_eq!(agent.next_command().await["id"], made["id"]);
     agent.ack(id).await;
     agent.chunk(id, 0, "begun\n").await;
-    assert_eq!(events.next_chunk().await, (0, "begun\n".to_owned()), "told while it runs");
+    assert_eq!(
+        events.next_chunk().await,
+        (0, "begun\n".to_owned()),
+        "the chunk arrives while the command runs"
+    );
     agent.chunk(id, 1, "done\n").await;
     agent.fin(id, 3, "begun\ndone\n").await;
     let (chunks, end) = events.rest().await;
     assert_eq!(chunks, [(1, "done\n".to_owned())]);
     assert_eq!((&end["status"]["text"], &end["exit_code"]), (&json!("Failed"), &json!(3)));
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
 }
 
 #[tokio::test]
-async fn a_command_that_is_cancelled_while_it_is_followed() {
+async fn a_stream_ends_when_its_command_is_cancelled() {
     let workspace = Workspace::new().await;
     workspace.server("web-1").await;
     let far = far_ahead();
@@ -523,15 +532,15 @@ async fn a_command_that_is_cancelled_while_it_is_followed() {
         workspace.admin.call("POST", &format!("{}cancel/", path_of(id))).await.expect(200);
         let (chunks, end) = events.rest().await;
         assert_eq!((chunks.len(), &end["status"]["text"]), (0, &json!("Cancelled")));
-        is_end_of(&workspace.admin, &end, false).await;
-        // And afterwards.
+        assert_end_event(&workspace.admin, &end, false).await;
+        // A stream that is opened afterwards has the same end.
         let (chunks, again) = follow(&workspace.admin, id).await.rest().await;
         assert_eq!((chunks.len(), again), (0, end));
     }
 }
 
 #[tokio::test]
-async fn a_command_that_expires_while_it_is_followed() {
+async fn a_stream_ends_when_its_command_expires() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let now = Timestamp::parse(server["added_at"].as_str().unwrap()).unwrap();
@@ -541,11 +550,11 @@ async fn a_command_that_expires_while_it_is_followed() {
     assert_eq!(events.next().await, Some(Block::Retry(1000)));
     let (chunks, end) = events.rest().await;
     assert_eq!((chunks.len(), &end["status"]["text"]), (0, &json!("Expired")));
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
 }
 
 #[tokio::test]
-async fn output_outlives_the_service_and_is_followed_on() {
+async fn output_and_streams_survive_a_crash() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -570,10 +579,10 @@ async fn output_outlives_the_service_and_is_followed_on() {
     finish(&agent, &running, None, Some(3)).await;
     let (chunks, end) = events.rest().await;
     assert_eq!(chunks, numbered(2..3));
-    is_end_of(&api, &end, false).await;
+    assert_end_event(&api, &end, false).await;
     let (chunks, end) = follow(&api, &ended).await.rest().await;
     assert_eq!(chunks, numbered(0..2));
-    is_end_of(&api, &end, false).await;
+    assert_end_event(&api, &end, false).await;
     assert_eq!(all_chunks(&api, &ended).await, numbered(0..2));
 }
 
@@ -589,7 +598,8 @@ async fn followers_do_not_disturb_each_other() {
     for follower in &mut followers {
         assert_eq!(follower.next_chunk().await.0, 0);
     }
-    // Many more come and go: without reading, having read, while they wait, and while output comes.
+    // More followers connect and leave: without reading, after reading, while waiting, and while
+    // output arrives.
     for round in 1..=10 {
         let mut leaving = Vec::new();
         for _ in 0..6 {
@@ -607,25 +617,25 @@ async fn followers_do_not_disturb_each_other() {
             assert_eq!(follower.next_chunk().await, numbered(round..=round)[0]);
         }
     }
-    // The object goes on to take commands and to tell of them.
+    // The object still accepts commands and reports.
     let other = deliver(&workspace, &mut agent).await;
     agent.fin(&other, 0, "other").await;
     assert_eq!(workspace.admin.get(&path_of(&other)).await.expect(200)["result"], "other");
     finish(&agent, &id, None, Some(11)).await;
     for end in future::join_all(followers.iter_mut().map(Events::rest)).await {
         assert_eq!(end.0.len(), 0);
-        is_end_of(&workspace.admin, &end.1, false).await;
+        assert_end_event(&workspace.admin, &end.1, false).await;
     }
     assert_eq!(all_chunks(&workspace.admin, &id).await, numbered(0..11));
 }
 
 #[tokio::test]
-async fn a_follower_who_does_not_read_holds_nobody_up() {
+async fn a_slow_follower_does_not_block_others() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
     let mut lazy = follow(&workspace.admin, &id).await;
     let mut eager = follow(&workspace.admin, &id).await;
-    // More than the buffers on the way hold.
+    // More than all buffers on the way can hold.
     let piece = "x".repeat(1 << 20);
     for seq in 0..14 {
         agent.chunk(&id, seq, &piece).await;
@@ -636,15 +646,15 @@ async fn a_follower_who_does_not_read_holds_nobody_up() {
     let (chunks, end) = lazy.rest().await;
     assert_eq!(seqs(&chunks), (0..14).collect::<Vec<_>>());
     assert!(chunks.iter().all(|(_, content)| *content == piece));
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
 }
 
 #[tokio::test]
-async fn headers_and_head() {
+async fn streams_and_pages_have_their_headers() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
     agent.chunk(&id, 0, "x").await;
-    // While it runs: HEAD waits for nothing.
+    // While the command runs, HEAD responds immediately.
     for (path, media_type) in
         [(chunks_path(&id), "application/json"), (stream_path(&id), "text/event-stream")]
     {
@@ -670,15 +680,15 @@ async fn headers_and_head() {
         (header("X-Content-Type-Options").as_str(), header("X-Request-Id").as_str()),
         ("nosniff", "mine")
     );
-    // The path without its slash leads here.
+    // A missing slash is redirected.
     let moved = workspace.admin.get(stream_path(&id).trim_end_matches('/')).await;
     assert_eq!((moved.status, moved.header("Location").ends_with("/stream/")), (308, true));
 }
 
-// What is in it.
+// The content of chunks.
 
 #[tokio::test]
-async fn any_text_comes_as_it_was() {
+async fn text_arrives_unchanged() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
     let pieces = [
@@ -704,27 +714,27 @@ async fn any_text_comes_as_it_was() {
         (&end["result"], &end["output_bytes"]),
         (&json!(pieces.concat()), &json!(pieces.concat().len()))
     );
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
     let chunks = all_chunks(&workspace.admin, &id).await;
     assert_eq!(chunks.iter().map(|(_, content)| content.as_str()).collect::<Vec<_>>(), pieces);
 }
 
 #[tokio::test]
-async fn large_chunks_come_whole() {
+async fn large_chunks_arrive_complete() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
-    // Several rows each, with a character at every place that a row could end at.
+    // Each chunk needs several rows. Its characters lie across every possible end of a row.
     let pieces =
         ["é".repeat(1_000_000), format!("x{}", "é".repeat(1_000_000)), "🦀\u{0}\n".repeat(350_000)];
     let mut events = follow(&workspace.admin, &id).await;
     for (seq, piece) in (0..).zip(&pieces) {
         agent.chunk(&id, seq, piece).await;
-        let (told, content) = events.next_chunk().await;
-        assert!(told == seq && content == *piece, "{seq}");
+        let (received, content) = events.next_chunk().await;
+        assert!(received == seq && content == *piece, "{seq}");
     }
     finish(&agent, &id, None, Some(3)).await;
     let (_, end) = events.rest().await;
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
     assert_eq!(
         (&end["output_bytes"], &end["result_truncated"]),
         (&json!(pieces.concat().len()), &json!(true))
@@ -735,8 +745,7 @@ async fn large_chunks_come_whole() {
     assert!(text(&chunks) == pieces.concat());
 }
 
-/// Reads a stream to its end, and is cut off again and again: each time so many bytes of output
-/// came.
+/// Reads a stream to its end, and reconnects each time after `every` bytes of output.
 async fn read_with_reconnects(api: &Api, id: &str, every: usize) -> (String, Value, u32) {
     let (mut output, mut next, mut reconnects) = (String::new(), 0, 0);
     loop {
@@ -746,15 +755,15 @@ async fn read_with_reconnects(api: &Api, id: &str, every: usize) -> (String, Val
         while output.len() < until {
             match events.next_event().await {
                 Some(Block::Chunk { seq, content }) => {
-                    assert_eq!(seq, next, "nothing twice and nothing left out");
+                    assert_eq!(seq, next, "each chunk arrives once, in order");
                     output.push_str(&content);
                     next = seq + 1;
                 }
                 Some(Block::End(command)) => return (output, command, reconnects),
-                other => panic!("the stream ended without an end: {other:?}"),
+                other => panic!("the stream has no end event: {other:?}"),
             }
         }
-        // Cut off in the middle of whatever comes.
+        // Disconnects at an arbitrary point of the stream.
         drop(events);
         reconnects += 1;
     }
@@ -764,7 +773,7 @@ async fn read_with_reconnects(api: &Api, id: &str, every: usize) -> (String, Val
 async fn ten_mebibytes_survive_twenty_reconnects() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
-    // No two chunks are alike, and characters of several bytes fill them to the last one.
+    // All chunks differ, and end in characters of several bytes.
     let piece = |seq: u32| {
         let line = format!("{seq} é€🦀 ");
         let mut piece = line.repeat(4096 / line.len());
@@ -773,7 +782,7 @@ async fn ten_mebibytes_survive_twenty_reconnects() {
     };
     let number = (10 << 20) / 4096;
     let write = async {
-        // As Alpamon does: four at once, which overtake each other.
+        // Like Alpamon: four concurrent reports, which overtake each other.
         stream::iter(0..number)
             .for_each_concurrent(4, async |seq| agent.chunk(&id, seq, &piece(seq)).await)
             .await;
@@ -783,16 +792,16 @@ async fn ten_mebibytes_survive_twenty_reconnects() {
     let ((output, end, reconnects), ()) = future::join(read, write).await;
     assert!(reconnects >= 20, "{reconnects}");
     let expected: String = (0..number).map(piece).collect();
-    assert!(output == expected, "{} of {} bytes, or others", output.len(), expected.len());
+    assert!(output == expected, "the output differs: {} of {} bytes", output.len(), expected.len());
     assert_eq!(end["output_bytes"], json!(10 << 20));
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
     assert!(text(&all_chunks(&workspace.admin, &id).await) == expected);
 }
 
-/// Runs a command of the real agent's, whose output it also writes to a file; returns what was read
-/// from the stream, the command object at its end, how often the reader reconnected, and what was
-/// written.
-async fn run_for_real(source: &str, every: usize) -> (Workspace, String, Value, u32, Vec<u8>) {
+/// Runs a command on the real agent that also writes its output to a file. Returns the workspace,
+/// the output of the stream, the command in its end event, the number of reconnects, and the file's
+/// content.
+async fn run_on_real_agent(source: &str, every: usize) -> (Workspace, String, Value, u32, Vec<u8>) {
     let workspace = Workspace::new().await;
     let server = workspace.server("here").await;
     let _agent = RealAgent::start(&workspace, &server).await;
@@ -808,39 +817,44 @@ async fn run_for_real(source: &str, every: usize) -> (Workspace, String, Value, 
 }
 
 #[tokio::test]
-async fn ten_mebibytes_of_a_real_command_survive_twenty_reconnects() {
+async fn real_output_survives_twenty_reconnects() {
     let source = "head -c 10485760 /dev/urandom | base64 -w 76 | head -c 10485760";
-    let (workspace, output, end, reconnects, written) = run_for_real(source, (10 << 20) / 25).await;
+    let (workspace, output, end, reconnects, written) =
+        run_on_real_agent(source, (10 << 20) / 25).await;
     assert!(reconnects >= 20, "{reconnects}");
-    assert!(output.as_bytes() == written, "{} of {} bytes, or others", output.len(), written.len());
+    assert!(
+        output.as_bytes() == written,
+        "the output differs: {} of {} bytes",
+        output.len(),
+        written.len()
+    );
     assert_eq!(end["output_bytes"], json!(10 << 20));
-    is_end_of(&workspace.admin, &end, false).await;
+    assert_end_event(&workspace.admin, &end, false).await;
 }
 
 #[tokio::test]
-async fn more_than_is_kept_of_a_real_command_is_cut_and_says_so() {
+async fn real_output_beyond_the_limit_is_cut_and_marked() {
     let source = "head -c 20971520 /dev/urandom | base64 -w 76 | head -c 20971520";
-    let (workspace, output, end, _, written) = run_for_real(source, usize::MAX / 2).await;
+    let (workspace, output, end, _, written) = run_on_real_agent(source, usize::MAX / 2).await;
     assert_eq!(written.len(), 20 << 20);
-    // Up to a chunk's length, which is 64 KiB at most.
+    // Cut at the end of a chunk, which has at most 64 KiB.
     assert!(output.len() <= MAX_KEPT && output.len() > MAX_KEPT - 64 * 1024, "{}", output.len());
     assert!(output.as_bytes() == &written[..output.len()]);
     assert_eq!((&end["output_bytes"], &end["result_truncated"]), (&json!(20 << 20), &json!(true)));
-    is_end_of(&workspace.admin, &end, true).await;
+    assert_end_event(&workspace.admin, &end, true).await;
 }
 
 #[tokio::test]
-async fn the_beginning_of_more_than_is_kept_is_kept_however_it_came() {
+async fn the_stored_output_is_always_a_beginning() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    // 20 MiB in 10 chunks, of which 8 are kept. The last order has the whole end before the
-    // beginning.
+    // Sends 20 MiB in 10 chunks, of which 8 can be stored. The second order begins with the end.
     let piece =
         |seq: u32| char::from(b'a' + u8::try_from(seq).unwrap()).to_string().repeat(2 << 20);
     for order in [[0, 1, 2, 3, 4, 5, 6, 8, 7, 9], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]] {
         let id = deliver(&workspace, &mut agent).await;
         for seq in order {
             agent.chunk(&id, seq, &piece(seq)).await;
-            // Told twice, counted once, kept or not.
+            // A repeated chunk counts once, whether it is stored or not.
             agent.chunk(&id, seq, &piece(seq)).await;
         }
         finish(&agent, &id, None, Some(10)).await;
@@ -848,11 +862,11 @@ async fn the_beginning_of_more_than_is_kept_is_kept_however_it_came() {
         assert_eq!(seqs(&chunks), [0, 1, 2, 3, 4, 5, 6, 7], "{order:?}");
         assert!(chunks.iter().all(|(seq, content)| *content == piece(*seq)), "{order:?}");
         assert_eq!(end["output_bytes"], json!(20 << 20));
-        is_end_of(&workspace.admin, &end, true).await;
+        assert_end_event(&workspace.admin, &end, true).await;
         let listed = all_chunks(&workspace.admin, &id).await;
         assert!(listed == chunks, "{order:?}");
     }
-    // Exactly as much as is kept is no cut; one byte more is.
+    // Output of exactly the maximum size is complete. One more byte is not.
     let id = deliver(&workspace, &mut agent).await;
     for seq in 0..8 {
         agent.chunk(&id, seq, &piece(seq)).await;
@@ -866,38 +880,39 @@ async fn the_beginning_of_more_than_is_kept_is_kept_however_it_came() {
     finish(&agent, &id, None, Some(11)).await;
     let (chunks, end) = events.rest().await;
     assert_eq!((chunks.len(), &end["output_bytes"]), (0, &json!((16 << 20) + 1)));
-    is_end_of(&workspace.admin, &end, true).await;
+    assert_end_event(&workspace.admin, &end, true).await;
     assert_eq!(
         workspace.admin.get(&format!("{}?page_size=1", chunks_path(&id))).await.expect(200)["count"],
         9
     );
 }
 
-// Who may follow on.
+// Streams and their credentials.
 
-/// How long the token lives that expires while its stream is open: long enough to open that.
+/// The lifetime of the token that expires while its stream is open. It must be long enough to open
+/// the stream.
 const EXPIRES_IN: Duration = Duration::from_secs(20);
 
-/// Waits for the end of a stream whose credential died at `since`.
-async fn is_cut_off(name: &str, mut events: Events, since: Instant) {
+/// Waits for the end of a stream whose credential became invalid at `since`.
+async fn wait_until_ended(name: &str, mut events: Events, since: Instant) {
     loop {
         let left = REVOKED_WITHIN.saturating_sub(since.elapsed());
         match tokio::time::timeout(left, events.next()).await {
             Ok(Some(Block::Comment(_) | Block::Retry(_))) => {}
             Ok(None) => return,
             Ok(other) => panic!("{name}: {other:?}"),
-            Err(_) => panic!("{name}: the stream goes on"),
+            Err(_) => panic!("{name}: the stream did not end"),
         }
     }
 }
 
-// What comes after the end.
+// Reports after the end.
 
 #[tokio::test]
-async fn history_is_not_amended_after_the_end() {
+async fn output_does_not_grow_after_the_end() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let api = &workspace.admin;
-    // The agent reported how many chunks there are: nothing comes after them.
+    // The agent reported the number of chunks, so later chunks with higher numbers are dropped.
     let counted = deliver(&workspace, &mut agent).await;
     agent.chunk(&counted, 0, "zero").await;
     finish(&agent, &counted, None, Some(3)).await;
@@ -909,7 +924,7 @@ async fn history_is_not_amended_after_the_end() {
     let chunks = all_chunks(api, &counted).await;
     assert_eq!((seqs(&chunks), text(&chunks)), (vec![0, 1, 2], "zeroonetwo".to_owned()));
     assert_eq!(api.get(&path_of(&counted)).await.expect(200)["output_bytes"], 10);
-    // It did not: what came far ahead of the rest does not belong to it.
+    // The agent did not report the number. Chunks far beyond the others are dropped.
     let uncounted = deliver(&workspace, &mut agent).await;
     agent.chunk(&uncounted, 0, "zero").await;
     finish(&agent, &uncounted, Some("zeroone"), None).await;
@@ -918,20 +933,20 @@ async fn history_is_not_amended_after_the_end() {
     }
     let chunks = all_chunks(api, &uncounted).await;
     assert_eq!((seqs(&chunks), text(&chunks)), (vec![0, 1], "zeroone".to_owned()));
-    // As far as that, a chunk is taken for a late one.
+    // A chunk within that distance is accepted as a late one.
     agent.chunk(&uncounted, 257, "x").await;
     assert_eq!(seqs(&all_chunks(api, &uncounted).await), [0, 1, 257]);
 }
 
 #[tokio::test]
-async fn a_day_after_its_end_a_command_has_all_its_output() {
+async fn output_is_complete_a_day_after_the_end() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = deliver(&workspace, &mut agent).await;
     finish(&agent, &id, Some("zero"), None).await;
-    api_has_end(&workspace.admin, &id).await;
+    assert_ended(&workspace.admin, &id).await;
     instance.stop_when_d1_is_current().await;
     let yesterday = Timestamp::parse("2026-01-01T00:00:00Z").unwrap();
     let sql = format!(
@@ -944,8 +959,7 @@ async fn a_day_after_its_end_a_command_has_all_its_output() {
     assert!(all_chunks(&workspace.admin.on(&instance.url), &id).await.is_empty());
 }
 
-/// Waits until a command has ended.
-async fn api_has_end(api: &Api, id: &str) {
+async fn assert_ended(api: &Api, id: &str) {
     let ended = api.get(&format!("{}?wait=30", path_of(id))).await.expect(200);
     assert!(ended["handled_at"].is_string(), "{ended}");
 }
@@ -958,7 +972,7 @@ async fn small_chunks_share_rows_and_keep_their_bounds() {
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = deliver(&workspace, &mut agent).await;
-    // Every third one is empty, and neighbours change places.
+    // Every third chunk is empty, and neighbours arrive in reverse order.
     let content = |seq: u32| {
         if seq.is_multiple_of(3) { String::new() } else { format!("{seq}: {}\n", "x".repeat(200)) }
     };
@@ -988,10 +1002,10 @@ async fn small_chunks_share_rows_and_keep_their_bounds() {
 }
 
 #[tokio::test]
-async fn an_answer_waits_for_output_that_the_end_has_overtaken() {
+async fn a_response_waits_for_output_behind_the_end() {
     let (workspace, server, mut agent) = workspace_with_agent().await;
     let long = "x".repeat(3 << 19);
-    // Agents cut their result to 1 MiB, so it does not say how much output there is.
+    // Agents cut their result to 1 MiB, so it does not show how much output there is.
     let mut cases = vec![(None, Some(2)), (Some(&long[..1 << 20]), None)];
     let mut tries = 0;
     while let Some((result, chunks)) = cases.pop() {
@@ -1008,8 +1022,7 @@ async fn an_answer_waits_for_output_that_the_end_has_overtaken() {
         };
         let (done, took) = tokio::join!(workspace.admin.send(request), reports);
         let done = done.expect(201);
-        // The answer waits for a second. Where the machine took longer than that, it is tried
-        // again.
+        // The response waits for a second. If the machine took longer, try again.
         tries += 1;
         if took > Duration::from_millis(900) && tries < 20 {
             cases.push((result, chunks));
@@ -1023,7 +1036,7 @@ async fn an_answer_waits_for_output_that_the_end_has_overtaken() {
 }
 
 #[tokio::test]
-async fn a_dead_credential_ends_its_stream_and_no_other() {
+async fn an_invalid_credential_ends_only_its_own_stream() {
     let (workspace, server, mut agent) = workspace_with_agent().await;
     let other_server = workspace.server("web-2").await["id"].clone();
     let id = deliver(&workspace, &mut agent).await;
@@ -1096,22 +1109,20 @@ async fn a_dead_credential_ends_its_stream_and_no_other() {
     let since = Instant::now();
     future::join_all(dead.into_iter().map(|(name, events)| {
         let since = if name == "expired" { since.max(expires) } else { since };
-        is_cut_off(name, events, since)
+        wait_until_ended(name, events, since)
     }))
     .await;
 
-    // Those that live heard that the stream is there, and go on.
+    // The remaining streams get keep-alives, and continue.
     for events in [&mut alive, &mut alive_with_list] {
         assert_eq!(events.next().await, Some(Block::Retry(1000)));
-        let Some(Block::Comment(_)) = events.next().await else {
-            panic!("a keep-alive comes every 15 seconds")
-        };
+        let Some(Block::Comment(_)) = events.next().await else { panic!("no keep-alive arrived") };
     }
     agent.chunk(&id, 0, "chunk 0\n").await;
     for events in [&mut alive, &mut alive_with_list] {
         assert_eq!(events.next_chunk().await.0, 0);
     }
-    // Who was cut off is refused when they come back.
+    // The disconnected clients cannot reconnect.
     for api in [
         &deleted,
         &disabled,
@@ -1132,12 +1143,12 @@ async fn a_dead_credential_ends_its_stream_and_no_other() {
     finish(&agent, &id, None, Some(1)).await;
     for events in [alive, alive_with_list].iter_mut() {
         let (_, end) = events.rest().await;
-        is_end_of(&workspace.admin, &end, false).await;
+        assert_end_event(&workspace.admin, &end, false).await;
     }
 }
 
 #[tokio::test]
-async fn a_dead_credential_ends_a_stream_that_is_never_silent() {
+async fn an_invalid_credential_ends_a_busy_stream() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let id = deliver(&workspace, &mut agent).await;
     let body = json!({"name": "x", "expires_at": null});
@@ -1160,18 +1171,18 @@ async fn a_dead_credential_ends_a_stream_that_is_never_silent() {
     };
     let read = async {
         while events.next().await.is_some() {
-            assert!(since.elapsed() < REVOKED_WITHIN, "the stream goes on");
+            assert!(since.elapsed() < REVOKED_WITHIN, "the stream did not end");
         }
     };
     tokio::select! { () = write => {}, () = read => {} }
-    let mut told = HashSet::new();
-    while told.len() < 10 {
-        assert!(told.insert(alive.next_chunk().await.0));
+    let mut received = HashSet::new();
+    while received.len() < 10 {
+        assert!(received.insert(alive.next_chunk().await.0));
     }
 }
 
 #[tokio::test]
-async fn chunks_with_gaps_make_a_bounded_number_of_rows() {
+async fn chunks_with_gaps_create_a_bounded_number_of_rows() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -1180,7 +1191,8 @@ async fn chunks_with_gaps_make_a_bounded_number_of_rows() {
     agent.ack(&id).await;
     agent.chunk(&id, 0, "x").await;
     instance.stop().await;
-    // Every other chunk up to the last row but one: 16,384 requests would take minutes.
+    // Inserts every other chunk, up to one less than the maximum number of rows. 16,384 requests
+    // would take minutes.
     let change = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 16382)
         INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
         SELECT c.command, 2 * i, 0, 2 * i + 1, c.bytes, c.kept, c.lengths, c.content FROM chunks c CROSS JOIN n";
@@ -1200,8 +1212,8 @@ async fn chunks_with_gaps_make_a_bounded_number_of_rows() {
     };
     agent.chunk(&id, 40_000, "x").await;
     agent.chunk(&id, 50_000, "x").await;
-    assert_eq!(last(32_764).await, [32_764, 40_000], "one more row, and no further one");
-    // What fits into a row is still taken, and rows that grow together leave room.
+    assert_eq!(last(32_764).await, [32_764, 40_000], "only one more row is stored");
+    // A chunk that fits into an existing row is still stored. Rows that merge make room for more.
     agent.chunk(&id, 40_001, "x").await;
     agent.chunk(&id, 1, "x").await;
     agent.chunk(&id, 50_000, "x").await;
@@ -1229,7 +1241,7 @@ async fn the_whole_output_is_plain_text() {
     agent.next_command().await;
     assert_eq!(output(&id).await, "");
     let mut whole = String::new();
-    // More than one call to the object returns, and in any order.
+    // More chunks than one call to the object returns, in changed order.
     for seq in 0..150 {
         let piece = format!("{seq} ä\n");
         agent.chunk(&id, (seq ^ 1) as u32, &format!("{} ä\n", seq ^ 1)).await;
@@ -1238,7 +1250,7 @@ async fn the_whole_output_is_plain_text() {
     assert_eq!(output(&id).await, whole);
     agent.fin(&id, 0, "cut").await;
     assert_eq!(output(&id).await, whole);
-    // Without chunks, it is the result.
+    // Without chunks, the output is the result.
     let quiet = run().await;
     agent.next_command().await;
     agent.fin(&quiet, 0, "all of it\n").await;

@@ -24,8 +24,7 @@ pub fn id_of(command: &Value) -> &str {
     command["id"].as_str().unwrap()
 }
 
-/// Reads a command alone and in the list. What the list tells may be a second behind; the rest must
-/// be the same.
+/// Reads a command, and waits until the list shows the same. The list may be up to a second behind.
 pub async fn read(workspace: &Workspace, command: &Value) -> Value {
     let one = workspace.admin.get(&path_of(command)).await.expect(200);
     eventually("the list to show the same", || async {
@@ -36,14 +35,14 @@ pub async fn read(workspace: &Workspace, command: &Value) -> Value {
             .iter()
             .find(|item| item["id"] == command["id"])
             .cloned();
-        (item.expect("in the list at once") == one).then_some(())
+        (item.expect("the command is in the list") == one).then_some(())
     })
     .await;
     one
 }
 
 #[track_caller]
-pub fn has_status(command: &Value, text: &str, color: &str, cancellable: bool) {
+pub fn assert_status(command: &Value, text: &str, color: &str, cancellable: bool) {
     let status = &command["status"];
     assert_eq!(
         (&status["text"], &status["color"], &status["cancellable"]),
@@ -54,7 +53,7 @@ pub fn has_status(command: &Value, text: &str, color: &str, cancellable: bool) {
 }
 
 #[track_caller]
-pub fn moment(command: &Value, field: &str) -> Timestamp {
+pub fn time_of(command: &Value, field: &str) -> Timestamp {
     Timestamp::parse(command[field].as_str().unwrap_or_else(|| panic!("{field}: {command}")))
         .unwrap()
 }
@@ -65,7 +64,7 @@ async fn a_command_runs_from_post_to_result() {
     let me = workspace.admin.get("/api/iam/users/-/").await.expect(200);
     let body = json!({"server": server["id"], "line": "uname -a | tr a-z A-Z", "username": "deploy", "groupname": "www"});
     let made = workspace.admin.post(PATH, &body).await.expect(201);
-    has_status(&made, "Sent", "warning", false);
+    assert_status(&made, "Sent", "warning", false);
     assert_eq!(
         (&made["line"], &made["shell"]),
         (&json!("uname -a | tr a-z A-Z"), &json!("system"))
@@ -80,7 +79,7 @@ async fn a_command_runs_from_post_to_result() {
         json!({"id": me["id"], "username": "boss", "email": "boss@example.com"})
     );
     assert_eq!(made["added_at"], made["scheduled_at"]);
-    assert_eq!(moment(&made, "expires_at").seconds_since(moment(&made, "scheduled_at")), 3600.0);
+    assert_eq!(time_of(&made, "expires_at").seconds_since(time_of(&made, "scheduled_at")), 3600.0);
     for unknown in [
         "success",
         "result",
@@ -92,9 +91,9 @@ async fn a_command_runs_from_post_to_result() {
     ] {
         assert_eq!(made[unknown], json!(null), "{unknown}");
     }
-    assert_eq!(read(&workspace, &made).await, made, "what POST answers is what GET shows");
+    assert_eq!(read(&workspace, &made).await, made, "POST and GET return the same");
 
-    // What the agent gets.
+    // The message to the agent:
     let order = agent.next_command().await;
     let expected = json!({
         "id": made["id"], "shell": "system", "line": "uname -a | tr a-z A-Z", "user": "deploy", "group": "www",
@@ -104,14 +103,14 @@ async fn a_command_runs_from_post_to_result() {
 
     agent.ack(id_of(&made)).await;
     let acked = read(&workspace, &made).await;
-    has_status(&acked, "Acked", "warning", false);
+    assert_status(&acked, "Acked", "warning", false);
     let delay = acked["response_delay"].as_f64().unwrap();
-    assert_eq!(delay, moment(&acked, "acked_at").seconds_since(moment(&acked, "delivered_at")));
+    assert_eq!(delay, time_of(&acked, "acked_at").seconds_since(time_of(&acked, "delivered_at")));
 
     agent.chunk(id_of(&made), 0, "LINUX\n").await;
     agent.fin(id_of(&made), 0, "LINUX\n").await;
     let done = read(&workspace, &made).await;
-    has_status(&done, "Success", "success", false);
+    assert_status(&done, "Success", "success", false);
     assert_eq!(
         (&done["success"], &done["exit_code"], &done["elapsed_time"]),
         (&json!(true), &json!(0), &json!(0.25))
@@ -121,7 +120,7 @@ async fn a_command_runs_from_post_to_result() {
         (&json!("LINUX\n"), &json!(false), &json!(6))
     );
     let moments = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"]
-        .map(|field| moment(&done, field));
+        .map(|field| time_of(&done, field));
     assert!(moments.is_sorted(), "{done}");
     let mut keys: Vec<&String> = done.as_object().unwrap().keys().collect();
     keys.sort();
@@ -157,7 +156,7 @@ async fn a_command_runs_from_post_to_result() {
 }
 
 #[tokio::test]
-async fn the_server_may_be_named_and_the_line_called_command() {
+async fn a_server_name_and_the_command_alias_are_accepted() {
     let (workspace, server, mut agent) = workspace_with_agent().await;
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "command": "id"})).await.expect(201);
@@ -181,7 +180,7 @@ async fn the_server_may_be_named_and_the_line_called_command() {
 }
 
 #[tokio::test]
-async fn a_failed_command() {
+async fn a_nonzero_exit_code_means_failed() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "exit 3"})).await.expect(201);
@@ -189,7 +188,7 @@ async fn a_failed_command() {
     agent.ack(id_of(&made)).await;
     agent.fin(id_of(&made), 3, "").await;
     let done = read(&workspace, &made).await;
-    has_status(&done, "Failed", "danger", false);
+    assert_status(&done, "Failed", "danger", false);
     assert_eq!(
         (&done["success"], &done["exit_code"], &done["result"]),
         (&json!(false), &json!(3), &json!(""))
@@ -209,13 +208,13 @@ async fn an_offline_server_is_503_and_nothing_is_stored() {
     farhand_tests::agents::wait_until_connected(&workspace, id, false).await;
     workspace.admin.post(PATH, &command).await.expect_detail(503, Some("SERVER_NOT_CONNECTED"));
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 0);
-    // What is wrong with the request comes before the server's state.
+    // The input is checked before the server's state.
     let bad = json!({"server": "web-1", "line": ""});
     workspace.admin.post(PATH, &bad).await.expect_fields(400, &["line"]);
 }
 
 #[tokio::test]
-async fn invalid_fields_create_no_token() {
+async fn invalid_fields_create_no_command() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let with = |changes: Value| {
         let mut body = json!({"server": "web-1", "line": "id"});
@@ -273,7 +272,7 @@ async fn invalid_fields_create_no_token() {
     }
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 0);
     assert!(agent.stays_silent().await);
-    // The longest line arrives whole.
+    // The longest line arrives complete.
     let longest = "é".repeat(16_384);
     let made = workspace.admin.post(PATH, &with(json!({"line": longest}))).await.expect(201);
     assert_eq!(agent.next_command().await["line"], json!(longest));
@@ -281,7 +280,7 @@ async fn invalid_fields_create_no_token() {
 }
 
 #[tokio::test]
-async fn a_command_is_told_by_its_id_alone() {
+async fn a_command_is_found_only_by_its_id() {
     let (workspace, _, _agent) = workspace_with_agent().await;
     let other = Workspace::new().await;
     let made =
@@ -298,12 +297,16 @@ async fn a_command_is_told_by_its_id_alone() {
 }
 
 #[tokio::test]
-async fn the_list_has_the_latest_first() {
+async fn the_list_shows_the_latest_first() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     for number in 0..17 {
         let body = json!({"server": "web-1", "line": format!("echo {number}")});
         workspace.admin.post(PATH, &body).await.expect(201);
-        assert_eq!(agent.next_command().await["line"], format!("echo {number}"), "in order");
+        assert_eq!(
+            agent.next_command().await["line"],
+            format!("echo {number}"),
+            "commands are delivered in order"
+        );
     }
     let lines = |body: &Value| -> Vec<String> {
         body["results"]
@@ -325,7 +328,7 @@ async fn the_list_has_the_latest_first() {
 }
 
 #[tokio::test]
-async fn waiting_ends_with_the_result_or_with_the_time() {
+async fn waiting_ends_with_the_result_or_the_time_limit() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let post = |wait: &'static str| {
         let request = workspace
@@ -344,15 +347,15 @@ async fn waiting_ends_with_the_result_or_with_the_time() {
     assert_eq!((&done["status"]["text"], &done["result"]), (&json!("Success"), &json!("done")));
 
     let late = post("wait=1").await.expect(201);
-    has_status(&late, "Sent", "warning", false);
+    assert_status(&late, "Sent", "warning", false);
     let id = id_of(&late).to_owned();
     let waiting = format!("{PATH}{id}/?wait=30");
     let (reply, ()) = futures_util::join!(workspace.admin.get(&waiting), async {
         agent.next_command().await;
         agent.fin(&id, 1, "late").await;
     });
-    has_status(&reply.expect(200), "Failed", "danger", false);
-    // What has ended is told at once, and a wrong number is refused.
+    assert_status(&reply.expect(200), "Failed", "danger", false);
+    // For an ended command, `wait` returns immediately. An invalid value is rejected.
     workspace.admin.get(&format!("{PATH}{id}/?wait=60")).await.expect(200);
     for bad in ["61", "-1", "x", ""] {
         workspace.admin.get(&format!("{PATH}{id}/?wait={bad}")).await.expect_fields(400, &["wait"]);
@@ -377,9 +380,9 @@ async fn reports_may_come_late_twice_and_in_any_order() {
             }
         }
         let mut done = read(&workspace, &made).await;
-        let moments = ["delivered_at", "acked_at", "handled_at"].map(|field| moment(&done, field));
+        let moments = ["delivered_at", "acked_at", "handled_at"].map(|field| time_of(&done, field));
         assert!(moments.is_sorted(), "{done}");
-        // What differs between two commands.
+        // Fields that differ between two commands.
         for own in [
             "id",
             "added_at",
@@ -408,7 +411,7 @@ async fn reports_may_come_late_twice_and_in_any_order() {
 }
 
 #[tokio::test]
-async fn a_result_is_made_of_chunks_where_the_agent_sent_none() {
+async fn a_missing_result_is_built_from_chunks() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     for fin in [json!({"success": true}), json!({"success": true, "result": "", "elapsed_time": 1})]
     {
@@ -428,7 +431,7 @@ async fn a_result_is_made_of_chunks_where_the_agent_sent_none() {
 }
 
 #[tokio::test]
-async fn long_output_is_cut_and_says_so() {
+async fn long_output_is_cut_and_marked() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let finish = async |output: String, agent: &mut ScriptedAgent| {
         let made =
@@ -437,7 +440,7 @@ async fn long_output_is_cut_and_says_so() {
         agent.fin(id_of(&made), 0, &output).await;
         made
     };
-    // Longer than a list shows, but whole in the command itself.
+    // Longer than in a list, but complete in the command itself.
     let middling = "é".repeat(4_097);
     let made = finish(middling.clone(), &mut agent).await;
     let one = workspace.admin.get(&path_of(&made)).await.expect(200);
@@ -452,7 +455,7 @@ async fn long_output_is_cut_and_says_so() {
         (&json!("é".repeat(4_096)), &json!(true))
     );
     assert_eq!(item["output_bytes"], 2 * 4_097);
-    // Longer than is kept at all.
+    // Longer than the stored maximum.
     let long = format!("head{}tail", "x".repeat(3 << 20));
     let made = finish(long.clone(), &mut agent).await;
     let one = workspace.admin.get(&path_of(&made)).await.expect(200);
@@ -470,7 +473,7 @@ async fn long_output_is_cut_and_says_so() {
 }
 
 #[tokio::test]
-async fn only_the_own_agent_reports() {
+async fn only_the_servers_own_agent_can_report() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let other = workspace.server("web-2").await;
     let stranger = ScriptedAgent::connect(&workspace, &other).await;
@@ -484,11 +487,11 @@ async fn only_the_own_agent_reports() {
         .await
         .expect_detail(404, None);
     stranger.report(id_of(&made), "fin", Some(&fin)).await.expect_detail(404, None);
-    has_status(&read(&workspace, &made).await, "Sent", "warning", false);
+    assert_status(&read(&workspace, &made).await, "Sent", "warning", false);
 }
 
 #[tokio::test]
-async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
+async fn reconnects_lose_and_repeat_no_command() {
     let (workspace, server, agent) = workspace_with_agent().await;
     let bodies: Vec<Value> = (0..30)
         .map(|number| json!({"server": "web-1", "line": format!("echo {number}")}))
@@ -500,13 +503,14 @@ async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
         }
         replies
     };
-    // The agent redials all the while, and notes what each socket brought before it was replaced.
+    // The agent reconnects repeatedly, and records the commands of each socket.
     let churn = async {
         let (mut agent, mut delivered) = (agent, Vec::new());
         for _ in 0..10 {
             let newer = ScriptedAgent::connect(&workspace, &server).await;
             while let Ok(message) = agent.next().await {
-                // From the fourth on, the service asks the older agent whether it is alive.
+                // From the fourth connection on, the service first checks whether the older one is
+                // alive.
                 if message["query"] != "ping" {
                     delivered.push(message["command"]["id"].as_str().unwrap().to_owned());
                 }
@@ -523,7 +527,7 @@ async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
             _ => reply.expect_detail(503, Some("SERVER_NOT_CONNECTED")),
         }
     }
-    // The last socket's own come before this one.
+    // Earlier commands on the last socket arrive before this one.
     let end =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "end"})).await.expect(201);
     accepted.push(id_of(&end).to_owned());
@@ -533,7 +537,7 @@ async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
     let mut once = delivered.clone();
     once.sort();
     once.dedup();
-    assert_eq!(once.len(), delivered.len(), "nothing is delivered twice");
+    assert_eq!(once.len(), delivered.len(), "no command is delivered twice");
     let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
     let mut listed: Vec<String> = list["results"]
         .as_array()
@@ -543,12 +547,12 @@ async fn a_connection_that_comes_and_goes_loses_and_repeats_nothing() {
         .collect();
     listed.sort();
     accepted.sort();
-    assert_eq!(listed, accepted, "what is listed is what was accepted");
+    assert_eq!(listed, accepted, "the list has exactly the accepted commands");
     assert!(delivered.iter().all(|id| accepted.contains(id)));
 }
 
 #[tokio::test]
-async fn what_was_accepted_survives_a_killed_service() {
+async fn accepted_commands_survive_a_crash() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -572,15 +576,15 @@ async fn what_was_accepted_survives_a_killed_service() {
     let api = workspace.admin.on(&instance.url);
     for (number, made) in accepted.iter().enumerate() {
         let found = api.get(&path_of(made)).await.expect(200);
-        // One that nobody acknowledged is stuck in a minute, which a slow machine may need for the
+        // An unacknowledged command is stuck after a minute, which a slow machine may need for the
         // restart.
         let expected: &[&str] = [&["Sent", "Stuck"][..], &["Acked"], &["Success"]][number % 3];
         assert!(
             expected.contains(&found["status"]["text"].as_str().unwrap()),
-            "a report is kept: {found}"
+            "a report was lost: {found}"
         );
     }
-    // The agent's socket is gone, and what it goes on to report is taken.
+    // The agent's socket is lost, but its reports are accepted.
     api.post(PATH, &json!({"server": "web-1", "line": "id"}))
         .await
         .expect_detail(503, Some("SERVER_NOT_CONNECTED"));
@@ -596,7 +600,7 @@ async fn what_was_accepted_survives_a_killed_service() {
     }
     assert_eq!(api.get(&path_of(&accepted[0])).await.expect(200)["result"], "late");
     assert_eq!(api.get(PATH).await.expect(200)["count"], 6);
-    // A new socket brings nothing again.
+    // A new socket delivers no command again.
     let mut again = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
     assert!(again.stays_silent().await);
     api.post(PATH, &json!({"server": "web-1", "line": "new"})).await.expect(201);
@@ -626,7 +630,7 @@ async fn commands_posted_together_run_once_each() {
 }
 
 #[tokio::test]
-async fn a_command_that_nobody_acknowledges_is_stuck_with_nobody_looking() {
+async fn an_unacknowledged_command_is_stuck_without_requests() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     for _ in 0..3 {
         workspace
@@ -639,33 +643,33 @@ async fn a_command_that_nobody_acknowledges_is_stuck_with_nobody_looking() {
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     agent.next_command().await;
-    // The list is read from D1 alone: nothing wakes the server's object but its own alarm.
+    // The list reads only D1, so only its alarm makes the server's object run.
     let stuck = eventually_within(Duration::from_secs(90), "the command to be stuck", || async {
         let item = workspace.admin.get(PATH).await.expect(200)["results"][0].clone();
         (item["status"]["text"] == "Stuck").then_some(item)
     })
     .await;
-    has_status(&stuck, "Stuck", "danger", false);
+    assert_status(&stuck, "Stuck", "danger", false);
     assert_eq!(
         (&stuck["success"], &stuck["acked_at"], &stuck["result"]),
         (&json!(false), &json!(null), &json!(null))
     );
-    let waited = moment(&stuck, "handled_at").seconds_since(moment(&stuck, "delivered_at"));
+    let waited = time_of(&stuck, "handled_at").seconds_since(time_of(&stuck, "delivered_at"));
     assert!(waited >= 60.0, "{waited}");
     assert_eq!(read(&workspace, &made).await, stuck);
-    // The agent is asked whether it is still there, once for all of them.
+    // The service pings the agent once for all unacknowledged commands.
     assert_eq!(agent.next().await, Ok(json!({"query": "ping"})));
     assert!(tokio::time::timeout(Duration::from_millis(500), agent.next()).await.is_err());
     agent.say(&json!({"query": "pong", "timestamp": 1.5})).await;
-    // A late result still counts.
+    // A late result counts.
     agent.fin(id_of(&made), 0, "late").await;
     let done = read(&workspace, &made).await;
-    has_status(&done, "Success", "success", false);
-    assert!(moment(&done, "handled_at") > moment(&stuck, "handled_at"));
+    assert_status(&done, "Success", "success", false);
+    assert!(time_of(&done, "handled_at") > time_of(&stuck, "handled_at"));
 }
 
 #[tokio::test]
-async fn what_d1_did_not_take_was_not_accepted() {
+async fn a_command_that_d1_rejects_is_not_accepted() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -674,13 +678,13 @@ async fn what_d1_did_not_take_was_not_accepted() {
     let body = |line: &str| json!({"server": "web-1", "line": line});
     let queued = json!({"server": "web-1", "line": "queued", "on_offline": "queue"});
     let lock = instance.lock_d1().await;
-    // Neither written nor, for a while, taken back.
+    // D1 accepts neither the insertion nor, for a while, its deletion.
     for body in [&body("lost"), &queued] {
         workspace.admin.post(PATH, body).await.expect_detail(500, None);
     }
     assert!(agent.stays_silent().await);
     drop(lock);
-    let made = eventually("D1 to take it", || async {
+    let made = eventually("D1 to accept writes", || async {
         let reply = workspace.admin.post(PATH, &body("id")).await;
         (reply.status == 201).then(|| reply.json())
     })
@@ -690,8 +694,8 @@ async fn what_d1_did_not_take_was_not_accepted() {
     assert_eq!(workspace.admin.get(PATH).await.expect(200)["count"], 1);
 }
 
-/// The list's item of a command.
-async fn listed(workspace: &Workspace, id: &str) -> Value {
+/// A command's item in the list.
+async fn list_item(workspace: &Workspace, id: &str) -> Value {
     let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
     list["results"]
         .as_array()
@@ -699,11 +703,11 @@ async fn listed(workspace: &Workspace, id: &str) -> Value {
         .iter()
         .find(|item| item["id"] == id)
         .cloned()
-        .expect("it is in the list")
+        .expect("the command is in the list")
 }
 
 #[tokio::test]
-async fn a_command_that_names_no_account_runs_as_the_servers() {
+async fn a_command_without_account_uses_the_servers() {
     let (workspace, server, mut agent) = workspace_with_agent().await;
     let path = format!("/api/servers/servers/{}/", id_of(&server));
     let member = workspace.user("ann").await;
@@ -728,7 +732,8 @@ async fn a_command_that_names_no_account_runs_as_the_servers() {
         (runs_as(&workspace.admin).await, runs_as(&member).await),
         ("boss".into(), "ann".into())
     );
-    // A member may name no other account, so a default that is another one's is not for them.
+    // A member may run only as their own name, so a default with another name does not apply to
+    // them.
     for (name, of_admin) in [("deploy", "deploy"), ("ann", "ann"), ("root", "root")] {
         let set =
             workspace.admin.patch(&path, &json!({"default_username": name})).await.expect(200);
@@ -761,7 +766,7 @@ async fn a_command_that_names_no_account_runs_as_the_servers() {
         json!({"fields": ["default_username"], "default_username": "root"})
     );
 
-    // The reported account counts if none was set, and is never root.
+    // Without a configured account, the reported one counts, unless it is root.
     workspace.admin.patch(&path, &json!({"default_username": null})).await.expect(200);
     let credential = workspace.anonymous.with(&farhand_tests::agents::credential(&server));
     let report = async |name: &str| {
@@ -786,8 +791,8 @@ async fn a_command_that_names_no_account_runs_as_the_servers() {
     assert_eq!(runs_as(&workspace.admin).await, "deploy");
     workspace.admin.patch(&path, &json!({"default_username": null})).await.expect(200);
     shown(json!("other")).await;
-    // Reports of a part say nothing about it; a whole one without an account takes it back: the
-    // agent is root now.
+    // Partial reports do not change the account. A complete report without an account removes it,
+    // because the agent runs as root now.
     let part = json!({"name": "Debian", "version": "12"});
     credential.send_json("PUT", "/api/proc/os/sync/", &part).await.expect(204);
     credential
@@ -808,7 +813,7 @@ async fn a_command_that_names_no_account_runs_as_the_servers() {
 }
 
 #[tokio::test]
-async fn why_an_agent_did_not_run_it_is_in_the_message() {
+async fn the_message_shows_why_an_agent_did_not_run_it() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
@@ -817,21 +822,21 @@ async fn why_an_agent_did_not_run_it_is_in_the_message() {
     let fin = json!({"success": false, "result": "", "elapsed_time": 0, "exit_code": 126, "chunks": 0, "reason": reason});
     agent.report(id_of(&made), "fin", Some(&fin)).await.expect(204);
     let done = read(&workspace, &made).await;
-    has_status(&done, "Failed", "danger", false);
+    assert_status(&done, "Failed", "danger", false);
     assert_eq!((&done["result"], &done["exit_code"]), (&json!(""), &json!(126)));
     assert!(done["status"]["message"].as_str().unwrap().ends_with(reason), "{done}");
-    assert_eq!(listed(&workspace, id_of(&made)).await["status"], done["status"]);
+    assert_eq!(list_item(&workspace, id_of(&made)).await["status"], done["status"]);
 }
 
 #[tokio::test]
-async fn the_list_never_lags_behind_an_answer() {
+async fn the_list_never_lags_behind_a_response() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    // An answer waits for the list for a second: only after that, on a slow machine, may the list
-    // be behind it.
+    // A response waits up to a second for the list. Only after that, on a slow machine, the list
+    // may be behind.
     let agree = async |shown: &Value, asked: Instant| {
         let may_lag = asked.elapsed() >= Duration::from_secs(1);
         eventually("the list", || async {
-            let item = listed(&workspace, id_of(shown)).await;
+            let item = list_item(&workspace, id_of(shown)).await;
             let fields = ["status", "handled_at", "success", "exit_code", "output_bytes"];
             let is_same = fields.iter().all(|field| item[*field] == shown[*field]);
             assert!(is_same || may_lag, "{item}, not {shown}");
@@ -854,18 +859,18 @@ async fn the_list_never_lags_behind_an_answer() {
                 let (done, ()) = tokio::join!(workspace.admin.send(request), reports);
                 agree(&done.expect(201), asked).await;
             }
-            way @ 1..=3 => {
+            case @ 1..=3 => {
                 let made = workspace.admin.post(PATH, &body).await.expect(201);
                 agent.next_command().await;
                 let path = path_of(&made);
-                let done = if way == 1 {
+                let done = if case == 1 {
                     let fin = agent.fin(id_of(&made), 3, "failed");
                     let waited = format!("{path}?wait=30");
                     let (done, ()) = tokio::join!(workspace.admin.get(&waited), fin);
                     done.expect(200)
                 } else {
                     agent.fin(id_of(&made), 3, "failed").await;
-                    if way == 2 {
+                    if case == 2 {
                         workspace.admin.get(&path).await.expect(200)
                     } else {
                         let mut events = Events::open(&workspace.admin, &format!("{path}stream/"))
@@ -873,7 +878,7 @@ async fn the_list_never_lags_behind_an_answer() {
                             .ok()
                             .unwrap();
                         let (_, mut end) = events.rest().await;
-                        // It ends seconds after the command, and says so once the list does.
+                        // The end event comes seconds after the end, when the list has it.
                         asked = Instant::now();
                         end.as_object_mut().unwrap().remove("output_truncated");
                         end
@@ -882,12 +887,12 @@ async fn the_list_never_lags_behind_an_answer() {
                 assert!(done["handled_at"].is_string(), "{done}");
                 agree(&done, asked).await;
             }
-            way => {
+            case => {
                 let made = workspace.admin.post(PATH, &later).await.expect(201);
                 let path = path_of(&made);
-                match way {
+                match case {
                     4 | 5 => {
-                        let verb = if way == 4 { "cancel" } else { "kill" };
+                        let verb = if case == 4 { "cancel" } else { "kill" };
                         let done = workspace
                             .admin
                             .post(&format!("{path}{verb}/"), &json!({}))
@@ -899,7 +904,9 @@ async fn the_list_never_lags_behind_an_answer() {
                         workspace.admin.delete(&path).await.expect(204);
                         let may_lag = asked.elapsed() >= Duration::from_secs(1);
                         eventually("the list", || async {
-                            let is_cancelled = listed(&workspace, id_of(&made)).await["status"]["text"] == "Cancelled";
+                            let is_cancelled = list_item(&workspace, id_of(&made)).await["status"]
+                                ["text"]
+                                == "Cancelled";
                             assert!(is_cancelled || may_lag);
                             is_cancelled.then_some(())
                         })
@@ -912,7 +919,7 @@ async fn the_list_never_lags_behind_an_answer() {
 }
 
 #[tokio::test]
-async fn an_answer_does_not_wait_for_d1_for_long() {
+async fn a_response_does_not_wait_long_for_d1() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -920,7 +927,7 @@ async fn an_answer_does_not_wait_for_d1_for_long() {
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     agent.next_command().await;
-    // The stream has read what it needs of D1 before nothing can be written there any more.
+    // The stream has read everything that it needs from D1 before the lock.
     let mut events =
         Events::open(&workspace.admin, &format!("{}stream/", path_of(&made))).await.ok().unwrap();
     let lock = instance.lock_d1().await;
@@ -928,17 +935,17 @@ async fn an_answer_does_not_wait_for_d1_for_long() {
     agent.report(id_of(&made), "fin", Some(&fin)).await.expect(204);
     let reported = std::time::Instant::now();
     let (_, done) = events.rest().await;
-    has_status(&done, "Success", "success", false);
+    assert_status(&done, "Success", "success", false);
     assert!(reported.elapsed() < Duration::from_secs(20), "{:?}", reported.elapsed());
     drop(lock);
-    eventually("the list to have it", || async {
-        (listed(&workspace, id_of(&made)).await["status"]["text"] == "Success").then_some(())
+    eventually("the list to have the end", || async {
+        (list_item(&workspace, id_of(&made)).await["status"]["text"] == "Success").then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn that_there_is_no_such_command_is_told_before_what_is_wrong_with_the_question() {
+async fn the_command_is_looked_up_before_the_input_check() {
     let (workspace, _, _agent) = workspace_with_agent().await;
     let outsider = workspace.user("outsider").await;
     let made =
@@ -956,13 +963,13 @@ async fn that_there_is_no_such_command_is_told_before_what_is_wrong_with_the_que
 }
 
 #[tokio::test]
-async fn the_state_is_the_same_wherever_a_command_is_shown() {
+async fn the_state_is_the_same_everywhere() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let check = async |id: &str, state: &str| {
         let path = format!("{PATH}{id}/");
         let one = workspace.admin.get(&path).await;
         assert_eq!(one.expect(200)["state"], state, "{id}");
-        let list = eventually("the list has it", || async {
+        let list = eventually("the list to have the command", || async {
             let list = workspace.admin.get(&format!("{PATH}?state={state}")).await;
             list.text.contains(id).then_some(list)
         })
@@ -1000,7 +1007,7 @@ async fn the_state_is_the_same_wherever_a_command_is_shown() {
 }
 
 #[tokio::test]
-async fn a_new_command_tells_its_address_and_the_preference_that_was_applied() {
+async fn a_new_command_has_location_and_applied_preference() {
     let (workspace, _, _agent) = workspace_with_agent().await;
     let body = json!({"server": "web-1", "line": "id"});
     for (preference, applied) in [("wait=0", "wait=0"), ("wait=abc", ""), ("respond-async", "")] {
@@ -1023,7 +1030,7 @@ async fn a_new_command_tells_its_address_and_the_preference_that_was_applied() {
 }
 
 #[tokio::test]
-async fn a_refusal_names_its_rule() {
+async fn a_refusal_names_the_rule() {
     let (workspace, _, _agent) = workspace_with_agent().await;
     let server = workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["id"].clone();
     let group = json!({"name": "ops", "servers": [server]});

@@ -1,5 +1,5 @@
-//! Commands that wait: when they go out, in which order, and whether they still may (contract 7.5
-//! and 8.5).
+//! Commands that wait: when they are delivered, in which order, and the recheck of their permission
+//! (contract 7.5 and 8.5).
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 const PATH: &str = "/api/events/commands/";
 const TOKENS: &str = "/api/auth/tokens/";
-/// Where all commands of these tests are posted from.
+/// The client address of all commands in these tests.
 const ADDRESS: &str = "10.1.2.3";
 
 fn path_of(command: &Value) -> String {
@@ -27,40 +27,40 @@ fn id_of(command: &Value) -> &str {
 }
 
 #[track_caller]
-fn moment(command: &Value, field: &str) -> Timestamp {
+fn time_of(command: &Value, field: &str) -> Timestamp {
     Timestamp::parse(command[field].as_str().unwrap_or_else(|| panic!("{field}: {command}")))
         .unwrap()
 }
 
-/// Somebody who has commands waiting, and what can be done to them meanwhile.
-struct Person {
+/// A requester of waiting commands, with methods that change their permission.
+struct Requester {
     admin: Api,
     session: Api,
     id: Value,
     username: String,
-    /// The path of their API token.
+    /// The path of the requester's API token.
     token: String,
-    /// What their commands are posted with.
+    /// The client that posts the commands.
     api: Api,
 }
 
-/// What a person's commands are posted with.
-enum By {
+/// The credential that posts a requester's commands.
+enum PostedWith {
     Session,
-    /// An API token with this list.
+    /// An API token with this access control list.
     Token(Value),
 }
 
-impl Person {
-    async fn new(workspace: &Workspace, username: &str, by: &By) -> Self {
+impl Requester {
+    async fn new(workspace: &Workspace, username: &str, posted_with: &PostedWith) -> Self {
         let user = workspace.user_with(username, &json!({"is_staff": true})).await;
         let session = workspace.anonymous.logged_in(username, PASSWORD).await.from_address(ADDRESS);
-        let acl = if let By::Token(acl) = by { acl } else { &Value::Null };
+        let acl = if let PostedWith::Token(acl) = posted_with { acl } else { &Value::Null };
         let token = json!({"name": "waiting", "expires_at": null, "acl": acl});
         let token = session.post(TOKENS, &token).await.expect(201);
-        let api = match by {
-            By::Session => session.clone(),
-            By::Token(_) => session.with_token(token["key"].as_str().unwrap()),
+        let api = match posted_with {
+            PostedWith::Session => session.clone(),
+            PostedWith::Token(_) => session.with_token(token["key"].as_str().unwrap()),
         };
         Self {
             admin: workspace.admin.clone(),
@@ -85,16 +85,16 @@ impl Person {
     }
 }
 
-type Done<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+type ChangeFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// What happens to somebody while their command waits, and what becomes of that.
-struct Case {
+/// A change while a command waits, and the expected outcome.
+struct ChangeCase {
     name: &'static str,
-    by: By,
-    /// Of the command, beside the server and its time.
+    posted_with: PostedWith,
+    /// Fields of the command, besides the server and the time.
     changes: Value,
-    meanwhile: for<'a> fn(&'a Person) -> Done<'a>,
-    /// Why the command is cancelled; `None` where it runs.
+    while_waiting: for<'a> fn(&'a Requester) -> ChangeFuture<'a>,
+    /// Why the command is cancelled. `None` if it runs.
     reason: Option<&'static str>,
 }
 
@@ -104,7 +104,7 @@ const TOKEN: Option<&str> = Some("the API token that it was made with is not val
 const ACL: Option<&str> =
     Some("the access control list of its API token does not allow it any more");
 
-macro_rules! meanwhile {
+macro_rules! while_waiting {
     ($person:ident, $work:expr) => {
         |$person| Box::pin(async move { $work })
     };
@@ -112,42 +112,42 @@ macro_rules! meanwhile {
 
 fn case(
     name: &'static str,
-    by: By,
+    posted_with: PostedWith,
     changes: Value,
-    meanwhile: for<'a> fn(&'a Person) -> Done<'a>,
+    while_waiting: for<'a> fn(&'a Requester) -> ChangeFuture<'a>,
     reason: Option<&'static str>,
-) -> Case {
-    Case { name, by, changes, meanwhile, reason }
+) -> ChangeCase {
+    ChangeCase { name, posted_with, changes, while_waiting, reason }
 }
 
-/// Each of those that are cancelled stands before one that runs.
-fn cases() -> Vec<Case> {
-    let (any, none) = (|| By::Token(Value::Null), || json!({}));
+/// Each cancelled case stands before one that runs.
+fn cases() -> Vec<ChangeCase> {
+    let (any, none) = (|| PostedWith::Token(Value::Null), || json!({}));
     let wide = || {
-        By::Token(
+        PostedWith::Token(
             json!({"commands": ["id", "ls *"], "usernames": ["deploy", "root"], "networks": ["10.0.0.0/8"]}),
         )
     };
     let cancelled = vec![
         case(
             "deactivated",
-            By::Session,
+            PostedWith::Session,
             none(),
-            meanwhile!(p, p.change_user(json!({"is_active": false})).await),
+            while_waiting!(p, p.change_user(json!({"is_active": false})).await),
             REQUESTER,
         ),
         case(
             "deactivated-t",
             any(),
             none(),
-            meanwhile!(p, p.change_user(json!({"is_active": false})).await),
+            while_waiting!(p, p.change_user(json!({"is_active": false})).await),
             REQUESTER,
         ),
         case(
             "deleted",
-            By::Session,
+            PostedWith::Session,
             none(),
-            meanwhile!(
+            while_waiting!(
                 p,
                 drop(p.admin.delete(&format!("/api/iam/users/{}/", p.id)).await.expect(204))
             ),
@@ -157,7 +157,7 @@ fn cases() -> Vec<Case> {
             "deleted-t",
             any(),
             none(),
-            meanwhile!(
+            while_waiting!(
                 p,
                 drop(
                     p.admin.delete(&format!("/api/users/users/{}/", p.username)).await.expect(204)
@@ -167,37 +167,37 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "demoted",
-            By::Session,
+            PostedWith::Session,
             none(),
-            meanwhile!(p, p.change_user(json!({"is_staff": false})).await),
+            while_waiting!(p, p.change_user(json!({"is_staff": false})).await),
             SERVER,
         ),
         case(
             "demoted-t",
             any(),
             none(),
-            meanwhile!(p, p.change_user(json!({"is_staff": false})).await),
+            while_waiting!(p, p.change_user(json!({"is_staff": false})).await),
             SERVER,
         ),
         case(
             "disabled",
             any(),
             none(),
-            meanwhile!(p, p.change_token(json!({"enabled": false})).await),
+            while_waiting!(p, p.change_token(json!({"enabled": false})).await),
             TOKEN,
         ),
         case(
             "removed",
             any(),
             none(),
-            meanwhile!(p, drop(p.session.delete(&p.token).await.expect(204))),
+            while_waiting!(p, drop(p.session.delete(&p.token).await.expect(204))),
             TOKEN,
         ),
         case(
             "expired",
             any(),
             none(),
-            meanwhile!(p, {
+            while_waiting!(p, {
                 p.change_token(json!({"expires_at": now().plus_seconds(3)})).await;
                 eventually("the token's end", || async {
                     (p.api.get("/api/status/").await.status == 403).then_some(())
@@ -210,7 +210,7 @@ fn cases() -> Vec<Case> {
             "revived",
             any(),
             none(),
-            meanwhile!(p, {
+            while_waiting!(p, {
                 p.change_user(json!({"is_active": false})).await;
                 p.change_user(json!({"is_active": true})).await;
             }),
@@ -220,83 +220,89 @@ fn cases() -> Vec<Case> {
             "commands",
             any(),
             none(),
-            meanwhile!(p, p.limit(json!({"commands": ["ls *"]})).await),
+            while_waiting!(p, p.limit(json!({"commands": ["ls *"]})).await),
             ACL,
         ),
         case(
             "no-commands",
             wide(),
             none(),
-            meanwhile!(p, p.limit(json!({"commands": []})).await),
+            while_waiting!(p, p.limit(json!({"commands": []})).await),
             ACL,
         ),
         case(
             "env",
             any(),
             json!({"env": {"A": "b"}}),
-            meanwhile!(p, p.limit(json!({"commands": ["*"]})).await),
+            while_waiting!(p, p.limit(json!({"commands": ["*"]})).await),
             ACL,
         ),
         case(
             "no-env",
             any(),
             json!({"env": {}}),
-            meanwhile!(p, p.limit(json!({"commands": ["*"]})).await),
+            while_waiting!(p, p.limit(json!({"commands": ["*"]})).await),
             ACL,
         ),
         case(
             "internal",
             any(),
             json!({"shell": "internal"}),
-            meanwhile!(p, p.limit(json!({"commands": ["*"]})).await),
+            while_waiting!(p, p.limit(json!({"commands": ["*"]})).await),
             ACL,
         ),
-        case("servers", any(), none(), meanwhile!(p, p.limit(json!({"servers": []})).await), ACL),
+        case(
+            "servers",
+            any(),
+            none(),
+            while_waiting!(p, p.limit(json!({"servers": []})).await),
+            ACL,
+        ),
         case(
             "usernames",
             wide(),
             none(),
-            meanwhile!(p, p.limit(json!({"usernames": ["root"]})).await),
+            while_waiting!(p, p.limit(json!({"usernames": ["root"]})).await),
             ACL,
         ),
         case(
             "groups",
             any(),
             json!({"groupname": "www"}),
-            meanwhile!(p, p.limit(json!({"usernames": ["deploy"]})).await),
+            while_waiting!(p, p.limit(json!({"usernames": ["deploy"]})).await),
             ACL,
         ),
         case(
             "networks",
             wide(),
             none(),
-            meanwhile!(p, p.limit(json!({"networks": ["10.2.0.0/16"]})).await),
+            while_waiting!(p, p.limit(json!({"networks": ["10.2.0.0/16"]})).await),
             ACL,
         ),
         case(
             "read-only",
             any(),
             none(),
-            meanwhile!(p, p.limit(json!({"read_only": true})).await),
+            while_waiting!(p, p.limit(json!({"read_only": true})).await),
             ACL,
         ),
     ];
     let runs = vec![
-        case("untouched", By::Session, none(), meanwhile!(_p, ()), None),
-        case("untouched-t", any(), none(), meanwhile!(_p, ()), None),
-        case("untouched-l", wide(), none(), meanwhile!(_p, ()), None),
+        case("untouched", PostedWith::Session, none(), while_waiting!(_p, ()), None),
+        case("untouched-t", any(), none(), while_waiting!(_p, ()), None),
+        case("untouched-l", wide(), none(), while_waiting!(_p, ()), None),
         case(
             "logged-out",
-            By::Session,
+            PostedWith::Session,
             none(),
-            meanwhile!(p, drop(p.session.call("POST", "/api/auth/logout/").await.expect(200))),
+            while_waiting!(p, drop(p.session.call("POST", "/api/auth/logout/").await.expect(200))),
             None,
         ),
         case(
             "new-password",
-            By::Session,
+            PostedWith::Session,
             none(),
-            meanwhile!(p, {
+            while_waiting!(p, {
                 let body = json!({
                     "password": PASSWORD, "new_password": "an entirely other one", "keep_scheduled": true,
                 });
@@ -309,7 +315,7 @@ fn cases() -> Vec<Case> {
             "new-password-t",
             wide(),
             none(),
-            meanwhile!(p, {
+            while_waiting!(p, {
                 let body = json!({"password": "an entirely other one"});
                 p.admin
                     .patch(&format!("/api/users/users/{}/", p.username), &body)
@@ -320,9 +326,9 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "revived-s",
-            By::Session,
+            PostedWith::Session,
             none(),
-            meanwhile!(p, {
+            while_waiting!(p, {
                 p.change_user(json!({"is_active": false})).await;
                 p.change_user(json!({"is_active": true})).await;
             }),
@@ -330,16 +336,16 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "token-gone",
-            By::Session,
+            PostedWith::Session,
             none(),
-            meanwhile!(p, drop(p.session.delete(&p.token).await.expect(204))),
+            while_waiting!(p, drop(p.session.delete(&p.token).await.expect(204))),
             None,
         ),
         case(
             "on-again",
             any(),
             none(),
-            meanwhile!(p, {
+            while_waiting!(p, {
                 p.change_token(json!({"enabled": false})).await;
                 p.change_token(json!({"enabled": true})).await;
             }),
@@ -349,7 +355,7 @@ fn cases() -> Vec<Case> {
             "staff-again",
             any(),
             none(),
-            meanwhile!(p, {
+            while_waiting!(p, {
                 p.change_user(json!({"is_staff": false})).await;
                 p.change_user(json!({"is_staff": true})).await;
             }),
@@ -359,48 +365,51 @@ fn cases() -> Vec<Case> {
             "expires-later",
             any(),
             none(),
-            meanwhile!(p, p.change_token(json!({"expires_at": now().plus_seconds(3_600)})).await),
+            while_waiting!(
+                p,
+                p.change_token(json!({"expires_at": now().plus_seconds(3_600)})).await
+            ),
             None,
         ),
         case(
             "still-within",
             wide(),
             none(),
-            meanwhile!(p, {
+            while_waiting!(p, {
                 let acl = json!({"commands": ["i*"], "usernames": ["deploy"], "networks": ["10.1.2.3/32"], "read_only": false});
                 p.limit(acl).await;
             }),
             None,
         ),
-        case("freed", wide(), none(), meanwhile!(p, p.limit(Value::Null).await), None),
+        case("freed", wide(), none(), while_waiting!(p, p.limit(Value::Null).await), None),
         case(
             "groups-freed",
             any(),
             json!({"groupname": "www", "env": {"A": "b"}}),
-            meanwhile!(p, p.limit(json!({"networks": ["10.1.0.0/16"]})).await),
+            while_waiting!(p, p.limit(json!({"networks": ["10.1.0.0/16"]})).await),
             None,
         ),
     ];
     let mut runs = runs.into_iter();
     let pairs = cancelled.into_iter().flat_map(|case| [Some(case), runs.next()]);
-    let mut all: Vec<Case> = pairs.flatten().collect();
+    let mut all: Vec<ChangeCase> = pairs.flatten().collect();
     all.extend(runs);
     all
 }
 
-/// Makes everybody.
-async fn people(workspace: &Workspace, cases: &[Case]) -> Vec<Person> {
-    let mut people = Vec::new();
+/// Creates a requester for each case.
+async fn create_requesters(workspace: &Workspace, cases: &[ChangeCase]) -> Vec<Requester> {
+    let mut requesters = Vec::new();
     for case in cases {
-        people.push(Person::new(workspace, case.name, &case.by).await);
+        requesters.push(Requester::new(workspace, case.name, &case.posted_with).await);
     }
-    people
+    requesters
 }
 
-/// Posts everybody's command, with fields of the test's.
-async fn post_all(cases: &[Case], people: &[Person], more: &Value) -> Vec<Value> {
+/// Posts the command of each case, with additional fields.
+async fn post_all(cases: &[ChangeCase], requesters: &[Requester], more: &Value) -> Vec<Value> {
     let mut made = Vec::new();
-    for (case, person) in cases.iter().zip(people) {
+    for (case, person) in cases.iter().zip(requesters) {
         let mut body = json!({"line": "id", "username": "deploy"});
         for changes in [more, &case.changes] {
             body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
@@ -412,14 +421,14 @@ async fn post_all(cases: &[Case], people: &[Person], more: &Value) -> Vec<Value>
     made
 }
 
-async fn meanwhile(cases: &[Case], people: &[Person]) {
-    for (case, person) in cases.iter().zip(people) {
-        (case.meanwhile)(person).await;
+async fn while_waiting(cases: &[ChangeCase], requesters: &[Requester]) {
+    for (case, person) in cases.iter().zip(requesters) {
+        (case.while_waiting)(person).await;
     }
 }
 
-/// Asserts that a command was cancelled for a reason, and shown so.
-async fn is_cancelled(admin: &Api, name: &str, made: &Value, reason: &str) {
+/// Asserts that a command is cancelled, and that its message has the reason.
+async fn assert_cancelled(admin: &Api, name: &str, made: &Value, reason: &str) {
     let command = wait_until_ended(admin, id_of(made)).await;
     let status = &command["status"];
     assert_eq!(
@@ -436,23 +445,34 @@ async fn is_cancelled(admin: &Api, name: &str, made: &Value, reason: &str) {
         assert_eq!(command[unknown], json!(null), "{name}: {unknown}");
     }
     assert!(
-        moment(&command, "handled_at") >= moment(&command, "scheduled_at"),
+        time_of(&command, "handled_at") >= time_of(&command, "scheduled_at"),
         "{name}: {command}"
     );
 }
 
-/// Takes what must go out off the agent's socket, in order, and looks at what must not.
-async fn settle(workspace: &Workspace, agent: &mut ScriptedAgent, cases: &[Case], made: &[Value]) {
-    let mut order: Vec<(&Case, &Value)> = cases.iter().zip(made).collect();
-    order.sort_by_key(|(_, command)| (moment(command, "scheduled_at"), id_of(command).to_owned()));
+/// Asserts that exactly the permitted commands are delivered, in order, and that the others are
+/// cancelled.
+async fn assert_outcomes(
+    workspace: &Workspace,
+    agent: &mut ScriptedAgent,
+    cases: &[ChangeCase],
+    made: &[Value],
+) {
+    let mut order: Vec<(&ChangeCase, &Value)> = cases.iter().zip(made).collect();
+    order.sort_by_key(|(_, command)| (time_of(command, "scheduled_at"), id_of(command).to_owned()));
     for (case, command) in order.iter().filter(|(case, _)| case.reason.is_none()) {
-        assert_eq!(agent.next_command().await["id"], command["id"], "{} is next", case.name);
+        assert_eq!(
+            agent.next_command().await["id"],
+            command["id"],
+            "the next command must be {}",
+            case.name
+        );
         agent.ack(id_of(command)).await;
     }
-    assert!(agent.stays_silent().await, "nothing else goes out");
+    assert!(agent.stays_silent().await, "nothing else is delivered");
     for (case, command) in order {
         match case.reason {
-            Some(reason) => is_cancelled(&workspace.admin, case.name, command, reason).await,
+            Some(reason) => assert_cancelled(&workspace.admin, case.name, command, reason).await,
             None => assert_eq!(
                 workspace.admin.get(&path_of(command)).await.expect(200)["status"]["text"],
                 "Acked",
@@ -463,9 +483,9 @@ async fn settle(workspace: &Workspace, agent: &mut ScriptedAgent, cases: &[Case]
         let shown = &workspace.admin.get(&path_of(command)).await.expect(200)["requested_by"];
         assert_eq!(shown.is_null(), case.name.starts_with("deleted"), "{}: {shown}", case.name);
     }
-    // Lists follow.
+    // The list shows the same soon after.
     let cancelled = cases.iter().filter(|case| case.reason.is_some()).count();
-    eventually("the list to show it", || async {
+    eventually("the list to show the cancelled commands", || async {
         let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
         let items = list["results"].as_array().unwrap().iter();
         (items.filter(|item| item["status"]["text"] == "Cancelled").count() == cancelled)
@@ -475,63 +495,66 @@ async fn settle(workspace: &Workspace, agent: &mut ScriptedAgent, cases: &[Case]
 }
 
 #[tokio::test]
-async fn a_queued_commands_right_is_checked_when_the_agent_comes() {
+async fn queued_commands_are_rechecked_when_the_agent_connects() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let cases = cases();
-    let people = people(&workspace, &cases).await;
-    let made = post_all(&cases, &people, &json!({"server": "web-1", "on_offline": "queue"})).await;
+    let requesters = create_requesters(&workspace, &cases).await;
+    let made =
+        post_all(&cases, &requesters, &json!({"server": "web-1", "on_offline": "queue"})).await;
     assert!(made.iter().all(|command| command["status"]["text"] == "Queued"));
-    meanwhile(&cases, &people).await;
-    // Nothing is checked, and nothing ends, before it could go out.
+    while_waiting(&cases, &requesters).await;
+    // The permission is not rechecked before the command could be delivered.
     let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
     assert!(
         list["results"].as_array().unwrap().iter().all(|item| item["status"]["text"] == "Queued"),
         "{list}"
     );
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    settle(&workspace, &mut agent, &cases, &made).await;
+    assert_outcomes(&workspace, &mut agent, &cases, &made).await;
 }
 
 #[tokio::test]
-async fn a_scheduled_commands_right_is_checked_at_its_time() {
+async fn scheduled_commands_are_rechecked_at_their_time() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let cases = cases();
     let began = now();
-    let people = people(&workspace, &cases).await;
-    // Time enough for all that happens meanwhile, which is less than what was done so far.
+    let requesters = create_requesters(&workspace, &cases).await;
+    // Enough time for all changes, which take less time than the steps so far.
     let scheduled_at = deadline_at_pace_since(began);
     let made =
-        post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
+        post_all(&cases, &requesters, &json!({"server": "web-1", "scheduled_at": scheduled_at}))
+            .await;
     assert!(made.iter().all(|command| command["status"]["text"] == "Scheduled"));
-    meanwhile(&cases, &people).await;
+    while_waiting(&cases, &requesters).await;
     assert!(now() < scheduled_at, "this machine is too slow for the test");
     let its_time = || async { (now() >= scheduled_at).then_some(()) };
-    eventually_within(Duration::from_secs(150), "its time", its_time).await;
-    settle(&workspace, &mut agent, &cases, &made).await;
+    eventually_within(Duration::from_secs(150), "the due time", its_time).await;
+    assert_outcomes(&workspace, &mut agent, &cases, &made).await;
 }
 
 #[tokio::test]
-async fn a_scheduled_command_whose_agent_was_away_is_checked_when_it_comes() {
+async fn overdue_commands_are_rechecked_when_the_agent_connects() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let cases: Vec<Case> = cases().into_iter().take(8).collect();
-    let people = people(&workspace, &cases).await;
-    // Later than the last of them is made, also on a slow machine.
+    let cases: Vec<ChangeCase> = cases().into_iter().take(8).collect();
+    let requesters = create_requesters(&workspace, &cases).await;
+    // Later than the creation of the last command, even on a slow machine.
     let scheduled_at = now().plus_seconds(10);
     let made =
-        post_all(&cases, &people, &json!({"server": "web-1", "scheduled_at": scheduled_at})).await;
+        post_all(&cases, &requesters, &json!({"server": "web-1", "scheduled_at": scheduled_at}))
+            .await;
     wait_for_status(&workspace.admin, id_of(made.last().unwrap()), "Queued").await;
-    // They may still be allowed when they are due; it counts when they go out.
-    meanwhile(&cases, &people).await;
+    // The permission at the due time does not matter. It is rechecked at the delivery.
+    while_waiting(&cases, &requesters).await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    settle(&workspace, &mut agent, &cases, &made).await;
+    assert_outcomes(&workspace, &mut agent, &cases, &made).await;
 }
 
 #[tokio::test]
-async fn an_owner_keeps_their_server_but_not_what_is_for_staff() {
+async fn a_demoted_owner_loses_only_permissions_of_staff() {
     let workspace = Workspace::new().await;
     let owner = workspace.staff("owner").await;
     let server = owner.post("/api/servers/", &json!({"name": "web-1"})).await.expect(201);
@@ -548,7 +571,7 @@ async fn an_owner_keeps_their_server_but_not_what_is_for_staff() {
     workspace.admin.patch(&format!("/api/iam/users/{id}/"), &demotion).await.expect(200);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], as_root["id"]);
-    is_cancelled(
+    assert_cancelled(
         &workspace.admin,
         "internal",
         &internal,
@@ -559,10 +582,11 @@ async fn an_owner_keeps_their_server_but_not_what_is_for_staff() {
 }
 
 #[tokio::test]
-async fn a_list_that_grew_later_brings_nothing_back() {
+async fn a_wider_list_revives_no_refused_command() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let person = Person::new(&workspace, "alice", &By::Token(json!({"commands": ["ls"]}))).await;
+    let person =
+        Requester::new(&workspace, "alice", &PostedWith::Token(json!({"commands": ["ls"]}))).await;
     let body = |line: &str| json!({"server": "web-1", "line": line, "on_offline": "queue"});
     person.api.post(PATH, &body("id")).await.expect_detail(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
     let allowed = person.api.post(PATH, &body("ls")).await.expect(201);
@@ -574,21 +598,26 @@ async fn a_list_that_grew_later_brings_nothing_back() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_not_allowed_any_more_ends_for_whoever_waits() {
+async fn a_command_that_lost_its_permission_ends_for_waiters() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let person = Person::new(&workspace, "alice", &By::Token(Value::Null)).await;
+    let person = Requester::new(&workspace, "alice", &PostedWith::Token(Value::Null)).await;
     let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
     let made = person.api.post(PATH, &body).await.expect(201);
     person.limit(json!({"commands": ["ls"]})).await;
     let waiting = format!("{}?wait=60", path_of(&made));
-    let (told, agent) = futures_util::join!(workspace.admin.get(&waiting), async {
+    let (reply, agent) = futures_util::join!(workspace.admin.get(&waiting), async {
         let mut agent = ScriptedAgent::connect(&workspace, &server).await;
         assert!(agent.stays_silent().await);
         agent
     });
-    assert_eq!(told.expect(200)["status"]["text"], "Cancelled", "who waits is told at once");
-    // It is as good as any cancelled one: it can be cancelled again, and its stream ends.
+    assert_eq!(
+        reply.expect(200)["status"]["text"],
+        "Cancelled",
+        "a waiting request gets the new state"
+    );
+    // Afterwards, it behaves like any cancelled command: it can be cancelled again, and its stream
+    // ends.
     let again =
         workspace.admin.call("POST", &format!("{}cancel/", path_of(&made))).await.expect(200);
     assert_eq!(again, workspace.admin.get(&path_of(&made)).await.expect(200));
@@ -597,17 +626,21 @@ async fn a_command_that_is_not_allowed_any_more_ends_for_whoever_waits() {
     drop(agent);
 }
 
-/// An order that is neither the one they were made in nor its reverse.
+/// An order that is neither the order of creation nor its reverse.
 const SHUFFLED: [usize; 10] = [6, 2, 9, 0, 4, 7, 1, 8, 3, 5];
 
-/// Posts ten commands in shuffled order and returns what comes out.
-async fn fired(workspace: &Workspace, agent: &mut ScriptedAgent, at: impl Fn(usize) -> Timestamp) {
+/// Posts ten commands in shuffled order, and asserts the order of delivery.
+async fn assert_delivery_order(
+    workspace: &Workspace,
+    agent: &mut ScriptedAgent,
+    at: impl Fn(usize) -> Timestamp,
+) {
     let mut made = Vec::new();
     for number in SHUFFLED {
         let body = json!({"server": "web-1", "line": format!("echo {number}"), "scheduled_at": at(number)});
         made.push(workspace.admin.post(PATH, &body).await.expect(201));
     }
-    made.sort_by_key(|command| (moment(command, "scheduled_at"), id_of(command).to_owned()));
+    made.sort_by_key(|command| (time_of(command, "scheduled_at"), id_of(command).to_owned()));
     for command in &made {
         assert_eq!(agent.next_command().await["id"], command["id"]);
     }
@@ -616,38 +649,45 @@ async fn fired(workspace: &Workspace, agent: &mut ScriptedAgent, at: impl Fn(usi
         let sent = workspace.admin.get(&path_of(command)).await.expect(200);
         assert_eq!(sent["status"]["text"], "Sent");
         assert!(
-            moment(&sent, "delivered_at") >= moment(&sent, "scheduled_at"),
-            "never before its time: {sent}"
+            time_of(&sent, "delivered_at") >= time_of(&sent, "scheduled_at"),
+            "delivered before its time: {sent}"
         );
     }
 }
 
 #[tokio::test]
-async fn due_commands_go_out_by_their_time_and_then_by_their_id() {
+async fn due_commands_are_delivered_by_time_and_then_id() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let start = now().plus_seconds(10);
-    fired(&workspace, &mut agent, |_| start).await;
+    assert_delivery_order(&workspace, &mut agent, |_| start).await;
     let start = now().plus_seconds(10);
-    fired(&workspace, &mut agent, |number| start.plus_millis(150 * i64::try_from(number).unwrap()))
-        .await;
-    // Two at each of five moments.
+    assert_delivery_order(&workspace, &mut agent, |number| {
+        start.plus_millis(150 * i64::try_from(number).unwrap())
+    })
+    .await;
+    // Two commands at each of five times.
     let start = now().plus_seconds(10);
-    fired(&workspace, &mut agent, |number| start.plus_seconds(i64::try_from(number / 2).unwrap()))
-        .await;
-    // Less than the clock's own step apart.
+    assert_delivery_order(&workspace, &mut agent, |number| {
+        start.plus_seconds(i64::try_from(number / 2).unwrap())
+    })
+    .await;
+    // Less than a millisecond apart, which is the clock's resolution.
     let start = now().plus_seconds(10).to_string();
     let micros = |number: usize| start.replace("000+00:00", &format!("00{number}+00:00"));
-    fired(&workspace, &mut agent, |number| Timestamp::parse(&micros(number)).unwrap()).await;
+    assert_delivery_order(&workspace, &mut agent, |number| {
+        Timestamp::parse(&micros(number)).unwrap()
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn what_gathered_while_the_agent_was_away_goes_out_in_order() {
+async fn queued_commands_are_delivered_in_order() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    // More than are looked at in one go, some at once and some for a time that is past when the
-    // agent comes.
+    // More commands than one pass handles. Some are queued, and some are due before the agent
+    // connects.
     let soon = now().plus_seconds(3);
     let mut made = Vec::new();
     for number in 0..120 {
@@ -658,13 +698,13 @@ async fn what_gathered_while_the_agent_was_away_goes_out_in_order() {
         }
         made.push(workspace.admin.post(PATH, &body).await.expect(201));
     }
-    eventually("the time to come", || async { (now() > soon).then_some(()) }).await;
+    eventually("the due time", || async { (now() > soon).then_some(()) }).await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    made.sort_by_key(|command| (moment(command, "scheduled_at"), id_of(command).to_owned()));
+    made.sort_by_key(|command| (time_of(command, "scheduled_at"), id_of(command).to_owned()));
     for command in &made {
         assert_eq!(agent.next_command().await["id"], command["id"]);
     }
-    // What is posted now comes after them.
+    // New commands come after them.
     let last =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "last"})).await.expect(201);
     assert_eq!(agent.next_command().await["id"], last["id"]);
@@ -672,7 +712,7 @@ async fn what_gathered_while_the_agent_was_away_goes_out_in_order() {
 }
 
 #[tokio::test]
-async fn an_idle_instance_is_on_time() {
+async fn an_idle_instance_delivers_on_time() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -685,7 +725,7 @@ async fn an_idle_instance_is_on_time() {
         assert_eq!(made["status"]["text"], "Scheduled");
         assert_eq!(agent.next_command().await["id"], made["id"]);
         let sent = workspace.admin.get(&path_of(&made)).await.expect(200);
-        let late = moment(&sent, "delivered_at").seconds_since(moment(&sent, "scheduled_at"));
+        let late = time_of(&sent, "delivered_at").seconds_since(time_of(&sent, "scheduled_at"));
         assert!(late >= 0.0, "{late} s late");
         least = least.min(late);
         agent.fin(id_of(&made), 0, "").await;
@@ -694,28 +734,29 @@ async fn an_idle_instance_is_on_time() {
 }
 
 #[tokio::test]
-async fn a_list_that_cannot_be_read_holds_nobody_up() {
+async fn an_unreadable_list_does_not_block_other_commands() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
-    let person = Person::new(&workspace, "alice", &By::Token(json!({"commands": ["id"]}))).await;
+    let person =
+        Requester::new(&workspace, "alice", &PostedWith::Token(json!({"commands": ["id"]}))).await;
     let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
     let made = person.api.post(PATH, &body).await.expect(201);
     let behind = workspace.admin.post(PATH, &body).await.expect(201);
-    // As a later version might leave it behind.
+    // A later version of the service may leave such a list behind after a downgrade.
     instance.d1(r#"UPDATE api_tokens SET acl = '{"commands":["id"],"hours":[9,17]}' WHERE name = 'waiting'"#);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], behind["id"]);
-    is_cancelled(&workspace.admin, "unreadable", &made, ACL.unwrap()).await;
+    assert_cancelled(&workspace.admin, "unreadable", &made, ACL.unwrap()).await;
     assert!(agent.stays_silent().await);
 }
 
 #[tokio::test]
-async fn the_farthest_times_are_in_nobodys_way() {
+async fn commands_in_the_far_future_do_not_block_others() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut far = Vec::new();
-    // With a latest delivery past what the platform's alarms take.
+    // Also with an expiry beyond the range of the platform's alarms.
     for expires_at in
         [json!(null), json!("2999-01-01T00:00:00Z"), json!("9999-12-31T23:59:59.999999Z")]
     {
@@ -747,24 +788,24 @@ async fn the_farthest_times_are_in_nobodys_way() {
     }
 }
 
-/// How many unfinished commands an agent has at most (agent-protocol 4.3, contract 7.4).
-const WINDOW: usize = 200;
+/// The maximum number of unfinished commands of an agent (agent-protocol 4.3, contract 7.4).
+const MAX_UNFINISHED: usize = 200;
 
 #[tokio::test]
-async fn an_agent_has_no_more_than_it_has_room_for() {
+async fn an_agent_gets_a_limited_number_of_commands() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let person = Person::new(&workspace, "alice", &By::Token(Value::Null)).await;
+    let person = Requester::new(&workspace, "alice", &PostedWith::Token(Value::Null)).await;
     let body = json!({"server": "web-1", "line": "id"});
     let mut sent = Vec::new();
-    for _ in 0..WINDOW {
+    for _ in 0..MAX_UNFINISHED {
         let made = person.api.post(PATH, &body).await.expect(201);
         assert_eq!(made["status"]["text"], "Sent");
         assert_eq!(agent.next_command().await["id"], made["id"]);
-        // One has not answered yet. The others would be stuck in a minute, and this machine may be
-        // slow.
-        if sent.len() + 1 < WINDOW {
+        // The last one is not acknowledged. The others would be stuck after a minute on a slow
+        // machine.
+        if sent.len() + 1 < MAX_UNFINISHED {
             agent.ack(id_of(&made)).await;
         }
         sent.push(id_of(&made).to_owned());
@@ -787,23 +828,23 @@ async fn an_agent_has_no_more_than_it_has_room_for() {
         (&cancelled["status"]["text"], &cancelled["success"]),
         (&json!("Cancelled"), &json!(false))
     );
-    // Acknowledging makes no room, nor does what was cancelled.
-    agent.ack(&sent[WINDOW - 1]).await;
+    // Neither an ack nor a cancelled command makes room.
+    agent.ack(&sent[MAX_UNFINISHED - 1]).await;
     assert!(agent.stays_silent().await);
-    // An end makes room for the next one, and only for that.
+    // An end makes room for exactly one command.
     agent.fin(&sent[7], 0, "").await;
     assert_eq!(agent.next_command().await["id"], queue[1]["id"]);
     assert!(agent.stays_silent().await);
-    // So does one that is repeated, but once.
+    // A repeated fin makes no more room.
     agent.fin(&sent[7], 0, "").await;
     assert!(agent.stays_silent().await);
-    // What waited for room has its right checked like any other, and gives its place to the next
-    // one.
+    // The permission of a command that waited for room is rechecked too. A cancelled command gives
+    // its place to the next one.
     person.change_token(json!({"enabled": false})).await;
     agent.fin(&sent[8], 1, "").await;
     assert_eq!(agent.next_command().await["id"], queue[3]["id"]);
-    is_cancelled(&workspace.admin, "behind the window", &queue[2], TOKEN.unwrap()).await;
-    // A new connection of the agent's has no more room: its process goes on running what it had.
+    assert_cancelled(&workspace.admin, "behind the window", &queue[2], TOKEN.unwrap()).await;
+    // A new connection does not make room, because the agent's process still runs its commands.
     let last = workspace.admin.post(PATH, &body).await.expect(201);
     assert_eq!(last["status"]["text"], "Queued");
     let mut again = ScriptedAgent::connect(&workspace, &server).await;

@@ -1,5 +1,5 @@
-//! Commands that wait while what their requester is in a group, or the group itself, changes
-//! (contract 5.6 and 7.5). What else can happen to their right is in `firing.rs`.
+//! Commands that wait while group roles or groups of their requester change (contract 5.6 and 7.5).
+//! `firing.rs` has the other changes of a permission.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use farhand_tests::people::{MEMBERSHIPS, SERVERS, at, group_path};
 use farhand_tests::{Person, Workspace, deadline_at_pace_since, eventually_within, now};
 use serde_json::{Value, json};
 
-use super::commands::{PATH, has_status, id_of, moment, path_of};
+use super::commands::{PATH, assert_status, id_of, path_of, time_of};
 
-/// Somebody whose command waits, in a group of their own that has the server.
-struct Waiting<'a> {
+/// A requester of a waiting command, in their own group with the server.
+struct GroupRequester<'a> {
     workspace: &'a Workspace,
     person: Person,
     membership: Value,
     group: Value,
-    /// Another group of the server's, where they are a plain member if the case says so.
+    /// Another group with the server, where the requester is a plain member if the case says so.
     second: Option<(Value, Value)>,
 }
 
-impl Waiting<'_> {
-    async fn is_now(&self, role: &str) {
+impl GroupRequester<'_> {
+    async fn set_role(&self, role: &str) {
         self.workspace
             .admin
             .patch(&at(MEMBERSHIPS, &self.membership), &json!({"role": role}))
@@ -43,7 +43,7 @@ impl Waiting<'_> {
         self.person.set(self.workspace, changes).await;
     }
 
-    /// Takes the server out of the group, by the server.
+    /// Removes the server from the group, by changing the server.
     async fn take_server_out(&self) {
         let id = self.group["servers"][0].as_str().unwrap();
         let path = format!("{SERVERS}{id}/");
@@ -57,17 +57,17 @@ impl Waiting<'_> {
     }
 }
 
-type Done<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+type GroupChangeFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// What somebody is, what they ask for, what happens meanwhile, and what becomes of it.
-struct Case {
+/// The requester's role, the command, a change while it waits, and the expected outcome.
+struct GroupCase {
     name: &'static str,
     role: &'static str,
-    /// Of the command, beside the server and its time.
+    /// Fields of the command, besides the server and the time.
     changes: Value,
     is_in_second: bool,
-    meanwhile: for<'a> fn(&'a Waiting<'a>) -> Done<'a>,
-    /// Why the command is cancelled; `None` where it runs.
+    while_waiting: for<'a> fn(&'a GroupRequester<'a>) -> GroupChangeFuture<'a>,
+    /// Why the command is cancelled. `None` if it runs.
     reason: Option<&'static str>,
 }
 
@@ -76,31 +76,31 @@ const ACCOUNT: Option<&str> = Some("its requester may not run commands as that a
 
 macro_rules! case {
     ($name:literal, $role:literal, $changes:tt, |$it:ident| $work:expr, $reason:expr) => {
-        Case {
+        GroupCase {
             name: $name,
             role: $role,
             changes: json!($changes),
             is_in_second: false,
-            meanwhile: |$it| Box::pin(async move { $work }),
+            while_waiting: |$it| Box::pin(async move { $work }),
             reason: $reason,
         }
     };
 }
 
-/// Those that are cancelled stand between those that run.
-fn cases() -> Vec<Case> {
-    let in_second = |case: Case| Case { is_in_second: true, ..case };
+/// Cancelled cases stand between cases that run.
+fn cases() -> Vec<GroupCase> {
+    let in_second = |case: GroupCase| GroupCase { is_in_second: true, ..case };
     vec![
         case!("untouched", "member", {}, |_it| (), None),
         case!("left", "member", {}, |it| it.leave().await, SERVER),
         case!("removed", "manager", {"username": "root"}, |it| it.workspace.remove_member(&it.group, &it.person).await, SERVER),
         case!("untouched-m", "manager", {"username": "root", "groupname": "adm"}, |_it| (), None),
-        case!("demoted", "manager", {"username": "root"}, |it| it.is_now("member").await, ACCOUNT),
-        case!("demoted-o", "owner", {"username": "deploy"}, |it| it.is_now("member").await, ACCOUNT),
-        case!("demoted-g", "manager", {"groupname": "adm"}, |it| it.is_now("member").await, ACCOUNT),
-        case!("demoted-own", "manager", {}, |it| it.is_now("member").await, None),
-        case!("owner-manager", "owner", {"username": "root"}, |it| it.is_now("manager").await, None),
-        case!("promoted", "member", {}, |it| it.is_now("owner").await, None),
+        case!("demoted", "manager", {"username": "root"}, |it| it.set_role("member").await, ACCOUNT),
+        case!("demoted-o", "owner", {"username": "deploy"}, |it| it.set_role("member").await, ACCOUNT),
+        case!("demoted-g", "manager", {"groupname": "adm"}, |it| it.set_role("member").await, ACCOUNT),
+        case!("demoted-own", "manager", {}, |it| it.set_role("member").await, None),
+        case!("owner-manager", "owner", {"username": "root"}, |it| it.set_role("manager").await, None),
+        case!("promoted", "member", {}, |it| it.set_role("owner").await, None),
         case!(
             "group-lost-it",
             "owner",
@@ -152,7 +152,7 @@ fn cases() -> Vec<Case> {
             },
             None
         )),
-        // The account of a plain member is the one that has their name now.
+        // A plain member's account is their current name.
         case!(
             "renamed",
             "member",
@@ -188,8 +188,12 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Brings everybody into groups of the server.
-async fn gather<'a>(workspace: &'a Workspace, server: &Value, cases: &[Case]) -> Vec<Waiting<'a>> {
+/// Creates the requesters with their groups.
+async fn create_requesters<'a>(
+    workspace: &'a Workspace,
+    server: &Value,
+    cases: &[GroupCase],
+) -> Vec<GroupRequester<'a>> {
     let mut waiting = Vec::new();
     for case in cases {
         let person = Person::new(workspace, case.name).await;
@@ -204,18 +208,18 @@ async fn gather<'a>(workspace: &'a Workspace, server: &Value, cases: &[Case]) ->
         if case.name == "staff-before" {
             person.set(workspace, json!({"is_staff": true})).await;
         }
-        waiting.push(Waiting { workspace, person, membership, group, second });
+        waiting.push(GroupRequester { workspace, person, membership, group, second });
     }
     waiting
 }
 
-/// Posts everybody's command, with fields of the test's.
+/// Posts the command of each case, with additional fields.
 async fn post_all<'a>(
     server: &Value,
-    cases: &[Case],
-    waiting: Vec<Waiting<'a>>,
+    cases: &[GroupCase],
+    waiting: Vec<GroupRequester<'a>>,
     more: &Value,
-) -> Vec<(Waiting<'a>, Value)> {
+) -> Vec<(GroupRequester<'a>, Value)> {
     let mut posted = Vec::new();
     for (case, one) in cases.iter().zip(waiting) {
         let mut body = json!({"server": server["id"], "line": "id"});
@@ -229,19 +233,20 @@ async fn post_all<'a>(
     posted
 }
 
-/// Takes what must go out off the agent's socket, in order, and looks at what must not.
-async fn settle(
+/// Asserts that exactly the permitted commands are delivered, in order, and that the others are
+/// cancelled.
+async fn assert_outcomes(
     workspace: &Workspace,
     agent: &mut ScriptedAgent,
-    cases: &[Case],
-    posted: &[(Waiting<'_>, Value)],
+    cases: &[GroupCase],
+    posted: &[(GroupRequester<'_>, Value)],
 ) {
-    let mut order: Vec<(&Case, &Value)> =
+    let mut order: Vec<(&GroupCase, &Value)> =
         cases.iter().zip(posted).map(|(case, (_, made))| (case, made)).collect();
-    order.sort_by_key(|(_, made)| (moment(made, "scheduled_at"), id_of(made).to_owned()));
+    order.sort_by_key(|(_, made)| (time_of(made, "scheduled_at"), id_of(made).to_owned()));
     for (case, made) in order.iter().filter(|(case, _)| case.reason.is_none()) {
         let command = agent.next_command().await;
-        assert_eq!(command["id"], made["id"], "{} is next", case.name);
+        assert_eq!(command["id"], made["id"], "the next command must be {}", case.name);
         assert_eq!(
             (&command["user"], &command["group"]),
             (&made["username"], &made["groupname"]),
@@ -249,7 +254,7 @@ async fn settle(
             case.name
         );
     }
-    assert!(agent.stays_silent().await, "nothing else goes out");
+    assert!(agent.stays_silent().await, "nothing else is delivered");
     for (case, made) in order {
         let Some(reason) = case.reason else {
             let sent = workspace.admin.get(&path_of(made)).await.expect(200);
@@ -257,7 +262,7 @@ async fn settle(
             continue;
         };
         let ended = wait_until_ended(&workspace.admin, id_of(made)).await;
-        has_status(&ended, "Cancelled", "secondary", false);
+        assert_status(&ended, "Cancelled", "secondary", false);
         let message = ended["status"]["message"].as_str().unwrap();
         assert!(message.contains(reason), "{}: {message}", case.name);
         assert_eq!(
@@ -270,16 +275,16 @@ async fn settle(
 }
 
 #[tokio::test]
-async fn a_queued_command_goes_out_if_its_requester_still_may() {
+async fn queued_commands_are_rechecked_after_group_changes() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let cases = cases();
-    let waiting = gather(&workspace, &server, &cases).await;
+    let waiting = create_requesters(&workspace, &server, &cases).await;
     let posted = post_all(&server, &cases, waiting, &json!({"on_offline": "queue"})).await;
     for (case, (waiting, _)) in cases.iter().zip(&posted) {
-        (case.meanwhile)(waiting).await;
+        (case.while_waiting)(waiting).await;
     }
-    // Nothing is checked, and nothing ends, before it could go out.
+    // The permission is not rechecked before the command could be delivered.
     let list = workspace.admin.get(&format!("{PATH}?page_size=100")).await.expect(200);
     assert_eq!(list["count"], cases.len());
     assert!(
@@ -287,25 +292,25 @@ async fn a_queued_command_goes_out_if_its_requester_still_may() {
         "{list}"
     );
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    settle(&workspace, &mut agent, &cases, &posted).await;
+    assert_outcomes(&workspace, &mut agent, &cases, &posted).await;
 }
 
 #[tokio::test]
-async fn a_scheduled_command_goes_out_if_its_requester_still_may() {
+async fn scheduled_commands_are_rechecked_after_group_changes() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let cases = cases();
     let began = now();
-    let waiting = gather(&workspace, &server, &cases).await;
-    // Time enough for all that happens meanwhile, which is less than what was done so far.
+    let waiting = create_requesters(&workspace, &server, &cases).await;
+    // Enough time for all changes, which take less time than the steps so far.
     let scheduled_at = deadline_at_pace_since(began);
     let posted = post_all(&server, &cases, waiting, &json!({"scheduled_at": scheduled_at})).await;
     for (case, (waiting, _)) in cases.iter().zip(&posted) {
-        (case.meanwhile)(waiting).await;
+        (case.while_waiting)(waiting).await;
     }
     assert!(now() < scheduled_at, "this machine is too slow for the test");
     let its_time = || async { (now() >= scheduled_at).then_some(()) };
     eventually_within(Duration::from_secs(150), "its time", its_time).await;
-    settle(&workspace, &mut agent, &cases, &posted).await;
+    assert_outcomes(&workspace, &mut agent, &cases, &posted).await;
 }

@@ -1,4 +1,4 @@
-//! `Idempotency-Key` (contract 3.11): what is posted twice runs once.
+//! `Idempotency-Key` of commands (contract 3.11): a repeated request runs once.
 
 use farhand_tests::agents::{ScriptedAgent, credential};
 use farhand_tests::client::PASSWORD;
@@ -17,7 +17,7 @@ fn is_replayed(reply: &Reply) -> bool {
 }
 
 #[tokio::test]
-async fn twenty_at_once_make_one_command_that_runs_once() {
+async fn twenty_concurrent_requests_create_one_command() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let body = json!({"server": "web-1", "line": "once"});
     let posts = (0..20).map(|_| post(&workspace.admin, "a-key", &body));
@@ -33,14 +33,14 @@ async fn twenty_at_once_make_one_command_that_runs_once() {
 }
 
 #[tokio::test]
-async fn the_first_answer_comes_again_whatever_became_of_the_command() {
+async fn a_replay_returns_the_first_response() {
     let (workspace, _, agent) = workspace_with_agent().await;
     let body = json!({"server": "web-1", "line": "once", "env": {"A": "b"}});
     let first = post(&workspace.admin, "k", &body).await;
     assert!(!is_replayed(&first));
     let made = first.expect(201);
     agent.fin(id_of(&made), 0, "done").await;
-    // However it is written down.
+    // The same JSON in another notation.
     let text = "{ \"env\": {\"A\":\"b\"},\n \"line\":\"once\", \"server\": \"web-1\" }";
     for api in [&workspace.admin, &workspace.session()] {
         let request = api
@@ -53,7 +53,7 @@ async fn the_first_answer_comes_again_whatever_became_of_the_command() {
     }
     assert_eq!(workspace.admin.get(&path_of(&made)).await.expect(200)["status"]["text"], "Success");
     agent.close().await;
-    // Also when a new one could not be taken.
+    // The replay does not need the server to be connected.
     eventually("the connection's end", || async {
         (workspace.admin.get("/api/servers/").await.expect(200)["results"][0]["is_connected"]
             == false)
@@ -65,7 +65,7 @@ async fn the_first_answer_comes_again_whatever_became_of_the_command() {
 }
 
 #[tokio::test]
-async fn twins_of_one_who_waits_get_the_result() {
+async fn repeated_waiting_requests_all_get_the_result() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let body = json!({"server": "web-1", "line": "once"});
     let posts = (0..5).map(|_| {
@@ -88,7 +88,7 @@ async fn twins_of_one_who_waits_get_the_result() {
 }
 
 #[tokio::test]
-async fn another_body_is_refused() {
+async fn a_key_with_another_body_is_refused() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let other = workspace.server("web-2").await;
     let mut other_agent = ScriptedAgent::connect(&workspace, &other).await;
@@ -106,7 +106,7 @@ async fn another_body_is_refused() {
             .await
             .expect_detail(422, Some("IDEMPOTENCY_KEY_REUSED"));
     }
-    // At the same time, to different servers: one of them is first.
+    // Concurrent requests with one key for different servers: one of them creates a command.
     let bodies = [json!({"server": "web-1", "line": "x"}), json!({"server": "web-2", "line": "x"})];
     let replies = futures_util::future::join_all(
         bodies.iter().map(|body| post(&workspace.admin, "both", body)),
@@ -122,7 +122,7 @@ async fn another_body_is_refused() {
 }
 
 #[tokio::test]
-async fn keys_belong_to_their_user() {
+async fn keys_belong_to_their_user_and_workspace() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let staff = workspace.staff("alice").await;
     let body = json!({"server": "web-1", "line": "once"});
@@ -132,7 +132,7 @@ async fn keys_belong_to_their_user() {
     assert_ne!(others.expect(201)["id"], made["id"]);
     agent.next_command().await;
     agent.next_command().await;
-    // And to their workspace.
+    // Keys also belong to their workspace.
     let (elsewhere, _, _agent) = workspace_with_agent().await;
     assert!(!is_replayed(&post(&elsewhere.admin, "k", &body).await));
 }
@@ -155,7 +155,7 @@ async fn only_a_201_is_remembered() {
 }
 
 #[tokio::test]
-async fn keys_of_another_form_are_refused() {
+async fn malformed_keys_are_refused() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let body = json!({"server": "web-1", "line": "id"});
     for bad in ["", "a b", "a\tb", &"x".repeat(129)] {
@@ -172,7 +172,7 @@ async fn keys_of_another_form_are_refused() {
 }
 
 #[tokio::test]
-async fn a_key_whose_request_died_is_answered_with_what_it_made() {
+async fn a_key_of_an_interrupted_request_returns_its_command() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -191,7 +191,7 @@ async fn a_key_whose_request_died_is_answered_with_what_it_made() {
     };
     let order = agent.next_command().await;
     instance.kill().await;
-    assert!(!waiting.await.unwrap(), "the request was cut off");
+    assert!(!waiting.await.unwrap(), "the request must not get a response");
 
     let instance = Instance::restart(state.path()).await;
     let api = workspace.admin.on(&instance.url);
@@ -205,7 +205,7 @@ async fn a_key_whose_request_died_is_answered_with_what_it_made() {
 }
 
 #[tokio::test]
-async fn the_list_has_what_the_answer_to_a_dead_request_has() {
+async fn the_list_agrees_with_the_replay_after_a_crash() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -229,7 +229,7 @@ async fn the_list_has_what_the_answer_to_a_dead_request_has() {
     }
     instance.kill().await;
     for request in waiting {
-        assert!(!request.await.unwrap(), "the request was cut off");
+        assert!(!request.await.unwrap(), "the request must not get a response");
     }
     let instance = Instance::restart(state.path()).await;
     let api = workspace.admin.on(&instance.url);
@@ -240,7 +240,7 @@ async fn the_list_has_what_the_answer_to_a_dead_request_has() {
         agent.fin(id_of(order), 0, "done").await;
         let again = post(&api, key, &json!({"server": "web-1", "line": key})).await.expect(201);
         assert_eq!(again["state"], "success");
-        // An answer waits for the list for a second, which a slow machine may need all of.
+        // A response waits up to a second for the list, which a slow machine may need.
         eventually("the list", || async {
             let list = api.get(PATH).await.expect(200);
             let mut listed = list["results"].as_array().unwrap().iter();
@@ -261,7 +261,7 @@ async fn a_key_is_free_again_after_a_day() {
     let made = post(&workspace.admin, "old", &body("once")).await.expect(201);
     let young = post(&workspace.admin, "young", &body("once")).await.expect(201);
     let id = id_of(&made);
-    // Both are older now: one by more than a day, the other by a little less.
+    // Makes both keys older: one by more than a day, the other by a little less.
     let aged = |seconds: i64, column: &str| {
         format!("strftime('%Y-%m-%dT%H:%M:%f000+00:00', {column}, '-{seconds} seconds')")
     };
@@ -294,7 +294,7 @@ async fn a_key_is_free_again_after_a_day() {
 }
 
 #[tokio::test]
-async fn the_first_answer_is_for_those_whom_the_command_is_still_for() {
+async fn a_replay_needs_access_to_the_command() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let alice = workspace.staff("alice").await;
     let limited = json!({"name": "x", "expires_at": null, "acl": {"commands": ["ls *"]}});

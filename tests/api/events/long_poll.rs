@@ -1,5 +1,5 @@
-//! Contract 7.6: an answer that waited is for a credential that is still good, and that can still
-//! read the command.
+//! A waiting request returns a result only if its credential is still valid and can still read the
+//! command (contract 7.6).
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tokio::task::JoinHandle;
 
 const PATH: &str = "/api/events/commands/";
 const TOKENS: &str = "/api/auth/tokens/";
-/// Longer than an answer may wait without another look at its credential.
-const LONG: Duration = Duration::from_millis(1_500);
+/// Longer than a response may wait without a recheck of its credential.
+const RECHECK_DELAY: Duration = Duration::from_millis(1_500);
 
-/// A client with an API token of its own, and the token's path.
-async fn token(workspace: &Workspace) -> (Api, String) {
+/// A client with a new API token, and the token's path.
+async fn create_token(workspace: &Workspace) -> (Api, String) {
     let made = workspace
         .session()
         .post(TOKENS, &json!({"name": "waits", "expires_at": null}))
@@ -31,52 +31,52 @@ fn waiting_read(api: Api, command: &Value) -> JoinHandle<Reply> {
 }
 
 #[tokio::test]
-async fn a_token_that_is_deleted_while_it_waits_gets_no_result() {
+async fn a_token_deleted_while_waiting_gets_no_result() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let command = json!({"server": "web-1", "line": "cat secret"});
 
-    // The command of another token, and then one of its own.
-    let (api, token_path) = token(&workspace).await;
+    // First a command of another token, then one of its own.
+    let (api, token_path) = create_token(&workspace).await;
     let made = workspace.admin.post(PATH, &command).await.expect(201);
     let waiting = waiting_read(api, &made);
     let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
-    tokio::time::sleep(LONG).await;
+    tokio::time::sleep(RECHECK_DELAY).await;
     workspace.session().delete(&token_path).await.expect(204);
     agent.fin(&id, 0, "the secret").await;
     waiting.await.unwrap().expect_detail(403, Some("INVALID_TOKEN"));
 
-    let (api, token_path) = token(&workspace).await;
+    let (api, token_path) = create_token(&workspace).await;
     let body = command.clone();
     let waiting = tokio::spawn(async move {
         api.send(api.request("POST", PATH).header("Prefer", "wait=30").json(&body)).await
     });
     let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
-    tokio::time::sleep(LONG).await;
+    tokio::time::sleep(RECHECK_DELAY).await;
     workspace.session().delete(&token_path).await.expect(204);
     agent.fin(&id, 0, "the secret").await;
     waiting.await.unwrap().expect_detail(403, Some("INVALID_TOKEN"));
 
-    // One that is still good gets it, however long it waited.
-    let (api, _) = token(&workspace).await;
+    // A token that stays valid gets the result after any wait.
+    let (api, _) = create_token(&workspace).await;
     let waiting = tokio::spawn(async move {
         api.send(api.request("POST", PATH).header("Prefer", "wait=30").json(&command)).await
     });
     let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
-    tokio::time::sleep(LONG).await;
+    tokio::time::sleep(RECHECK_DELAY).await;
     agent.fin(&id, 0, "the result").await;
     assert_eq!(waiting.await.unwrap().expect(201)["result"], "the result");
 }
 
 #[tokio::test]
-async fn a_token_that_expires_while_it_waits_gets_no_result() {
+async fn a_token_expired_while_waiting_gets_no_result() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let command = json!({"server": "web-1", "line": "cat secret"});
-    for way in ["read", "created"] {
-        let made = match way {
+    for case in ["read", "created"] {
+        let made = match case {
             "read" => Some(workspace.admin.post(PATH, &command).await.expect(201)),
             _ => None,
         };
@@ -102,7 +102,7 @@ async fn a_token_that_expires_while_it_waits_gets_no_result() {
 }
 
 #[tokio::test]
-async fn who_loses_access_while_waiting_gets_no_result() {
+async fn a_caller_who_loses_access_while_waiting_gets_no_result() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let other = workspace.server("web-2").await;
@@ -112,11 +112,10 @@ async fn who_loses_access_while_waiting_gets_no_result() {
     let command = json!({"server": "web-1", "line": "cat secret"});
     let not_found = Some("COMMAND_NOT_FOUND");
 
-    // Their group no longer gives access: to a command that is read, and to one that was just
-    // created, with and without a key.
-    for way in ["read", "created", "created with a key"] {
+    // Their group loses access: for a read, and for a creation with and without a key.
+    for case in ["read", "created", "created with a key"] {
         workspace.add_member(&group, &person, "member").await;
-        let made = match way {
+        let made = match case {
             "read" => Some(workspace.admin.post(PATH, &command).await.expect(201)),
             _ => None,
         };
@@ -126,7 +125,7 @@ async fn who_loses_access_while_waiting_gets_no_result() {
                 .request("GET", &format!("{PATH}{}/?wait=30", made["id"].as_str().unwrap())),
             None => person.api.request("POST", PATH).header("Prefer", "wait=30").json(&command),
         };
-        let is_keyed = way == "created with a key";
+        let is_keyed = case == "created with a key";
         let request = if is_keyed { request.header("Idempotency-Key", "k") } else { request };
         let api = person.api.clone();
         let waiting = tokio::spawn(async move { api.send(request).await });
@@ -136,7 +135,7 @@ async fn who_loses_access_while_waiting_gets_no_result() {
             let request = api.request("POST", PATH).header("Idempotency-Key", "k").json(&command);
             tokio::spawn(async move { api.send(request).await })
         });
-        tokio::time::sleep(LONG).await;
+        tokio::time::sleep(RECHECK_DELAY).await;
         workspace.remove_member(&group, &person).await;
         agent.fin(&id, 0, "the secret").await;
         waiting.await.unwrap().expect_detail(404, not_found);
@@ -145,13 +144,13 @@ async fn who_loses_access_while_waiting_gets_no_result() {
         }
     }
 
-    // The token's list no longer has the server, or the command.
+    // The token's list loses the server, or the command.
     for acl in [json!({"servers": [other["id"]]}), json!({"commands": ["ls"]})] {
-        let (api, token_path) = token(&workspace).await;
+        let (api, token_path) = create_token(&workspace).await;
         let made = workspace.admin.post(PATH, &command).await.expect(201);
         let waiting = waiting_read(api, &made);
         let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
-        tokio::time::sleep(LONG).await;
+        tokio::time::sleep(RECHECK_DELAY).await;
         workspace.session().patch(&token_path, &json!({"acl": acl})).await.expect(200);
         agent.fin(&id, 0, "the secret").await;
         waiting.await.unwrap().expect_detail(404, not_found);

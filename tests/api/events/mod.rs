@@ -1,5 +1,3 @@
-//! `/api/events/`.
-
 mod acl_check;
 mod argv;
 mod cancel;

@@ -1,5 +1,5 @@
-//! What an API token with `commands`, `argv` or `usernames` reads: only commands that its list
-//! allows, unless `read_all` is true (contract 4.13).
+//! API tokens with `commands`, `argv` or `usernames` read only the commands that their list allows,
+//! unless `read_all` is true (contract 4.13).
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ async fn ids(api: &Api, query: &str) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn a_narrow_token_reads_what_its_list_allows() {
+async fn a_narrow_token_reads_only_what_its_list_allows() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent =
@@ -54,7 +54,7 @@ async fn a_narrow_token_reads_what_its_list_allows() {
         agent.chunk(id_of(command), 0, "output").await;
         agent.fin(id_of(command), 0, "output").await;
     }
-    // Lists know of the ends once D1 does.
+    // Lists show an end when D1 has it.
     eventually("the ends in the list", || async {
         (ids(admin, "&state=success").await.len() == 2).then_some(())
     })
@@ -74,7 +74,7 @@ async fn a_narrow_token_reads_what_its_list_allows() {
     let mut acl = json!({"commands": ["uptime"], "usernames": ["deploy"]});
     let token = workspace.limited(&acl).await;
     let visible = BTreeSet::from([id_of(&shown).to_owned(), id_of(&later).to_owned()]);
-    // Twice: the second time the isolate may remember what the token is.
+    // Twice, because the second request may use the isolate's cached hint about the token.
     assert_eq!((ids(&token, "").await, ids(&token, "").await), (visible.clone(), visible.clone()));
     for (query, expected) in [
         ("&search=uptime", 2),
@@ -89,7 +89,7 @@ async fn a_narrow_token_reads_what_its_list_allows() {
         (&format!("&server={}", server["id"].as_str().unwrap()), 2),
         ("&requested_by_isnull=true", 0),
         ("&requested_by_isnull=false", 2),
-        // Two of the hidden ones succeeded or ran as root, and all were added since.
+        // Of the hidden commands, two match one of these filters, and all match another.
         ("&state=success", 1),
         ("&state=scheduled", 1),
         ("&state=success,scheduled,sent,acked", 2),
@@ -124,7 +124,8 @@ async fn a_narrow_token_reads_what_its_list_allows() {
     let (chunks, _) = Events::open(&token, &format!("{path}stream/")).await.unwrap().rest().await;
     assert_eq!(chunks, [(0, "output".to_owned())]);
     token.delete(&path_of(&later)).await.expect(204);
-    // With read_all it reads what its user does, and still runs no more.
+    // With `read_all`, the token reads everything that its user can read, but may run no more than
+    // before.
     acl["read_all"] = json!(true);
     let reader = workspace.limited(&acl).await;
     assert_eq!(ids(&reader, "").await, ids(admin, "").await);
@@ -133,7 +134,7 @@ async fn a_narrow_token_reads_what_its_list_allows() {
         .post(PATH, &json!({"server": "web-1", "line": "id", "username": "deploy"}))
         .await
         .expect(403);
-    // A list of servers alone does not narrow what is read of them.
+    // A list with servers only does not narrow the commands that are read there.
     let of_server = workspace.limited(&json!({"servers": [server["id"]]})).await;
     assert_eq!(ids(&of_server, "").await, ids(admin, "").await);
     let nothing = workspace.limited(&json!({"commands": []})).await;
@@ -142,9 +143,9 @@ async fn a_narrow_token_reads_what_its_list_allows() {
     assert!(ids(&workspace.limited(&elsewhere).await, "").await.is_empty());
 }
 
-/// A user with access to some servers: the list goes another way through the table.
+/// With partial access, the list is built by another query.
 #[tokio::test]
-async fn a_plain_members_narrow_token() {
+async fn a_plain_members_narrow_token_reads_only_allowed() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let group = workspace.group("ops", &[&one]).await;
@@ -168,9 +169,9 @@ async fn a_plain_members_narrow_token() {
     }
 }
 
-/// The condition in SQL is the rule in Rust, for odd lists and odd commands.
+/// The SQL condition agrees with the Rust rule, for unusual lists and commands.
 #[tokio::test]
-async fn the_database_decides_as_the_rule_does() {
+async fn the_sql_condition_agrees_with_the_rule() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut dice = Dice(11);
@@ -242,9 +243,9 @@ async fn the_database_decides_as_the_rule_does() {
     assert!(seen > 30, "{seen}");
 }
 
-/// A list that is dear to compare looks at fewer commands; each can be read by its id all the same.
+/// A list that is expensive to compare covers fewer commands. Each can still be read by its id.
 #[tokio::test]
-async fn a_list_that_is_dear_to_compare_looks_at_fewer_commands() {
+async fn an_expensive_list_covers_fewer_commands() {
     let workspace = Workspace::new().await;
     workspace.server("web-1").await;
     let mut made = Vec::new();
@@ -256,14 +257,18 @@ async fn a_list_that_is_dear_to_compare_looks_at_fewer_commands() {
     }
     let cheap = workspace.limited(&json!({"commands": ["echo *"]})).await;
     assert_eq!(ids(&cheap, "").await.len(), 3);
-    let dear = workspace.limited(&json!({"commands": vec!["echo *"; 100]})).await;
-    assert_eq!(ids(&dear, "").await, BTreeSet::from([id_of(&made[2]).to_owned()]), "the latest");
+    let expensive = workspace.limited(&json!({"commands": vec!["echo *"; 100]})).await;
+    assert_eq!(
+        ids(&expensive, "").await,
+        BTreeSet::from([id_of(&made[2]).to_owned()]),
+        "the latest"
+    );
     for command in &made {
-        dear.get(&path_of(command)).await.expect(200);
+        expensive.get(&path_of(command)).await.expect(200);
     }
 }
 
-/// Many commands of another requester, or for later, do not hide what a narrow list looks for.
+/// Many commands of another requester, or for later, do not hide the matching one.
 #[tokio::test]
 async fn many_other_commands_do_not_hide_a_command() {
     let (instance, _state) = Instance::new().await;
@@ -291,7 +296,7 @@ async fn many_other_commands_do_not_hide_a_command() {
              FROM n CROSS JOIN commands c WHERE c.id = '{mine}'"
         ));
     };
-    // As many for later as a list looks at, of another requester.
+    // Inserts as many scheduled commands of another requester as a list compares.
     store("1", "'2998-01-01T00:00:00.000000+00:00'");
     for token in [&of_staff, &of_member] {
         for query in ["", "&is_scheduled=false", "&search=ls", &format!("&requested_by={me}")] {
@@ -299,7 +304,7 @@ async fn many_other_commands_do_not_hide_a_command() {
         }
         assert!(ids(token, "&is_scheduled=true").await.is_empty());
     }
-    // As many that are due, too: only a filter by the requester finds it.
+    // The same number of due commands. Only a filter by requester finds the matching one.
     store("2", &format!("'{}'", now()));
     let server = one["id"].as_str().unwrap();
     for token in [&of_staff, &of_member] {
@@ -312,13 +317,13 @@ async fn many_other_commands_do_not_hide_a_command() {
             );
         }
     }
-    // Not on servers that the caller cannot access.
+    // A server without access does not count.
     workspace.remove_member(&group, &person).await;
     assert!(ids(&of_member, &format!("&requested_by={me}")).await.is_empty());
 }
 
-/// As many commands as a list looks at, each with this line, or these words as JSON.
-fn stored(line: &str, argv: Option<&str>) -> rusqlite::Connection {
+/// As many commands as a list compares, each with this line or with these words as JSON.
+fn commands_in_memory(line: &str, argv: Option<&str>) -> rusqlite::Connection {
     let database = rusqlite::Connection::open_in_memory().unwrap();
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
     database.execute_batch(include_str!("../../../migrations/0001_schema.sql")).unwrap();
@@ -333,10 +338,10 @@ fn stored(line: &str, argv: Option<&str>) -> rusqlite::Connection {
     database
 }
 
-/// The worst lists that are taken, over as many commands as are looked at
-/// (`docs/contributing/performance.md`, What lists cost).
+/// The most expensive lists that are accepted, over as many commands as are compared
+/// (`docs/performance.md`, What lists cost).
 #[test]
-fn the_dearest_lists_are_bounded() {
+fn the_most_expensive_lists_are_bounded() {
     let words = |words: &[String]| serde_json::to_string(words).unwrap();
     let stars =
         |parts: usize| vec!["*".to_owned() + &"a*".repeat(parts - 1) + "z"; (256 / parts).min(100)];
@@ -418,7 +423,7 @@ fn the_dearest_lists_are_bounded() {
     );
     for (name, acl, line, argv, least) in cases {
         Acl::read(&acl).unwrap_or_else(|problems| panic!("{name}: {problems:?}"));
-        let database = stored(line, argv);
+        let database = commands_in_memory(line, argv);
         let start = Instant::now();
         let statement = Statement::new(&sql).bind("acl", acl.to_string()).bind("now", "2027");
         let Built { sql, parameters, .. } =
@@ -436,8 +441,8 @@ fn the_dearest_lists_are_bounded() {
         let took = start.elapsed();
         println!("{name}: {looked_at} looked at, {found} found, {took:?}");
         assert!((least..=NARROW_WINDOW).contains(&looked_at), "{name}: {looked_at}");
-        // Some 0.15 s where SQLite is optimised, here 0.6 s. What was there before took many
-        // seconds.
+        // This takes about 0.15 s with an optimised SQLite, and 0.6 s here. An earlier version took
+        // many seconds.
         assert!(took < Duration::from_secs(30), "{name}: {took:?}");
     }
 }

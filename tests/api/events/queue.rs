@@ -1,28 +1,28 @@
-//! Commands that wait: for their time, or for their agent (contract 7.4 and 8).
+//! Commands that wait for their time or for their agent (contract 7.4 and 8).
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
 use farhand_tests::{Instance, Workspace, eventually};
 use serde_json::{Value, json};
 
-use super::commands::{PATH, has_status, id_of, moment, path_of, read, workspace_with_agent};
+use super::commands::{PATH, assert_status, id_of, path_of, read, time_of, workspace_with_agent};
 
-/// A command of `web-1` with further fields.
+/// A command for `web-1` with additional fields.
 fn body(line: &str, more: &Value) -> Value {
     let mut body = json!({"server": "web-1", "line": line});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
 
-/// A moment that many seconds from now, by this machine's clock, which is the service's too.
+/// The time some seconds from now. The service has the same clock.
 fn in_seconds(seconds: i64) -> String {
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     Timestamp::from_millis(since_1970.as_millis() as u64).plus_seconds(seconds).to_string()
 }
 
-/// What the list tells of a command once it has a status. The list is read from D1 alone, and wakes
-/// nobody.
-async fn listed(workspace: &Workspace, command: &Value, status: &str) -> Value {
+/// Waits until the list shows a command with a status. The list reads only D1, so the object is not
+/// called.
+async fn wait_for_listed_status(workspace: &Workspace, command: &Value, status: &str) -> Value {
     eventually(status, || async {
         let list = workspace.admin.get(PATH).await.expect(200);
         let item = list["results"]
@@ -38,44 +38,44 @@ async fn listed(workspace: &Workspace, command: &Value, status: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_past_time_means_now() {
+async fn a_time_in_the_past_means_now() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let past = json!({"scheduled_at": "2020-01-01T00:00:00Z"});
     let made = workspace.admin.post(PATH, &body("id", &past)).await.expect(201);
-    has_status(&made, "Sent", "warning", false);
+    assert_status(&made, "Sent", "warning", false);
     assert_eq!(made["scheduled_at"], made["added_at"]);
     assert_eq!(agent.next_command().await["id"], made["id"]);
 }
 
 #[tokio::test]
-async fn a_scheduled_command_goes_out_when_its_time_has_come() {
+async fn a_scheduled_command_is_delivered_at_its_time() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let scheduled_at = in_seconds(20);
     let fields = json!({"scheduled_at": scheduled_at, "env": {"COLOR": "blue"}, "timeout": 60});
     let made = workspace.admin.post(PATH, &body("id", &fields)).await.expect(201);
-    has_status(&made, "Scheduled", "secondary", true);
+    assert_status(&made, "Scheduled", "secondary", true);
     assert_eq!(made["scheduled_at"], json!(scheduled_at));
-    assert_eq!(moment(&made, "expires_at").seconds_since(moment(&made, "scheduled_at")), 3600.0);
+    assert_eq!(time_of(&made, "expires_at").seconds_since(time_of(&made, "scheduled_at")), 3600.0);
     assert!(made["status"]["message"].as_str().unwrap().contains(&scheduled_at), "{made}");
     for field in ["delivered_at", "acked_at", "handled_at", "success"] {
         assert_eq!(made[field], json!(null), "{field}");
     }
     assert_eq!(read(&workspace, &made).await, made);
-    // What is immediate does not wait for it.
+    // An immediate command does not wait for the scheduled one.
     let now = workspace.admin.post(PATH, &body("now", &json!({}))).await.expect(201);
     assert_eq!(agent.next_command().await["id"], now["id"]);
 
     let order = agent.next_command().await;
     assert_eq!((&order["id"], &order["env"]), (&made["id"], &json!({"COLOR": "blue"})));
     let sent = read(&workspace, &made).await;
-    has_status(&sent, "Sent", "warning", false);
-    assert!(moment(&sent, "delivered_at") >= moment(&sent, "scheduled_at"));
+    assert_status(&sent, "Sent", "warning", false);
+    assert!(time_of(&sent, "delivered_at") >= time_of(&sent, "scheduled_at"));
     agent.fin(id_of(&made), 0, "done").await;
-    has_status(&read(&workspace, &made).await, "Success", "success", false);
+    assert_status(&read(&workspace, &made).await, "Success", "success", false);
 }
 
 #[tokio::test]
-async fn an_environment_is_for_the_agent_alone() {
+async fn only_the_agent_sees_the_environment() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     let secret = farhand_tests::client::unique("secret-value");
     let env = json!({"env": {"TOKEN": secret, "EMPTY": ""}});
@@ -87,14 +87,14 @@ async fn an_environment_is_for_the_agent_alone() {
         let reply = workspace.admin.get(&path).await;
         assert!(!reply.text.contains(&secret) && !reply.text.contains("\"env\""), "{}", reply.text);
     }
-    // Agents that cannot kill are not told of a timeout: they would not know the field.
+    // An agent without the kill feature gets no timeout, because it does not know the field.
     let order = workspace.admin.post(PATH, &body("id", &json!({"timeout": 7}))).await.expect(201);
     assert_eq!(order["timeout"], 7);
     assert_eq!(agent.next_command().await.get("timeout"), None);
 }
 
 #[tokio::test]
-async fn an_agent_that_kills_is_told_of_the_timeout() {
+async fn an_agent_with_the_kill_feature_gets_the_timeout() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect_with_kill(&workspace, &server).await;
@@ -116,13 +116,13 @@ async fn a_queued_command_waits_for_its_agent() {
         );
         made.push(workspace.admin.post(PATH, &queued).await.expect(201));
     }
-    has_status(&made[0], "Queued", "warning", true);
+    assert_status(&made[0], "Queued", "warning", true);
     assert_eq!(
         (&made[0]["delivered_at"], &made[0]["scheduled_at"]),
         (&json!(null), &made[0]["added_at"])
     );
     assert_eq!(read(&workspace, &made[0]).await, made[0]);
-    // What rejects is rejected still, and stores nothing.
+    // Without `on_offline`, the command is rejected and not stored.
     workspace
         .admin
         .post(PATH, &body("id", &json!({})))
@@ -133,38 +133,38 @@ async fn a_queued_command_waits_for_its_agent() {
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     for (number, command) in made.iter().enumerate() {
         let order = agent.next_command().await;
-        assert_eq!(order["id"], command["id"], "in their order");
+        assert_eq!(order["id"], command["id"], "commands are delivered in order");
         assert_eq!(order["env"], json!({"N": number.to_string()}));
     }
     assert!(agent.stays_silent().await);
     let sent = read(&workspace, &made[24]).await;
-    has_status(&sent, "Sent", "warning", false);
-    assert!(moment(&sent, "delivered_at") > moment(&sent, "scheduled_at"));
-    // With the agent there, queueing changes nothing.
+    assert_status(&sent, "Sent", "warning", false);
+    assert!(time_of(&sent, "delivered_at") > time_of(&sent, "scheduled_at"));
+    // With a connected agent, `on_offline` has no effect.
     let now =
         workspace.admin.post(PATH, &body("now", &json!({"on_offline": "queue"}))).await.expect(201);
-    has_status(&now, "Sent", "warning", false);
+    assert_status(&now, "Sent", "warning", false);
     assert_eq!(agent.next_command().await["id"], now["id"]);
-    // A connection that is renewed brings nothing again.
+    // A new connection delivers no command again.
     let mut again = ScriptedAgent::connect(&workspace, &server).await;
     assert!(again.stays_silent().await);
 }
 
 #[tokio::test]
-async fn a_scheduled_command_waits_for_its_agent_whatever_on_offline_says() {
+async fn an_overdue_scheduled_command_waits_for_its_agent() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let fields = json!({"scheduled_at": in_seconds(5), "on_offline": "reject"});
     let made = workspace.admin.post(PATH, &body("id", &fields)).await.expect(201);
-    has_status(&made, "Scheduled", "secondary", true);
-    let queued = listed(&workspace, &made, "Queued").await;
-    has_status(&queued, "Queued", "warning", true);
+    assert_status(&made, "Scheduled", "secondary", true);
+    let queued = wait_for_listed_status(&workspace, &made, "Queued").await;
+    assert_status(&queued, "Queued", "warning", true);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], made["id"]);
 }
 
 #[tokio::test]
-async fn what_is_not_delivered_in_time_expires_with_nobody_looking() {
+async fn an_undelivered_command_expires_without_requests() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let queued = json!({"on_offline": "queue", "expires_at": in_seconds(6)});
@@ -176,13 +176,13 @@ async fn what_is_not_delivered_in_time_expires_with_nobody_looking() {
         expired.push(made);
     }
     for made in &expired {
-        let seen = listed(&workspace, made, "Expired").await;
-        has_status(&seen, "Expired", "danger", false);
+        let seen = wait_for_listed_status(&workspace, made, "Expired").await;
+        assert_status(&seen, "Expired", "danger", false);
         assert_eq!(
             (&seen["success"], &seen["delivered_at"], &seen["result"]),
             (&json!(false), &json!(null), &json!(null))
         );
-        assert!(moment(&seen, "handled_at") >= moment(&seen, "expires_at"));
+        assert!(time_of(&seen, "handled_at") >= time_of(&seen, "expires_at"));
         assert_eq!(read(&workspace, made).await, seen);
         let cancel = format!("{}cancel/", path_of(made));
         workspace
@@ -196,7 +196,7 @@ async fn what_is_not_delivered_in_time_expires_with_nobody_looking() {
 }
 
 #[tokio::test]
-async fn what_waits_survives_a_killed_service_and_goes_out_by_itself() {
+async fn waiting_commands_survive_a_crash() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -231,7 +231,7 @@ async fn what_waits_survives_a_killed_service_and_goes_out_by_itself() {
 }
 
 #[tokio::test]
-async fn waiting_for_a_queued_command_ends_with_its_result() {
+async fn a_request_waits_for_a_queued_commands_result() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let queued = body("id", &json!({"on_offline": "queue"}));

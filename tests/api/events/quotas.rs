@@ -1,4 +1,4 @@
-//! What users and workspaces may have (contract 11.4).
+//! Quotas of users and workspaces (contract 11.4).
 
 use farhand_tests::client::PASSWORD;
 use farhand_tests::commands::{count_commands, stored_bytes};
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::commands::{PATH, id_of, path_of};
 
-/// Asserts a used-up quota.
+/// Asserts an error for an exceeded quota.
 #[track_caller]
-fn exceeded(reply: &Reply) {
+fn expect_quota_error(reply: &Reply) {
     reply.expect_detail(429, Some("QUOTA_EXCEEDED"));
     assert!(reply.header("Retry-After").parse::<u64>().unwrap() >= 1);
 }
@@ -24,7 +24,7 @@ async fn stored_commands(instance: &Instance) -> Value {
 }
 
 #[tokio::test]
-async fn waiting_commands_of_a_user_and_of_a_workspace() {
+async fn waiting_commands_are_limited() {
     let quotas = [("QUOTA_WAITING_PER_USER", "3"), ("QUOTA_WAITING_PER_WORKSPACE", "5")];
     let (instance, _state) = Instance::new_with(&quotas).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
@@ -34,26 +34,26 @@ async fn waiting_commands_of_a_user_and_of_a_workspace() {
     for number in 0..3 {
         made.push(workspace.admin.post(PATH, &queued(&format!("echo {number}"))).await.expect(201));
     }
-    exceeded(&workspace.admin.post(PATH, &queued("echo 3")).await);
-    // Nothing of it was stored, neither in D1 nor in the server's object.
+    expect_quota_error(&workspace.admin.post(PATH, &queued("echo 3")).await);
+    // The rejected command is stored neither in D1 nor in the server's object.
     assert_eq!(stored_commands(&instance).await, 3);
     for number in 0..2 {
         staff.post(PATH, &queued(&format!("echo {number}"))).await.expect(201);
     }
-    exceeded(&staff.post(PATH, &queued("echo 2")).await);
-    // A used key is no new command, and a refused one uses no key.
+    expect_quota_error(&staff.post(PATH, &queued("echo 2")).await);
+    // A replay creates no new command, and a rejected request does not use up its key.
     let with_key = async |line: &str| {
         let request =
             staff.request("POST", PATH).header("Idempotency-Key", "one").json(&queued(line));
         staff.send(request).await
     };
-    exceeded(&with_key("echo 2").await);
-    // One that is cancelled makes room, as soon as D1 has it.
+    expect_quota_error(&with_key("echo 2").await);
+    // A cancelled command makes room, as soon as D1 has it.
     workspace.admin.delete(&path_of(&made[0])).await.expect(204);
     eventually("room", || async { (with_key("echo 2").await.status == 201).then_some(()) }).await;
     with_key("echo 2").await.expect(201);
-    exceeded(&workspace.admin.post(PATH, &queued("echo 3")).await);
-    // What goes out immediately does not wait.
+    expect_quota_error(&workspace.admin.post(PATH, &queued("echo 3")).await);
+    // An immediate command does not count as waiting.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     for _ in 0..5 {
         let command = agent.next_command().await;
@@ -68,7 +68,7 @@ async fn waiting_commands_of_a_user_and_of_a_workspace() {
 }
 
 #[tokio::test]
-async fn bytes_of_lines_environments_and_output() {
+async fn stored_bytes_are_limited() {
     let (instance, _state) = Instance::new_with(&[("QUOTA_BYTES_PER_DAY", "10000")]).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -77,58 +77,58 @@ async fn bytes_of_lines_environments_and_output() {
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": line, "env": env})).await
     };
     run("l".repeat(2_000), json!({"A": "e".repeat(1_000)})).await.expect(201);
-    exceeded(&run("l".repeat(7_000), json!({})).await);
+    expect_quota_error(&run("l".repeat(7_000), json!({})).await);
     let made = run("id".to_owned(), json!({})).await.expect(201);
     agent.next_command().await;
     agent.next_command().await;
     agent.fin(id_of(&made), 0, &"o".repeat(6_000)).await;
     let bytes = || stored_bytes(&instance, "acme");
     eventually("D1 to have the output", || async { (bytes() > 9_000).then_some(()) }).await;
-    exceeded(&run("l".repeat(1_000), json!({})).await);
+    expect_quota_error(&run("l".repeat(1_000), json!({})).await);
     let late = run("id".to_owned(), json!({})).await.expect(201);
     assert_eq!(stored_commands(&instance).await, 3);
-    // The counters have all of it, and then output of a command that is counted.
+    // Output counts too, whether its command is already in the counters or not.
     let before = bytes();
     count_commands(&instance, "acme");
     assert_eq!(bytes(), before);
-    exceeded(&run("l".repeat(1_000), json!({})).await);
+    expect_quota_error(&run("l".repeat(1_000), json!({})).await);
     agent.next_command().await;
     agent.fin(id_of(&late), 0, "output").await;
     eventually("D1 to have the output", || async { (bytes() == before + 6).then_some(()) }).await;
-    // Another day is counted on its own, whether the counters have it or not.
+    // Each day counts separately, with and without the counters.
     for sql in [
         "UPDATE counted_commands SET day = '2020-01-01'",
         "UPDATE commands SET added_at = '2020-01-01T00:00:00.000000+00:00', handled_at = '2020-01-01T00:00:00.000000+00:00'",
     ] {
         instance.d1(sql);
         run("l".repeat(7_000), json!({})).await.expect(201);
-        // The line, and the empty environment in its stored form.
+        // The line, and the empty environment as stored.
         assert!((7_000..7_050).contains(&bytes()), "{}", bytes());
-        exceeded(&run("l".repeat(7_000), json!({})).await);
+        expect_quota_error(&run("l".repeat(7_000), json!({})).await);
     }
     count_commands(&instance, "acme");
     assert!((7_000..7_050).contains(&bytes()), "{}", bytes());
 }
 
 #[tokio::test]
-async fn tokens_and_sessions_of_a_user() {
+async fn tokens_and_sessions_of_a_user_are_limited() {
     let quotas = [("QUOTA_TOKENS_PER_USER", "3"), ("QUOTA_SESSIONS_PER_USER", "2")];
     let (instance, _state) = Instance::new_with(&quotas).await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let token = |name: &str| json!({"name": name, "expires_at": null});
     const TOKENS: &str = "/api/auth/tokens/";
-    // One was made with the workspace.
+    // The workspace was created with one token.
     let made = workspace.admin.post(TOKENS, &token("two")).await.expect(201);
     workspace.admin.post(TOKENS, &token("three")).await.expect(201);
-    exceeded(&workspace.admin.post(TOKENS, &token("four")).await);
+    expect_quota_error(&workspace.admin.post(TOKENS, &token("four")).await);
     let events = workspace.admin.get("/api/audit/events/?action=api_token.create").await;
-    assert_eq!(events.expect(200)["count"], 3, "a refused token leaves no event");
+    assert_eq!(events.expect(200)["count"], 3, "a rejected token leaves no event");
     workspace.admin.delete(&format!("{TOKENS}{}/", made["id"].as_str().unwrap())).await.expect(204);
     workspace.admin.post(TOKENS, &token("four")).await.expect(201);
     let alice = workspace.user("alice").await;
     alice.post(TOKENS, &token("one")).await.expect(201);
 
-    // A third session ends the first one.
+    // A third session ends the oldest one.
     let boss = workspace.session();
     let second = workspace.anonymous.logged_in("boss", PASSWORD).await;
     boss.get("/api/status/").await.expect(200);

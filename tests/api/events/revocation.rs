@@ -1,5 +1,4 @@
-//! What a revoked session takes with it: the commands that it created and that still wait (contract
-//! 11.5).
+//! Revoking a session also cancels the waiting commands that it created (contract 11.5).
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
@@ -13,7 +12,7 @@ const SESSIONS: &str = "/api/auth/sessions/";
 const REASON: &str = "the login session that created it was revoked";
 const NEW: &str = "an entirely other one";
 
-/// The path of the session that calls.
+/// The path of the caller's own session.
 async fn own_session(session: &Api) -> String {
     let list = session.get(SESSIONS).await.expect(200);
     let own = list["results"]
@@ -40,8 +39,8 @@ async fn status(workspace: &Workspace, command: &Value) -> Value {
     workspace.admin.get(&at(COMMANDS, command)).await.expect(200)["status"].clone()
 }
 
-/// Waits until a command is cancelled, by the revocation.
-async fn is_cancelled(workspace: &Workspace, what: &str, command: &Value) {
+/// Waits until a command is cancelled because of the revocation.
+async fn wait_for_cancellation(workspace: &Workspace, what: &str, command: &Value) {
     let ended =
         wait_for_status(&workspace.admin, command["id"].as_str().unwrap(), "Cancelled").await;
     assert!(ended["status"]["message"].as_str().unwrap().contains(REASON), "{what}: {ended}");
@@ -52,10 +51,10 @@ async fn is_cancelled(workspace: &Workspace, what: &str, command: &Value) {
     );
 }
 
-/// The ways to revoke sessions of a user: all of them but the first end all of the user's sessions.
+/// The ways to revoke sessions. All but the first end all sessions of the user.
 const WAYS: [&str; 5] = ["session", "change-password", "put", "patch", "reset"];
 
-/// Revokes sessions, and says whether their scheduled commands are kept.
+/// Revokes sessions, and keeps their scheduled commands or not.
 async fn revoke(
     workspace: &Workspace,
     username: &str,
@@ -98,7 +97,7 @@ async fn revoke(
 }
 
 #[tokio::test]
-async fn a_revocation_cancels_what_waits() {
+async fn a_revocation_cancels_waiting_commands() {
     let workspace = Workspace::new().await;
     let servers = [workspace.server("web-1").await, workspace.server("web-2").await];
     let _agent = ScriptedAgent::connect(&workspace, &servers[0]).await;
@@ -129,7 +128,7 @@ async fn a_revocation_cancels_what_waits() {
         }
         revoke(&workspace, &username, &session, way, keep).await;
         for command in &revoked {
-            is_cancelled(&workspace, way, command).await;
+            wait_for_cancellation(&workspace, way, command).await;
         }
         for command in &kept {
             assert_eq!(status(&workspace, command).await["text"], "Scheduled", "{way}");
@@ -138,7 +137,7 @@ async fn a_revocation_cancels_what_waits() {
 }
 
 #[tokio::test]
-async fn what_is_to_be_kept_is_kept() {
+async fn a_revocation_can_keep_scheduled_commands() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut kept = Vec::new();
@@ -148,7 +147,7 @@ async fn what_is_to_be_kept_is_kept() {
         kept.push(post(&session, "web-1", json!({"on_offline": "queue"})).await);
         revoke(&workspace, &username, &session, way, Some(true)).await;
     }
-    // They are delivered like any others, in their order.
+    // Kept commands are delivered in order like any others.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     for command in &kept {
         assert_eq!(agent.next_command().await["id"], command["id"]);
@@ -181,11 +180,10 @@ async fn a_malformed_choice_revokes_nothing() {
     workspace.anonymous.log_in("alice", PASSWORD).await.expect(200);
 }
 
-/// The request that revoked may have died right after D1 knew it, and a command may have been
-/// created at the same moment: no object is asked to cancel anything. D1 alone keeps the command
-/// from being delivered.
+/// The revoking request may end right after D1 has the revocation, and a command may be created at
+/// the same time. Then no object is told to cancel the command. D1 alone prevents its delivery.
 #[tokio::test]
-async fn nothing_of_a_revoked_session_is_delivered_whoever_dies() {
+async fn no_command_of_a_revoked_session_is_delivered() {
     let (instance, _state) = Instance::new().await;
     let workspace = Workspace::made_by(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
@@ -200,11 +198,15 @@ async fn nothing_of_a_revoked_session_is_delivered_whoever_dies() {
         "INSERT INTO revoked_sessions (workspace_id, id, user_id, revoked_at, is_settled)
              SELECT workspace_id, id, user_id, added_at, 1 FROM sessions WHERE id = '{id}'"
     ));
-    assert_eq!(status(&workspace, &queued).await["text"], "Queued", "no object knows of it");
+    assert_eq!(
+        status(&workspace, &queued).await["text"],
+        "Queued",
+        "the object was not told to cancel"
+    );
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    assert_eq!(agent.next_command().await["id"], kept["id"], "the only one that is delivered");
+    assert_eq!(agent.next_command().await["id"], kept["id"], "only the kept command is delivered");
     assert!(agent.stays_silent().await);
     for command in [&queued, &scheduled] {
-        is_cancelled(&workspace, "at delivery", command).await;
+        wait_for_cancellation(&workspace, "at delivery", command).await;
     }
 }
