@@ -127,7 +127,7 @@ async fn a_known_host_reports_only_changes() {
 async fn facts_are_accepted_with_any_method() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let agent = workspace.anonymous.with(&credential(&server));
+    let agent = workspace.anonymous.with_authorization(&credential(&server));
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
     let tries = [
         ("POST", "/"),
@@ -485,7 +485,9 @@ async fn a_missing_slash_never_causes_a_redirect() {
     }
     assert_eq!(workspace.admin.get(&format!("{PATH}{id}/")).await.expect(200)["result"], "x");
     // Errors are not redirected either: for a wrong key and for an unknown path.
-    let wrong = workspace.anonymous.with(&credential(&json!({"id": server["id"], "key": "wrong"})));
+    let wrong = workspace
+        .anonymous
+        .with_authorization(&credential(&json!({"id": server["id"], "key": "wrong"})));
     wrong.call("POST", "/api/events/events").await.expect_detail(403, Some("INVALID_TOKEN"));
     assert_eq!(api.call("POST", "/api/nowhere").await.status, 404);
     for path in [BACKHAUL, CONTROL] {
@@ -516,8 +518,11 @@ async fn alpamon_registers_works_and_unregisters() {
 
     // Another program on the same host unregisters the server while the agent runs.
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
-    let of_another =
-        workspace.anonymous.with(&credential(&twin)).delete(&format!("{path}unregister/")).await;
+    let of_another = workspace
+        .anonymous
+        .with_authorization(&credential(&twin))
+        .delete(&format!("{path}unregister/"))
+        .await;
     of_another.expect_detail(404, None);
     Alpamon::unregister(&workspace, &server).await.expect(204);
     workspace.admin.get(&path).await.expect_detail(404, None);
@@ -536,7 +541,7 @@ async fn alpamon_registers_works_and_unregisters() {
     Alpamon::unregister(&workspace, &server).await.expect_detail(403, Some("INVALID_TOKEN"));
 
     // The agent can also unregister with the path for its own server. The name is free again.
-    let twin = workspace.anonymous.with(&credential(&twin));
+    let twin = workspace.anonymous.with_authorization(&credential(&twin));
     twin.delete("/api/servers/servers/-/unregister/").await.expect(204);
     twin.get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
     workspace.server("web-1").await;
@@ -545,7 +550,7 @@ async fn alpamon_registers_works_and_unregisters() {
 #[tokio::test]
 async fn reports_of_agents_read_nothing_from_d1() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let token = json!({"name": "fleet"});
     let token = workspace.admin.post("/api/servers/registration-tokens/", &token).await.expect(201);
     let registered = Alpamon::register(&workspace, token["key"].as_str().unwrap(), "registered")
@@ -598,7 +603,7 @@ async fn reports_of_agents_read_nothing_from_d1() {
 #[tokio::test]
 async fn late_reports_count_and_dropped_ones_leave_stuck_commands() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let (patient, hasty_one) = (workspace.server("patient").await, workspace.server("hasty").await);
     let runs = |order: &Value| CommandScript {
         is_held: true,

@@ -281,7 +281,7 @@ async fn a_cut_network_is_noticed_and_survived() {
         Instance::new_with(&[("AGENT_PING_SECONDS", "2"), ("ALLOW_HTTP", "1")]).await;
     // This slug is the default workspace, which a bare address reaches. Host names do not resolve
     // in the namespace.
-    let workspace = Workspace::made_by(&instance.operator(), "demo").await;
+    let workspace = Workspace::create_with(&instance.operator(), "demo").await;
     let server = workspace.server("far-away").await;
     let network = Network::to(instance.port(), own_account() == "root").await;
     let folder = tempfile::tempdir().unwrap();
@@ -338,7 +338,7 @@ async fn a_cut_network_is_noticed_and_survived() {
 async fn connections_lost_by_a_restart_are_noticed() {
     let variables = [("AGENT_PING_SECONDS", "20")];
     let (instance, state) = Instance::new_with(&variables).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let [returns, called, alarmed] = [
         workspace.server("returns").await,
         workspace.server("called").await,
@@ -394,7 +394,7 @@ async fn connections_lost_by_a_restart_are_noticed() {
 #[tokio::test]
 async fn a_hibernated_connection_receives_commands() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("sleepy").await;
     let runs = |order: &Value| CommandScript {
         is_held: true,
@@ -461,14 +461,14 @@ async fn next_message(socket: &mut WebSocketStream<TcpStream>) -> Result<Value, 
 async fn pings_and_older_sockets_survive_hibernation() {
     // Longer than the runtime keeps an idle object in memory.
     let (instance, _state) = Instance::new_with(&[("AGENT_PING_SECONDS", "25")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let [alive, silent, replaced] = [
         workspace.server("alive").await,
         workspace.server("silent").await,
         workspace.server("replaced").await,
     ];
     let open = async |server: &Value| {
-        dial(&workspace.anonymous.with(&credential(server)), BACKHAUL).await.unwrap()
+        dial(&workspace.anonymous.with_authorization(&credential(server)), BACKHAUL).await.unwrap()
     };
     let (mut alive_socket, mut silent_socket) = (open(&alive).await, open(&silent).await);
     // The two older sockets ignore the close frame, and the first keeps answering pings.
@@ -518,8 +518,8 @@ async fn of_twenty_concurrent_connections_one_gets_commands() {
     const COMMANDS: usize = 5;
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let api = workspace.anonymous.with(&credential(&server));
-    let agents = join_all((0..20).map(|_| ScriptedAgent::over(&api, BACKHAUL))).await;
+    let api = workspace.anonymous.with_authorization(&credential(&server));
+    let agents = join_all((0..20).map(|_| ScriptedAgent::connect_to(&api, BACKHAUL))).await;
     let made = join_all((0..COMMANDS).map(|_| async {
         let body = json!({"server": "web-1", "line": "id"});
         workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned()
@@ -668,7 +668,7 @@ async fn of_two_agents_with_one_key_the_older_stays_connected() {
 async fn an_agent_that_reconnects_often_is_not_refused() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let api = workspace.anonymous.with(&credential(&server));
+    let api = workspace.anonymous.with_authorization(&credential(&server));
     // If older sockets close, each new connection is accepted immediately.
     for _ in 0..6 {
         let began = std::time::Instant::now();
@@ -681,7 +681,7 @@ async fn an_agent_that_reconnects_often_is_not_refused() {
     for _ in 0..5 {
         lost.push(dial(&api, BACKHAUL).await.unwrap());
     }
-    let mut newest = ScriptedAgent::over(&api, BACKHAUL).await;
+    let mut newest = ScriptedAgent::connect_to(&api, BACKHAUL).await;
     assert_eq!(read_server(&workspace, &server).await["identity_conflict_at"], json!(null));
     let made =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
@@ -694,7 +694,7 @@ async fn an_idle_fleet_causes_no_writes_and_no_requests() {
     let (instance, _state) =
         Instance::new_with(&[("AGENT_PING_SECONDS", "2"), ("AGENT_HEARTBEAT_SECONDS", "3600")])
             .await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let mut agents = Vec::new();
     for number in 0..FLEET {
         let server = workspace.server(&format!("web-{number}")).await;

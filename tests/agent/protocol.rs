@@ -11,7 +11,7 @@ const OWN: &str = "/api/servers/servers/-/";
 async fn agent_of_a_new_server() -> (Workspace, Value, Api) {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let api = workspace.anonymous.with(&credential(&server));
+    let api = workspace.anonymous.with_authorization(&credential(&server));
     (workspace, server, api)
 }
 
@@ -90,9 +90,9 @@ async fn an_agent_starts_and_reports_its_facts() {
 #[tokio::test]
 async fn a_heartbeat_refreshes_the_load() {
     let (instance, _state) = Instance::new_with(&[("AGENT_HEARTBEAT_SECONDS", "1")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
-    let agent = workspace.anonymous.with(&credential(&server));
+    let agent = workspace.anonymous.with_authorization(&credential(&server));
     assert_eq!(
         agent.get("/api/metrics/config/").await.expect(200),
         json!([{"type": "status", "interval": 1}])
@@ -196,7 +196,7 @@ async fn an_agent_sees_only_its_own_server() {
     key_as_token.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
     // The key of one server with the id of another.
     let mixed = json!({"id": other["id"], "key": server["key"]});
-    let mixed = workspace.anonymous.with(&credential(&mixed));
+    let mixed = workspace.anonymous.with_authorization(&credential(&mixed));
     mixed.get(OWN).await.expect_detail(403, Some("INVALID_TOKEN"));
     assert_eq!(dial(&mixed, "/ws/servers/backhaul/").await.err(), Some(403));
 }
@@ -355,7 +355,7 @@ async fn sockets_require_an_agent_and_an_upgrade() {
         api.get(path).await.expect_fields(400, &["non_field_errors"]);
         assert_eq!(dial(&workspace.anonymous, path).await.err(), Some(401));
         assert_eq!(dial(&workspace.admin, path).await.err(), Some(404));
-        assert_eq!(dial(&api.under("elsewhere.example"), path).await.err(), Some(404));
+        assert_eq!(dial(&api.with_host("elsewhere.example"), path).await.err(), Some(404));
     }
 }
 
@@ -370,7 +370,7 @@ async fn nonsense_on_the_socket_is_ignored() {
         json!({"query": "pong", "timestamp": 1.5}),
         json!({"query": "command"}),
     ] {
-        agent.say(&message).await;
+        agent.send(&message).await;
     }
     workspace
         .admin
@@ -383,11 +383,11 @@ async fn nonsense_on_the_socket_is_ignored() {
 #[tokio::test]
 async fn an_agent_that_answers_no_ping_is_disconnected() {
     let (instance, _state) = Instance::new_with(&[("AGENT_PING_SECONDS", "2")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let (silent, alive) = (workspace.server("silent").await, workspace.server("alive").await);
     let mut silent_agent = ScriptedAgent::connect(&workspace, &silent).await;
     let mut alive_agent = ScriptedAgent::connect(&workspace, &alive).await;
-    let mut control = ScriptedAgent::over(&silent_agent.api, "/ws/servers/control/").await;
+    let mut control = ScriptedAgent::connect_to(&silent_agent.api, "/ws/servers/control/").await;
     assert_eq!(silent_agent.next().await, Ok(json!({"query": "ping"})));
     assert_eq!(
         control.next().await,
@@ -401,7 +401,7 @@ async fn an_agent_that_answers_no_ping_is_disconnected() {
                 Ok(message) => assert_eq!(message, json!({"query": "ping"})),
                 Err(code) => panic!("the service closed the socket with {code:?}"),
             }
-            alive_agent.say(&json!({"query": "pong", "timestamp": 1.5})).await;
+            alive_agent.send(&json!({"query": "pong", "timestamp": 1.5})).await;
         }
     };
     let disconnected = async {

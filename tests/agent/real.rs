@@ -169,7 +169,7 @@ async fn the_install_commands_work_when_pasted() {
     let workspace = Workspace::new().await;
     // A real client sends the port in the `Host` header.
     let port = workspace.admin.url.rsplit(':').next().unwrap();
-    let client = workspace.admin.under(&format!("{}:{port}", workspace.admin.host));
+    let client = workspace.admin.with_host(&format!("{}:{port}", workspace.admin.host));
     let server = client.post("/api/servers/", &json!({"name": "here"})).await.expect(201);
     let folder = tempfile::tempdir().unwrap();
     let binary = farhand_tests::setting("FARHAND_AGENT");

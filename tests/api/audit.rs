@@ -11,7 +11,7 @@ use farhand_tests::client::{PASSWORD, encoded, unique};
 use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
 use farhand_tests::mail::{key_of, mails_to, reset_link};
 use farhand_tests::people::{
-    COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_UUID, USERS, at, group_path, keys,
+    COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_UUID, USERS, group_path, item_path, keys,
 };
 use farhand_tests::{
     Api, Dice, Events, Instance, Person, ScriptedAgent, Workspace, eventually, far_ahead, now,
@@ -113,9 +113,10 @@ async fn each_change_leaves_one_event_with_its_actor() {
     ];
 
     let token = send(&session, "POST", TOKENS, json!({"name": "ci", "expires_at": null})).await;
-    send(&session, "PUT", &at(TOKENS, &token), json!({"name": "ci-2", "expires_at": null})).await;
-    send(&session, "PATCH", &at(TOKENS, &token), json!({"enabled": false})).await;
-    send(&session, "DELETE", &at(TOKENS, &token), Value::Null).await;
+    send(&session, "PUT", &item_path(TOKENS, &token), json!({"name": "ci-2", "expires_at": null}))
+        .await;
+    send(&session, "PATCH", &item_path(TOKENS, &token), json!({"enabled": false})).await;
+    send(&session, "DELETE", &item_path(TOKENS, &token), Value::Null).await;
     expected.extend([
         "api_token.create success boss/session",
         "api_token.update success boss/session",
@@ -144,7 +145,13 @@ async fn each_change_leaves_one_event_with_its_actor() {
     send(&as_ann, "POST", "/api/auth/logout/", Value::Null).await;
     let as_ann = workspace.anonymous.logged_in("ann", other).await;
     let sessions = send(&as_ann, "GET", "/api/auth/sessions/", Value::Null).await;
-    send(&as_ann, "DELETE", &at("/api/auth/sessions/", &sessions["results"][0]), Value::Null).await;
+    send(
+        &as_ann,
+        "DELETE",
+        &item_path("/api/auth/sessions/", &sessions["results"][0]),
+        Value::Null,
+    )
+    .await;
     expected.extend([
         "user.create success boss/api_token",
         "user.update success boss/api_token",
@@ -163,8 +170,8 @@ async fn each_change_leaves_one_event_with_its_actor() {
     send(admin, "PATCH", &group_path(&group), json!({"description": "all"})).await;
     let membership = json!({"group": group["id"], "user": ann["id"], "role": "member"});
     let membership = send(admin, "POST", MEMBERSHIPS, membership).await;
-    send(admin, "PATCH", &at(MEMBERSHIPS, &membership), json!({"role": "manager"})).await;
-    send(admin, "DELETE", &at(MEMBERSHIPS, &membership), Value::Null).await;
+    send(admin, "PATCH", &item_path(MEMBERSHIPS, &membership), json!({"role": "manager"})).await;
+    send(admin, "DELETE", &item_path(MEMBERSHIPS, &membership), Value::Null).await;
     send(admin, "DELETE", &group_path(&group), Value::Null).await;
     expected.extend([
         "group.create success boss/api_token",
@@ -176,16 +183,16 @@ async fn each_change_leaves_one_event_with_its_actor() {
     ]);
 
     let server = send(admin, "POST", "/api/servers/", json!({"name": "web-1"})).await;
-    send(admin, "PATCH", &at(SERVERS, &server), json!({"name": "web-2"})).await;
-    send(admin, "POST", &format!("{}rotate-key/", at(SERVERS, &server)), Value::Null).await;
-    send(admin, "DELETE", &at(SERVERS, &server), Value::Null).await;
+    send(admin, "PATCH", &item_path(SERVERS, &server), json!({"name": "web-2"})).await;
+    send(admin, "POST", &format!("{}rotate-key/", item_path(SERVERS, &server)), Value::Null).await;
+    send(admin, "DELETE", &item_path(SERVERS, &server), Value::Null).await;
     let registration = send(admin, "POST", REGISTRATION_TOKENS, json!({"name": "hosts"})).await;
     let registering = workspace.anonymous.with_token(registration["key"].as_str().unwrap());
     let host = json!({"name": "host", "platform": "debian"});
     let host = send(&registering, "POST", &format!("{SERVERS}register/"), host).await;
-    let agent = workspace.anonymous.with(&farhand_tests::agents::credential(&host));
+    let agent = workspace.anonymous.with_authorization(&farhand_tests::agents::credential(&host));
     send(&agent, "DELETE", &format!("{SERVERS}-/unregister/"), Value::Null).await;
-    send(admin, "DELETE", &at(REGISTRATION_TOKENS, &registration), Value::Null).await;
+    send(admin, "DELETE", &item_path(REGISTRATION_TOKENS, &registration), Value::Null).await;
     send(admin, "DELETE", &path_of_ann, Value::Null).await;
     expected.extend([
         "server.create success boss/api_token",
@@ -267,7 +274,7 @@ async fn changes_that_end_the_callers_access_are_recorded() {
         let token =
             send(&session, "POST", TOKENS, json!({"name": "self", "expires_at": null})).await;
         let own = workspace.anonymous.with_token(token["key"].as_str().unwrap());
-        send(&own, method, &at(TOKENS, &token), body.clone()).await;
+        send(&own, method, &item_path(TOKENS, &token), body.clone()).await;
         own.get(TOKENS).await.expect(403);
         let found_events =
             events(admin, EVENTS, &[("object", token["id"].as_str().unwrap().to_owned())]).await;
@@ -328,7 +335,7 @@ async fn denied_and_failed_requests_leave_events() {
     admin.delete(&format!("/api/auth/sessions/{UNKNOWN_UUID}/")).await.expect(404);
     admin.delete(&format!("{REGISTRATION_TOKENS}{UNKNOWN_UUID}/")).await.expect(404);
     admin.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(503);
-    plain.api.get(&at(SERVERS, &server)).await.expect(404);
+    plain.api.get(&item_path(SERVERS, &server)).await.expect(404);
     workspace.anonymous.with_token(&"A".repeat(128)).post(TOKENS, &json!({})).await.expect(403);
 
     workspace.anonymous.log_in("plain", "not the password").await.expect(403);
@@ -446,7 +453,7 @@ async fn a_command_is_recorded_from_request_to_end() {
     admin.post(&format!("{}cancel/", path_of(&cancelled)), &json!({})).await.expect(200);
     admin.post(&format!("{}cancel/", path_of(&cancelled)), &json!({})).await.expect(200);
     let left = run(json!({"line": "id", "scheduled_at": far_ahead()})).await;
-    admin.delete(&at(SERVERS, &server)).await.expect(204);
+    admin.delete(&item_path(SERVERS, &server)).await.expect(204);
 
     let actions = ["command.create", "command.kill", "command.finish", "command.cancel"];
     let found = wait_for_events(admin, &actions, 9).await;
@@ -493,7 +500,7 @@ async fn a_command_is_recorded_from_request_to_end() {
 #[tokio::test]
 async fn a_filtered_list_reads_only_what_it_shows() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let admin = &workspace.admin;
     for name in ["one", "two", "three"] {
         send(admin, "POST", TOKENS, json!({"name": name, "expires_at": null})).await;
@@ -549,7 +556,7 @@ async fn a_filtered_list_reads_only_what_it_shows() {
     for bad in ["", "denied,failure", "ok"] {
         alice.get(&format!("{EVENTS}?outcome={bad}")).await.expect_fields(400, &["outcome"]);
     }
-    let other = Workspace::made_by(&instance.operator(), "other").await;
+    let other = Workspace::create_with(&instance.operator(), "other").await;
     let of_other = events(&other.admin, EVENTS, &[("object", object.clone())]).await;
     assert!(of_other.is_empty(), "{of_other:?}");
 
@@ -559,7 +566,7 @@ async fn a_filtered_list_reads_only_what_it_shows() {
         let id = unique("audit");
         let path = format!("{EVENTS}?page_size=2{query}");
         admin.send(admin.request("GET", &path).header("X-Request-Id", &id)).await.expect(200);
-        let line = instance.logged(&id).await;
+        let line = instance.request_log_line(&id).await;
         assert_eq!(line["d1_calls"], 1);
         line["rows_read"].as_u64().unwrap()
     };
@@ -616,7 +623,7 @@ fn acme_id(instance: &Instance) -> i64 {
 /// An instance with a workspace whose chain is completely sealed, and the number of its entries.
 async fn instance_with_chain() -> (Instance, tempfile::TempDir, Workspace, i64) {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     // Three events came with the workspace. The first eight events share seals, and the last four
     // have their own.
     for (tokens, links) in [(5, 8), (4, 12)] {
@@ -654,7 +661,7 @@ async fn a_verification_reads_only_its_own_page() {
             .expect(200);
         (
             found["first_broken"]["problem"].clone(),
-            instance.logged(&id).await["rows_read"].as_u64().unwrap(),
+            instance.request_log_line(&id).await["rows_read"].as_u64().unwrap(),
         )
     };
     let (problem, short) = read().await;
@@ -899,11 +906,11 @@ async fn a_hundred_concurrent_writers_lose_no_event() {
 #[tokio::test]
 async fn a_crash_loses_no_event_and_seals_none_twice() {
     let (mut instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let mut dice = Dice(8);
     let mut made = BTreeSet::new();
     for round in 0..3 {
-        let api = workspace.admin.on(&instance.url);
+        let api = workspace.admin.with_url(&instance.url);
         let until = Duration::from_millis(1_900 + dice.roll(900) as u64);
         let api = &api;
         // Events are written continuously, so that the crash interrupts the sealing.
@@ -921,9 +928,9 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
         // The cron trigger fires at the start, and makes the sealer seal everything that is
         // pending.
         instance = Instance::restart(state.path()).await;
-        wait_until_sealed(&workspace.admin.on(&instance.url), VERIFY).await;
+        wait_until_sealed(&workspace.admin.with_url(&instance.url), VERIFY).await;
     }
-    let api = workspace.admin.on(&instance.url);
+    let api = workspace.admin.with_url(&instance.url);
     let found = events(&api, EVENTS, &[("action", "group.create".to_owned())]).await;
     let ids: BTreeSet<_> =
         found.iter().map(|event| event["object"]["id"].as_str().unwrap().to_owned()).collect();
@@ -976,8 +983,8 @@ async fn a_long_list_is_recorded_in_part_with_its_length() {
     }
     let body = |name: &str| json!({"name": name, "groups": groups});
     let server = send(admin, "POST", "/api/servers/", body("web-1")).await;
-    send(admin, "PATCH", &at(SERVERS, &server), json!({"groups": []})).await;
-    send(admin, "PATCH", &at(SERVERS, &server), json!({"groups": groups})).await;
+    send(admin, "PATCH", &item_path(SERVERS, &server), json!({"groups": []})).await;
+    send(admin, "PATCH", &item_path(SERVERS, &server), json!({"groups": groups})).await;
     send(admin, "POST", REGISTRATION_TOKENS, body("hosts")).await;
     for (action, number) in [
         ("server.create", 101),
@@ -1004,8 +1011,8 @@ async fn a_long_list_is_recorded_in_part_with_its_length() {
 #[tokio::test]
 async fn anonymous_events_belong_to_the_handling_workspace() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    Workspace::made_by(&instance.operator(), "other").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    Workspace::create_with(&instance.operator(), "other").await;
     let emails = instance
         .read_d1("SELECT u.email FROM users u JOIN workspaces w ON w.id = u.workspace_id WHERE w.slug = 'other'");
     let own = instance.read_d1("SELECT CAST(id AS TEXT) FROM workspaces WHERE slug = 'other'");
@@ -1195,9 +1202,9 @@ async fn a_new_address_or_version_of_an_agent_is_recorded() {
     let workspace = Workspace::new().await;
     let admin = &workspace.admin;
     let server = workspace.server("web-1").await;
-    let agent = workspace.anonymous.with(&farhand_tests::agents::credential(&server));
+    let agent = workspace.anonymous.with_authorization(&farhand_tests::agents::credential(&server));
     let connect = async |address: &str| {
-        ScriptedAgent::over(&agent.from_address(address), "/ws/servers/backhaul/")
+        ScriptedAgent::connect_to(&agent.from_address(address), "/ws/servers/backhaul/")
             .await
             .close()
             .await;
@@ -1301,7 +1308,7 @@ async fn changes_are_recorded_with_the_old_values() {
         json!(null),
     ];
     for acl in &lists {
-        send(admin, "PATCH", &at(TOKENS, &token), json!({"acl": acl})).await;
+        send(admin, "PATCH", &item_path(TOKENS, &token), json!({"acl": acl})).await;
     }
     let acl = json!({"commands": ["ls *"], "read_only": true});
     send(admin, "POST", TOKENS, json!({"name": "limited", "expires_at": null, "acl": acl})).await;
@@ -1312,7 +1319,7 @@ async fn changes_are_recorded_with_the_old_values() {
     let group = send(admin, "POST", GROUPS, json!({"name": "ops"})).await;
     let membership = json!({"group": group["id"], "user": ann["id"], "role": "member"});
     let membership = send(admin, "POST", MEMBERSHIPS, membership).await;
-    send(admin, "PATCH", &at(MEMBERSHIPS, &membership), json!({"role": "owner"})).await;
+    send(admin, "PATCH", &item_path(MEMBERSHIPS, &membership), json!({"role": "owner"})).await;
 
     let found =
         wait_for_events(admin, &["api_token.update", "user.update", "membership.update"], 5).await;
@@ -1349,7 +1356,7 @@ async fn changes_are_recorded_with_the_old_values() {
     let long =
         send(admin, "POST", TOKENS, json!({"name": "long", "expires_at": null, "acl": acl})).await;
     for acl in [json!(null), acl] {
-        send(admin, "PATCH", &at(TOKENS, &long), json!({"acl": acl})).await;
+        send(admin, "PATCH", &item_path(TOKENS, &long), json!({"acl": acl})).await;
     }
     let created = events(admin, EVENTS, &[("action", "api_token.create".to_owned())]).await;
     let made = created.iter().find(|event| event["object"]["name"] == "long").unwrap();
@@ -1378,7 +1385,7 @@ async fn changes_are_recorded_with_the_old_values() {
 #[tokio::test]
 async fn a_sealer_with_an_overdue_alarm_seals_when_called() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     wait_until_sealed(&workspace.admin, VERIFY).await;
     let waiting =
         send(&workspace.admin, "POST", TOKENS, json!({"name": "waiting", "expires_at": null}))
@@ -1389,7 +1396,7 @@ async fn a_sealer_with_an_overdue_alarm_seals_when_called() {
         "the sealer has an alarm for the pending event"
     );
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.admin.on(&instance.url);
+    let api = workspace.admin.with_url(&instance.url);
     eventually("the seal", || async {
         // Each request calls the sealer once more.
         send(&api, "POST", TOKENS, json!({"name": "later", "expires_at": null})).await;
@@ -1404,7 +1411,7 @@ async fn a_sealer_with_an_overdue_alarm_seals_when_called() {
 #[tokio::test]
 async fn an_invalid_retention_setting_is_logged_and_ignored() {
     let (instance, _state) = Instance::new_with(&[("AUDIT_RETENTION_DAYS", "1")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     assert_eq!(wait_until_sealed(&workspace.admin, VERIFY).await, 3);
     let log = instance.state.join("worker.log");
     eventually("the warning in the log", || async {
@@ -1419,7 +1426,7 @@ async fn an_invalid_retention_setting_is_logged_and_ignored() {
 #[tokio::test]
 async fn an_end_that_reaches_d1_late_is_recorded_once() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let body = json!({"server": "web-1", "line": "id", "username": "root"});
@@ -1444,8 +1451,8 @@ async fn the_operators_chain_outlives_workspaces() {
     let (instance, _state) = Instance::new().await;
     let operator = instance.operator();
     let (path, verify) = ("/operator/audit/events/", "/operator/audit/verify/");
-    let gone = Workspace::made_by(&operator, "gone").await;
-    let kept = Workspace::made_by(&operator, "kept").await;
+    let gone = Workspace::create_with(&operator, "gone").await;
+    let kept = Workspace::create_with(&operator, "kept").await;
     send(&gone.admin, "POST", TOKENS, json!({"name": "one", "expires_at": null})).await;
     wait_until_sealed(&gone.admin, VERIFY).await;
     operator
@@ -1513,7 +1520,7 @@ async fn old_events_are_deleted_and_the_chain_stays_valid() {
     assert_eq!(changed, 1);
 
     let instance = Instance::restart_with(state.path(), &[("AUDIT_RETENTION_DAYS", "7")]).await;
-    let api = workspace.admin.on(&instance.url);
+    let api = workspace.admin.with_url(&instance.url);
     let left = async |number: i64| {
         eventually("the old events to be deleted", || async {
             let found = events(&api, EVENTS, &[]).await.len() as i64;
@@ -1544,7 +1551,7 @@ async fn old_events_are_deleted_and_the_chain_stays_valid() {
 #[tokio::test]
 async fn anonymous_events_are_counted_and_written_each_minute() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     for _ in 0..3 {
         for username in ["boss", "nobody-here", "nobody-else"] {
             workspace.anonymous.log_in(username, "not the password").await.expect(403);
@@ -1603,7 +1610,7 @@ async fn anonymous_events_are_counted_and_written_each_minute() {
     // If no further request follows, the cron trigger writes the event.
     instance.stop().await;
     let instance = Instance::restart(state.path()).await;
-    let admin = workspace.admin.on(&instance.url);
+    let admin = workspace.admin.with_url(&instance.url);
     let all = eventually("the remaining events", || async {
         let all = written(&admin).await;
         (all.len() == 6).then_some(all)
@@ -1621,7 +1628,7 @@ async fn anonymous_events_are_counted_and_written_each_minute() {
 #[tokio::test]
 async fn only_old_anonymous_events_expire() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let token = |name: &str| json!({"name": name, "expires_at": null});
     let guess = async |username: &str| {
         workspace.anonymous.log_in(username, "not the password").await.expect(403)
@@ -1634,7 +1641,7 @@ async fn only_old_anonymous_events_expire() {
     send(&workspace.admin, "POST", TOKENS, token("last old one")).await;
     instance
         .operator()
-        .with(&format!("Bearer {}", "x".repeat(40)))
+        .with_authorization(&format!("Bearer {}", "x".repeat(40)))
         .get("/operator/workspaces/")
         .await
         .expect(403);
@@ -1664,7 +1671,7 @@ async fn only_old_anonymous_events_expire() {
 
     let instance =
         Instance::restart_with(state.path(), &[("ANONYMOUS_AUDIT_RETENTION_DAYS", "7")]).await;
-    let (api, operator) = (workspace.admin.on(&instance.url), instance.operator());
+    let (api, operator) = (workspace.admin.with_url(&instance.url), instance.operator());
     let left = async |api: &Api, path: &str, expected: &[&str]| {
         eventually("the old events to be deleted", || async {
             let found = events(api, path, &[]).await;
@@ -1699,7 +1706,12 @@ async fn only_old_anonymous_events_expire() {
     // Adds a recent anonymous event, and seals it. The table is cleared first, because there was an
     // event within the last minute.
     instance.tamper_with_d1("DELETE FROM anonymous_events");
-    workspace.anonymous.on(&instance.url).log_in("boss", "not the password").await.expect(403);
+    workspace
+        .anonymous
+        .with_url(&instance.url)
+        .log_in("boss", "not the password")
+        .await
+        .expect(403);
     send(&api, "POST", TOKENS, token("young")).await;
     eventually("the recent events", || async {
         (wait_until_sealed(&api, VERIFY).await == 10).then_some(())
@@ -1776,7 +1788,7 @@ async fn only_old_anonymous_events_expire() {
     // The retention of all events also deletes the expired entries.
     instance.stop().await;
     let instance = Instance::restart_with(state.path(), &[("AUDIT_RETENTION_DAYS", "7")]).await;
-    let (api, operator) = (workspace.admin.on(&instance.url), instance.operator());
+    let (api, operator) = (workspace.admin.with_url(&instance.url), instance.operator());
     left(&api, EVENTS, &["session.login", "api_token.create"]).await;
     assert_eq!(wait_until_sealed(&api, VERIFY).await, 2);
     assert_eq!(wait_until_sealed(&operator, "/operator/audit/verify/").await, 2);

@@ -280,7 +280,7 @@ async fn requests_that_the_runtime_rejects_change_nothing() {
 async fn malformed_headers_are_handled() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web").await;
-    let agent = workspace.anonymous.with(&credential(&server));
+    let agent = workspace.anonymous.with_authorization(&credential(&server));
     let large = format!("X-Large: {}", "a".repeat(100_000));
     let address = format!("X-Forwarded-For: {}", "a".repeat(5_000));
     let headers: [&[u8]; 18] = [
@@ -586,7 +586,7 @@ async fn json_nested_too_deeply_is_rejected_everywhere() {
     {
         let api = match access {
             Access::Operator => Api::operator(),
-            Access::Agent => workspace.anonymous.with(&credential(&server)),
+            Access::Agent => workspace.anonymous.with_authorization(&credential(&server)),
             Access::Registration => {
                 workspace.anonymous.with_token(registration["key"].as_str().unwrap())
             }
@@ -888,7 +888,7 @@ async fn malformed_reports_of_an_agent_are_rejected() {
 async fn malformed_socket_messages_are_ignored() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web").await;
-    let api = workspace.anonymous.with(&credential(&server));
+    let api = workspace.anonymous.with_authorization(&credential(&server));
     let messages = [
         Message::binary(vec![0, 0xff]),
         Message::text(""),

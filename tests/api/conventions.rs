@@ -48,7 +48,7 @@ async fn unknown_paths_are_404_for_everyone() {
 #[tokio::test]
 async fn a_wrong_method_is_405_before_the_credential_check() {
     let workspace = Workspace::new().await;
-    let nowhere = workspace.anonymous.with("nonsense");
+    let nowhere = workspace.anonymous.with_authorization("nonsense");
     for (method, path, allow) in [
         ("DELETE", "/api/status/", "GET, HEAD, OPTIONS"),
         ("PROPFIND", "/api/status/", "GET, HEAD, OPTIONS"),
@@ -206,8 +206,9 @@ async fn bodies_over_a_mebibyte_are_413() {
     post(&workspace.admin, streamed).await.expect_detail(413, None);
     // The credential is checked before the size.
     post(&workspace.anonymous, body((1 << 20) + 1).into()).await.expect_detail(401, None);
-    let stranger =
-        workspace.anonymous.with("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"x\"");
+    let stranger = workspace
+        .anonymous
+        .with_authorization("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"x\"");
     let nobody =
         [(workspace.anonymous.clone(), 401), (stranger, 403), (workspace.admin.clone(), 404)];
     for (api, status) in nobody {

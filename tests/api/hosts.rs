@@ -9,7 +9,7 @@ async fn a_workspace_responds_under_its_own_name() {
     let workspace = Workspace::new().await;
     workspace.admin.get("/api/status/").await.expect(200);
     let upper = format!("{}.LOCAL.LocalHost:1234", workspace.slug.to_uppercase());
-    workspace.admin.under(&upper).get("/api/status/").await.expect(200);
+    workspace.admin.with_host(&upper).get("/api/status/").await.expect(200);
     assert_eq!(
         workspace.admin.get("/api/nope/").await.expect(404)["detail"],
         "There is no such path."
@@ -30,8 +30,10 @@ async fn unknown_hosts_are_404_before_the_credential_check() {
         "example.com".to_owned(),
     ];
     for name in names {
-        let elsewhere = workspace.admin.under(&name);
-        for api in [elsewhere.clone(), elsewhere.anonymous(), elsewhere.with("nonsense")] {
+        let elsewhere = workspace.admin.with_host(&name);
+        for api in
+            [elsewhere.clone(), elsewhere.anonymous(), elsewhere.with_authorization("nonsense")]
+        {
             let refused = api.get("/api/status/").await;
             refused.expect_detail(404, None);
             assert_eq!(refused.json()["detail"], "No workspace has this host name.");
@@ -45,7 +47,8 @@ async fn unknown_hosts_are_404_before_the_credential_check() {
             .post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
             .await;
         login.expect_detail(404, None);
-        let agent = elsewhere.with("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"k\"");
+        let agent =
+            elsewhere.with_authorization("id=\"01936d3e-7a00-7000-8000-000000000000\", key=\"k\"");
         agent.call("POST", "/api/events/events/").await.expect_detail(404, None);
     }
 }
@@ -63,7 +66,7 @@ async fn the_bare_domain_reaches_the_default_workspace() {
         .unwrap()
         .to_owned();
     for bare in ["127.0.0.1", "localhost", "LOCALHOST:8787", "[::1]:8787"] {
-        named.with_token(&token).under(bare).get("/api/status/").await.expect(200);
+        named.with_token(&token).with_host(bare).get("/api/status/").await.expect(200);
     }
 }
 
@@ -73,11 +76,11 @@ async fn credentials_and_ids_work_only_in_their_workspace() {
     let server = one.server("web-1").await;
     let id = server["id"].as_str().unwrap();
     for api in [one.admin.clone(), one.session()] {
-        api.under(&two.anonymous.host)
+        api.with_host(&two.anonymous.host)
             .get("/api/status/")
             .await
             .expect_detail(403, Some("INVALID_TOKEN"));
-        api.under(&two.anonymous.host)
+        api.with_host(&two.anonymous.host)
             .get("/api/servers/")
             .await
             .expect_detail(403, Some("INVALID_TOKEN"));
@@ -92,10 +95,10 @@ async fn credentials_and_ids_work_only_in_their_workspace() {
     two.server("web-1").await;
     assert_eq!(one.admin.get("/api/servers/").await.expect(200)["count"], 1);
     // An agent's key is valid only in its own workspace.
-    let agent = one.anonymous.with(&farhand_tests::agents::credential(&server));
+    let agent = one.anonymous.with_authorization(&farhand_tests::agents::credential(&server));
     agent.get("/api/servers/servers/-/").await.expect(200);
     agent
-        .under(&two.anonymous.host)
+        .with_host(&two.anonymous.host)
         .get("/api/servers/servers/-/")
         .await
         .expect_detail(403, Some("INVALID_TOKEN"));

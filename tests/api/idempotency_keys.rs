@@ -161,7 +161,7 @@ async fn a_key_creates_one_workspace() {
     post(&operator, PATH, &unique("key"), &body).await.expect_fields(400, &["slug"]);
     operator.post(PATH, &body).await.expect_fields(400, &["slug"]);
     // Only the operator gets a replay.
-    post(&operator.with(&format!("Bearer {}", "x".repeat(40))), PATH, &key, &body)
+    post(&operator.with_authorization(&format!("Bearer {}", "x".repeat(40))), PATH, &key, &body)
         .await
         .expect(403);
     // One workspace exists, its audit log has one creation, and its superuser can log in.

@@ -226,8 +226,8 @@ async fn only_workspaces_serve_the_page() {
     let api = Workspace::new().await.anonymous;
     for host in ["nobody-has-this.local.localhost", "example.com", "local.localhost"] {
         for (path, _) in FILES {
-            api.under(host).get(path).await.expect_detail(404, None);
-            api.under(host).call("POST", path).await.expect_detail(404, None);
+            api.with_host(host).get(path).await.expect_detail(404, None);
+            api.with_host(host).call("POST", path).await.expect_detail(404, None);
         }
     }
 }

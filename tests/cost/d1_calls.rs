@@ -9,7 +9,7 @@ use farhand_domain::endpoints::Access;
 use farhand_tests::agents::{dial, wait_until_connected};
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::commands::stored_bytes;
-use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, USERS, at, group_path};
+use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, USERS, group_path, item_path};
 use farhand_tests::{
     Api, Instance, ScriptedAgent, Workspace, eventually, far_ahead, instance_setting,
 };
@@ -54,11 +54,11 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
     send(admin, "GET", "/api/status/", Value::Null).await;
     send(admin, "GET", "/api/auth/is-authenticated/", Value::Null).await;
     let sessions = send(admin, "GET", "/api/auth/sessions/", Value::Null).await;
-    let session = at("/api/auth/sessions/", &sessions["results"][0]);
+    let session = item_path("/api/auth/sessions/", &sessions["results"][0]);
     send(admin, "GET", &session, Value::Null).await;
 
     let token = send(admin, "POST", TOKENS, json!({"name": "one", "expires_at": null})).await;
-    let path = at(TOKENS, &token);
+    let path = item_path(TOKENS, &token);
     for (method, body) in [
         ("GET", Value::Null),
         ("PUT", json!({"name": "two", "expires_at": null})),
@@ -81,7 +81,7 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
 
     let fourth = send(admin, "POST", SERVERS, json!({"name": "web-4"})).await;
     // Servers have two paths.
-    for path in [at(SERVERS, &second), at("/api/servers/", &fourth)] {
+    for path in [item_path(SERVERS, &second), item_path("/api/servers/", &fourth)] {
         for (method, body) in [
             ("GET", Value::Null),
             ("PUT", json!({"name": "web-5"})),
@@ -94,7 +94,8 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
     send(admin, "GET", SERVERS, Value::Null).await;
     send(admin, "GET", "/api/servers/", Value::Null).await;
     let rotated =
-        send(admin, "POST", &format!("{}rotate-key/", at(SERVERS, &third)), Value::Null).await;
+        send(admin, "POST", &format!("{}rotate-key/", item_path(SERVERS, &third)), Value::Null)
+            .await;
     let registration = send(admin, "POST", REGISTRATION_TOKENS, json!({"name": "hosts"})).await;
     let registering = workspace.anonymous.with_token(registration["key"].as_str().unwrap());
     send(
@@ -109,12 +110,12 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
     let approving = workspace.anonymous.with_token(approving["key"].as_str().unwrap());
     let pending =
         send(&approving, "POST", &format!("{SERVERS}register/"), json!({"name": "pending"})).await;
-    let pending = send(admin, "GET", &at(SERVERS, &pending), Value::Null).await;
+    let pending = send(admin, "GET", &item_path(SERVERS, &pending), Value::Null).await;
     let approval = json!({"fingerprint": pending["fingerprint"]});
-    send(admin, "POST", &format!("{}approve/", at(SERVERS, &pending)), approval).await;
+    send(admin, "POST", &format!("{}approve/", item_path(SERVERS, &pending)), approval).await;
     send(admin, "GET", REGISTRATION_TOKENS, Value::Null).await;
-    send(admin, "GET", &at(REGISTRATION_TOKENS, &registration), Value::Null).await;
-    send(admin, "DELETE", &at(REGISTRATION_TOKENS, &registration), Value::Null).await;
+    send(admin, "GET", &item_path(REGISTRATION_TOKENS, &registration), Value::Null).await;
+    send(admin, "DELETE", &item_path(REGISTRATION_TOKENS, &registration), Value::Null).await;
 
     let later = |line: &str| json!({"server": "web-1", "line": line, "scheduled_at": far_ahead()});
     for (method, rest) in [("POST", "cancel/"), ("DELETE", "")] {
@@ -140,7 +141,7 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
     send(admin, "POST", "/api/audit/verify/", Value::Null).await;
     call_agent_endpoints(&agent.api).await;
     send(&agent.api, "DELETE", &format!("{SERVERS}-/unregister/"), Value::Null).await;
-    let third = workspace.anonymous.with(&format!(
+    let third = workspace.anonymous.with_authorization(&format!(
         "id=\"{}\", key=\"{}\"",
         third["id"].as_str().unwrap(),
         rotated["key"].as_str().unwrap()
@@ -206,7 +207,7 @@ async fn call_iam_endpoints(workspace: &Workspace, admin: &Api) {
     }
     let membership = json!({"group": group["id"], "user": member["id"], "role": "member"});
     let membership = send(admin, "POST", MEMBERSHIPS, membership).await;
-    let of_member = at(MEMBERSHIPS, &membership);
+    let of_member = item_path(MEMBERSHIPS, &membership);
     let whole = json!({"group": group["id"], "user": member["id"], "role": "owner"});
     for (method, body) in [
         ("GET", Value::Null),
@@ -586,7 +587,7 @@ async fn a_list_shows_commands_beyond_an_agents_limit_as_queued() {
 #[tokio::test]
 async fn reports_missing_in_d1_survive_a_crash() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
@@ -599,7 +600,7 @@ async fn reports_missing_in_d1_survive_a_crash() {
     agent.fin(id_of(&second), 0, "done").await;
     instance.kill().await;
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.admin.on(&instance.url);
+    let api = workspace.admin.with_url(&instance.url);
     // Lists read only D1, so they do not call the object.
     for (command, status) in [(&first, "Acked"), (&second, "Success")] {
         eventually("the list to show the status", || async {
@@ -614,7 +615,7 @@ async fn reports_missing_in_d1_survive_a_crash() {
         })
         .await;
     }
-    let agent_api = agent.api.on(&instance.url);
+    let agent_api = agent.api.with_url(&instance.url);
     let fin = json!({"success": true, "result": "late", "elapsed_time": 1.0, "exit_code": 0});
     agent_api.post(&format!("{}fin/", path_of(&first)), &fin).await.expect(204);
     assert_status(&api.get(&path_of(&first)).await.expect(200), "Success", "success", false);
@@ -629,7 +630,7 @@ async fn malformed_tokens_cost_no_lookup() {
     for junk in ["x".to_owned(), "a".repeat(127), "a".repeat(129), format!("{}-", "a".repeat(127))]
     {
         let user = workspace.anonymous.with_token(&junk);
-        let agent = workspace.anonymous.with(&format!("id=\"{id}\", key=\"{junk}\""));
+        let agent = workspace.anonymous.with_authorization(&format!("id=\"{id}\", key=\"{junk}\""));
         for (api, method, path) in [
             (&user, "GET", "/api/status/"),
             (&user, "POST", "/api/servers/servers/register/"),
@@ -701,7 +702,7 @@ const OBJECT_WRITES: i64 = 9;
 #[tokio::test]
 async fn commands_and_idempotency_keys_write_few_rows() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
@@ -713,7 +714,7 @@ async fn commands_and_idempotency_keys_write_few_rows() {
         let request =
             key.into_iter().fold(request, |request, key| request.header("Idempotency-Key", key));
         let made = workspace.admin.send(request).await.expect(201);
-        let line = instance.logged(&id).await;
+        let line = instance.request_log_line(&id).await;
         (made, line["rows_written"].as_i64().unwrap(), line["d1_calls"].as_i64().unwrap())
     };
     let body = json!({"server": "web-1", "line": "id"});

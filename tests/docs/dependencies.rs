@@ -1,5 +1,5 @@
-//! `docs/contributing/dependencies.md` against the manifests: every direct dependency is in
-//! there with its licence, and no other.
+//! Compares `docs/dependencies.md` with the manifests: it must list exactly the direct
+//! dependencies, with their licences.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,9 +13,9 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(ROOT).join(path)).unwrap()
 }
 
-/// The packages that the document has for a manifest, with their licences.
-fn documented(manifest: &str) -> BTreeMap<String, String> {
-    let document = read("docs/contributing/dependencies.md");
+/// The packages that the document lists for a manifest, with their licences.
+fn listed_packages(manifest: &str) -> BTreeMap<String, String> {
+    let document = read("docs/dependencies.md");
     let section = document
         .split("\n## ")
         .find(|section| section.lines().next().unwrap().contains(manifest))
@@ -31,7 +31,7 @@ fn documented(manifest: &str) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn every_crate_has_its_line() {
+fn every_crate_is_listed_with_its_licence() {
     let arguments = ["metadata", "--locked", "--format-version", "1"];
     let output = Command::new("cargo").args(arguments).current_dir(ROOT).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -63,7 +63,7 @@ fn every_crate_has_its_line() {
             )
         });
         assert_eq!(
-            documented(&format!("`{}`", path.trim_start_matches('/'))),
+            listed_packages(&format!("`{}`", path.trim_start_matches('/'))),
             used.collect(),
             "{path}"
         );
@@ -73,7 +73,7 @@ fn every_crate_has_its_line() {
 }
 
 #[test]
-fn every_npm_package_has_its_line_and_an_exact_version() {
+fn every_npm_package_is_listed_with_an_exact_version() {
     let manifest: Value = serde_json::from_str(&read("package.json")).unwrap();
     assert_eq!(manifest["dependencies"], Value::Null);
     let used = manifest["devDependencies"].as_object().unwrap().iter().map(|(name, version)| {
@@ -86,5 +86,5 @@ fn every_npm_package_has_its_line_and_an_exact_version() {
         assert_eq!(installed["version"], version, "{name}");
         (name.clone(), installed["license"].as_str().unwrap().to_owned())
     });
-    assert_eq!(documented("`package.json`"), used.collect());
+    assert_eq!(listed_packages("`package.json`"), used.collect());
 }

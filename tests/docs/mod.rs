@@ -1,4 +1,4 @@
-//! Documents that say what is so: the OpenAPI document, links, dependencies.
+//! Checks of the documents: the OpenAPI document, links, citations, dependencies.
 
 mod citations;
 mod dependencies;

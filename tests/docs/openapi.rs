@@ -189,12 +189,16 @@ fn the_document_has_the_codes_that_there_are_and_no_others() {
 #[tokio::test]
 async fn the_document_is_served_to_everybody() {
     let workspace = Workspace::new().await;
-    for api in [&workspace.anonymous, &workspace.admin, &workspace.anonymous.with("nonsense")] {
+    for api in [
+        &workspace.anonymous,
+        &workspace.admin,
+        &workspace.anonymous.with_authorization("nonsense"),
+    ] {
         assert_eq!(api.get("/api/schema/").await.expect(200), *DOCUMENT);
     }
     workspace
         .anonymous
-        .under("nobody.local.localhost")
+        .with_host("nobody.local.localhost")
         .get("/api/schema/")
         .await
         .expect_detail(404, None);

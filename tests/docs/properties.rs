@@ -1,13 +1,12 @@
-//! Requests made by chance from the OpenAPI document: of each operation ones that are as the
-//! document has them, ones that miss it by a little, and wild ones. Whatever is sent, the answer is
-//! one that the document describes, which the client checks for every answer, and what is taken is
-//! what the document allows.
+//! Random requests that are generated from the OpenAPI document: valid ones, near misses, and
+//! arbitrary ones. Whatever the request, the response must conform to the document. The client
+//! checks that for every response, and it also checks that accepted requests conform.
 //!
-//! A round is a workspace with some people, a server and a command, and one request of each
-//! operation in a chance order, by a chance credential. It comes out of its seed.
-//! `FARHAND_PROPERTIES_SECONDS` says how long new rounds begin (30), and `FARHAND_PROPERTIES_SEED`
-//! plays one again. Left out are the catch-alls for reports of agents that the service has no use
-//! for (`x-catch-alls`), which tests/api/bad_input.rs has.
+//! A round has its own workspace with users, a server and a command. It sends one request of each
+//! operation in random order with a random credential. A round is determined by its seed. New
+//! rounds start for `FARHAND_PROPERTIES_SECONDS` (30). `FARHAND_PROPERTIES_SEED` repeats one round.
+//! The catch-alls for unused reports of agents (`x-catch-alls`) are not included;
+//! tests/api/bad_input.rs has them.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,22 +16,22 @@ use farhand_tests::openapi::DOCUMENT;
 use farhand_tests::{Api, Dice, Workspace};
 use serde_json::{Map, Value, json};
 
-/// Seeds that once found something.
+/// Seeds that once found a bug.
 const REGRESSIONS: [u64; 0] = [];
-/// How deep objects are made that the document has no end for.
-const DEEPEST: usize = 6;
+/// The maximum depth of generated objects. The document allows unlimited depth.
+const MAX_DEPTH: usize = 6;
 
 /// Follows a reference.
 fn resolved(value: &Value) -> &Value {
     match value["$ref"].as_str() {
-        Some(reference) => {
-            resolved(DOCUMENT.pointer(&reference[1..]).expect("the document has what it refers to"))
-        }
+        Some(reference) => resolved(
+            DOCUMENT.pointer(&reference[1..]).expect("a reference in the document has a target"),
+        ),
         None => value,
     }
 }
 
-/// A method of a path, with its parameters and the schema of its body.
+/// An operation of the document, with its parameters and the schema of its body.
 struct Operation {
     method: String,
     path: &'static str,
@@ -58,8 +57,8 @@ fn operations() -> Vec<Operation> {
     all
 }
 
-/// A value that no schema is meant for.
-fn wild(dice: &mut Dice) -> Value {
+/// A value that no schema expects.
+fn arbitrary_value(dice: &mut Dice) -> Value {
     match dice.roll(18) {
         0 => Value::Null,
         1 => json!(dice.once_in(2)),
@@ -82,29 +81,30 @@ fn wild(dice: &mut Dice) -> Value {
     }
 }
 
-/// How a request is made.
+/// How a request is generated.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Aim {
-    /// As the document has it.
-    Good,
-    /// At the bounds and by one beyond them, with members that are missing or that nobody knows.
-    Near,
-    /// With values of any kind.
-    Wild,
+enum RequestKind {
+    /// Valid according to the document.
+    Valid,
+    /// At the bounds or one beyond, with missing or unknown members.
+    NearMiss,
+    /// With arbitrary values.
+    Arbitrary,
 }
 
-/// A number of things between bounds; of a near miss, one at a bound or by one beyond it.
-fn between(least: i64, most: i64, aim: Aim, dice: &mut Dice) -> i64 {
-    if aim == Aim::Good {
+/// A number between bounds. For a near miss, a number at a bound or one beyond it.
+fn between(least: i64, most: i64, request_kind: RequestKind, dice: &mut Dice) -> i64 {
+    if request_kind == RequestKind::Valid {
         let range = usize::try_from(most.saturating_sub(least).clamp(0, 40)).unwrap();
         return least + dice.roll(range + 1) as i64;
     }
     *dice.pick(&[least.saturating_sub(1), least, most, most.saturating_add(1)])
 }
 
-fn text(schema: &Value, aim: Aim, dice: &mut Dice) -> String {
-    let examples =
-        schema["examples"].as_array().filter(|examples| !examples.is_empty() && aim == Aim::Good);
+fn text(schema: &Value, request_kind: RequestKind, dice: &mut Dice) -> String {
+    let examples = schema["examples"]
+        .as_array()
+        .filter(|examples| !examples.is_empty() && request_kind == RequestKind::Valid);
     if let Some(example) = examples.and_then(|examples| dice.pick(examples).as_str()) {
         return example.to_owned();
     }
@@ -118,23 +118,24 @@ fn text(schema: &Value, aim: Aim, dice: &mut Dice) -> String {
     }
     let least = schema["minLength"].as_i64().unwrap_or(0);
     let most = schema["maxLength"].as_i64().unwrap_or(least + 20);
-    let length = usize::try_from(between(least, most, aim, dice).clamp(0, 20_000)).unwrap();
+    let length =
+        usize::try_from(between(least, most, request_kind, dice).clamp(0, 20_000)).unwrap();
     let word = unique("p");
     word.chars().chain("abcdefgh".chars().cycle()).take(length).collect()
 }
 
 /// A value for a schema.
-fn value(schema: &Value, aim: Aim, depth: usize, dice: &mut Dice) -> Value {
+fn value(schema: &Value, request_kind: RequestKind, depth: usize, dice: &mut Dice) -> Value {
     let schema = resolved(schema);
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Value::Null;
     }
-    if aim == Aim::Wild && dice.once_in(3) {
-        return wild(dice);
+    if request_kind == RequestKind::Arbitrary && dice.once_in(3) {
+        return arbitrary_value(dice);
     }
     for choice in ["oneOf", "anyOf"] {
         if let Some(choices) = schema[choice].as_array() {
-            return value(dice.pick(choices), aim, depth + 1, dice);
+            return value(dice.pick(choices), request_kind, depth + 1, dice);
         }
     }
     if let Some(choices) = schema["enum"].as_array() {
@@ -152,27 +153,33 @@ fn value(schema: &Value, aim: Aim, depth: usize, dice: &mut Dice) -> Value {
         "boolean" => json!(dice.once_in(2)),
         "integer" | "number" => {
             let least = schema["minimum"].as_i64().unwrap_or(0);
-            json!(between(least, schema["maximum"].as_i64().unwrap_or(least + 100), aim, dice))
+            json!(between(
+                least,
+                schema["maximum"].as_i64().unwrap_or(least + 100),
+                request_kind,
+                dice
+            ))
         }
-        "string" => json!(text(schema, aim, dice)),
+        "string" => json!(text(schema, request_kind, dice)),
         "array" => {
-            let most = if aim == Aim::Good {
+            let most = if request_kind == RequestKind::Valid {
                 3
             } else {
                 schema["maxItems"].as_i64().unwrap_or(3).min(6_000)
             };
-            let count = between(schema["minItems"].as_i64().unwrap_or(0), most, aim, dice).max(0);
-            let item = value(&schema["items"], aim, depth + 1, dice);
+            let count =
+                between(schema["minItems"].as_i64().unwrap_or(0), most, request_kind, dice).max(0);
+            let item = value(&schema["items"], request_kind, depth + 1, dice);
             (0..count).map(|_| item.clone()).collect()
         }
-        _ => object(schema, aim, depth, dice),
+        _ => object(schema, request_kind, depth, dice),
     }
 }
 
-fn object(schema: &Value, aim: Aim, depth: usize, dice: &mut Dice) -> Value {
+fn object(schema: &Value, request_kind: RequestKind, depth: usize, dice: &mut Dice) -> Value {
     let mut members = Map::new();
     for part in schema["allOf"].as_array().into_iter().flatten() {
-        if let Value::Object(more) = value(part, aim, depth + 1, dice) {
+        if let Value::Object(more) = value(part, request_kind, depth + 1, dice) {
             members.extend(more);
         }
     }
@@ -180,28 +187,31 @@ fn object(schema: &Value, aim: Aim, depth: usize, dice: &mut Dice) -> Value {
         schema["required"].as_array().is_some_and(|names| names.iter().any(|n| n == name))
     };
     for (name, member) in schema["properties"].as_object().into_iter().flatten() {
-        let is_there =
-            if is_required(name) { aim == Aim::Good || !dice.once_in(6) } else { dice.once_in(3) };
+        let is_there = if is_required(name) {
+            request_kind == RequestKind::Valid || !dice.once_in(6)
+        } else {
+            dice.once_in(3)
+        };
         if is_there {
-            members.insert(name.clone(), value(member, aim, depth + 1, dice));
+            members.insert(name.clone(), value(member, request_kind, depth + 1, dice));
         }
     }
-    if aim != Aim::Good && dice.once_in(3) {
-        members.insert("other".to_owned(), wild(dice));
+    if request_kind != RequestKind::Valid && dice.once_in(3) {
+        members.insert("other".to_owned(), arbitrary_value(dice));
     }
     Value::Object(members)
 }
 
-/// A workspace with what requests can name, and the credentials that they come with.
-struct Stage {
+/// A workspace with the resources and credentials that requests use.
+struct RoundSetup {
     workspace: Workspace,
     operator: Api,
     credentials: Vec<Api>,
-    /// Ids by the beginning of the paths that take them.
+    /// Ids of resources, by the beginning of the paths that take them.
     ids: Vec<(&'static str, String)>,
 }
 
-impl Stage {
+impl RoundSetup {
     async fn set() -> Self {
         let workspace = Workspace::new().await;
         let server = workspace.server("web-1").await;
@@ -224,7 +234,7 @@ impl Stage {
         let token =
             workspace.admin.get("/api/auth/tokens/").await.expect(200)["results"][0].clone();
         let limited = workspace.limited(&json!({"commands": ["ls *"]})).await;
-        let agent = workspace.anonymous.with(&credential(&server));
+        let agent = workspace.anonymous.with_authorization(&credential(&server));
         let registrar = workspace.anonymous.with_token(registration["key"].as_str().unwrap());
         let ids = [
             ("/api/auth/tokens/", &token["id"]),
@@ -249,10 +259,10 @@ impl Stage {
         Self { operator: Api::operator(), workspace, credentials, ids: ids.to_vec() }
     }
 
-    /// The client that an operation is called with: mostly one that may call it.
+    /// The client for an operation: usually one that may call it.
     fn caller(&self, operation: &Operation, dice: &mut Dice) -> Api {
         let [admin, .., agent, registrar, _] = &self.credentials[..] else {
-            unreachable!("there are eight")
+            unreachable!("there are eight credentials")
         };
         if operation.path.starts_with("/operator/") {
             return if dice.once_in(4) { self.operator.anonymous() } else { self.operator.clone() };
@@ -279,17 +289,17 @@ impl Stage {
         } else {
             admin
         };
-        // Guesses are counted by the address.
+        // Wrong credentials are counted per address.
         api.from_address(&format!("198.51.{}.{}", dice.roll(256), dice.roll(256)))
     }
 
-    fn path(&self, operation: &Operation, aim: Aim, dice: &mut Dice) -> String {
+    fn path(&self, operation: &Operation, request_kind: RequestKind, dice: &mut Dice) -> String {
         let known = self
             .ids
             .iter()
             .find(|(path, _)| operation.path.starts_with(path))
             .map(|(_, id)| id.as_str());
-        // The output of a command that waits does not end.
+        // The output stream of a waiting command does not end.
         let known = known.filter(|_| !operation.path.ends_with("/stream/"));
         let unknown = [
             "01936d3e-7a00-7000-8000-000000000000",
@@ -301,22 +311,24 @@ impl Stage {
             "%F0%9F%98%80",
             "a%2Fb",
         ];
-        let id = if aim == Aim::Wild || known.is_none() {
+        let id = if request_kind == RequestKind::Arbitrary || known.is_none() {
             *dice.pick(&unknown)
         } else {
             known.unwrap_or("x")
         };
-        let username = if aim == Aim::Wild { *dice.pick(&unknown) } else { "mona" };
+        let username =
+            if request_kind == RequestKind::Arbitrary { *dice.pick(&unknown) } else { "mona" };
         let path = operation.path.replace("{id}", id).replace("{username}", username);
         path.replace("{key}", dice.pick::<&str>(&unknown))
             .replace("{slug}", dice.pick::<&str>(&unknown))
     }
 
-    /// Makes a request by a seed; returns what failed.
+    /// Sends a random request. Returns a description if it failed.
     async fn request(&self, operation: &Operation, dice: &mut Dice) -> Option<String> {
-        let aim = *dice.pick(&[Aim::Good, Aim::Near, Aim::Wild]);
+        let request_kind =
+            *dice.pick(&[RequestKind::Valid, RequestKind::NearMiss, RequestKind::Arbitrary]);
         let api = self.caller(operation, dice);
-        let mut path = self.path(operation, aim, dice);
+        let mut path = self.path(operation, request_kind, dice);
         let mut query = Vec::new();
         let mut headers = Vec::new();
         for parameter in &operation.parameters {
@@ -325,11 +337,11 @@ impl Stage {
             if place == "path" || !dice.once_in(3) {
                 continue;
             }
-            let chosen = value(&parameter["schema"], aim, 0, dice);
+            let chosen = value(&parameter["schema"], request_kind, 0, dice);
             let mut text = chosen.as_str().map_or_else(|| chosen.to_string(), str::to_owned);
             text.truncate(text.floor_char_boundary(10_000));
             match place {
-                // Nothing comes for whoever waits here.
+                // Waiting would only cost time, because no result arrives.
                 "query" if name == "wait" => query.push((name, "0".to_owned())),
                 "query" => query.push((name, text)),
                 "header" if name != "Prefer" && text.chars().all(|c| c.is_ascii_graphic()) => {
@@ -345,11 +357,11 @@ impl Stage {
         for (name, text) in &headers {
             request = request.header(*name, text);
         }
-        let body = operation.body.map(|schema| value(schema, aim, 0, dice));
+        let body = operation.body.map(|schema| value(schema, request_kind, 0, dice));
         if let Some(body) = &body {
             request = request.json(body);
         }
-        // The client panics where an answer is not as the document has it.
+        // The client panics if the response does not conform to the document.
         let sent = tokio::spawn(async move { api.send(request).await }).await;
         let problem = match sent {
             Ok(reply) if reply.status >= 500 && reply.json()["code"] != "SERVER_NOT_CONNECTED" => {
@@ -363,31 +375,31 @@ impl Stage {
         };
         let body = body.map_or_else(String::new, |body| body.to_string());
         Some(format!(
-            "{aim:?} {} {path:.300} {headers:.300?}\n{body:.600}\n{problem:.1500}",
+            "{request_kind:?} {} {path:.300} {headers:.300?}\n{body:.600}\n{problem:.1500}",
             operation.method
         ))
     }
 }
 
-/// Plays a round; returns what failed in it.
+/// Plays a round, and returns the descriptions of failed requests.
 async fn round(seed: u64, operations: &[Operation]) -> Vec<String> {
     let mut dice = Dice(seed);
-    let stage = Stage::set().await;
+    let setup = RoundSetup::set().await;
     let mut order: Vec<&Operation> = operations.iter().collect();
     for place in (1..order.len()).rev() {
         order.swap(place, dice.roll(place + 1));
     }
     let mut failed = Vec::new();
     for operation in order {
-        failed.extend(stage.request(operation, &mut dice).await);
+        failed.extend(setup.request(operation, &mut dice).await);
     }
-    let slug = &stage.workspace.slug;
-    stage.operator.delete(&format!("/operator/workspaces/{slug}/?now=true")).await.expect(204);
+    let slug = &setup.workspace.slug;
+    setup.operator.delete(&format!("/operator/workspaces/{slug}/?now=true")).await.expect(204);
     failed
 }
 
 #[tokio::test]
-async fn whatever_is_sent_the_answer_is_one_that_the_document_describes() {
+async fn every_response_conforms_to_the_document() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
     let operations = operations();
     assert!(operations.len() > 70, "{} operations", operations.len());

@@ -81,7 +81,7 @@ impl Cell {
     /// Starts a service with additional variables. `kind` names the row of the figures.
     pub async fn start(kind: &'static str, variables: &[(&str, &str)]) -> Self {
         let (instance, state) = Instance::new_with(variables).await;
-        let workspace = Workspace::made_by(&instance.operator(), "faults").await;
+        let workspace = Workspace::create_with(&instance.operator(), "faults").await;
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         Self {
             port: instance.port(),

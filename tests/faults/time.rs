@@ -186,7 +186,7 @@ async fn commands_survive_late_and_repeated_alarms() {
 async fn a_call_after_a_restart_does_not_rely_on_old_alarms() {
     let (instance, state) = Instance::new().await;
     let (state, mut workspace) =
-        (state.path(), Workspace::made_by(&instance.operator(), "late").await);
+        (state.path(), Workspace::create_with(&instance.operator(), "late").await);
     let server = workspace.server("late").await;
     let id = server["id"].as_str().unwrap();
     let agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -201,7 +201,7 @@ async fn a_call_after_a_restart_does_not_rely_on_old_alarms() {
     assert!(delay_alarms(state, "ServerLink", 3_600) > 0);
     let instance = Instance::restart(state).await;
     for api in [&mut workspace.admin, &mut workspace.anonymous] {
-        *api = api.on(&instance.url);
+        *api = api.with_url(&instance.url);
     }
     // Nothing has called the object since the restart.
     let just_now = i64::try_from(now().as_millis()).unwrap() - 500;

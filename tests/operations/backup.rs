@@ -91,8 +91,8 @@ fn replace_folder(from: &Path, to: &Path) {
 fn workspace_on(instance: &Instance, workspace: &Workspace) -> Workspace {
     Workspace {
         slug: workspace.slug.clone(),
-        anonymous: workspace.anonymous.on(&instance.url),
-        admin: workspace.admin.on(&instance.url),
+        anonymous: workspace.anonymous.with_url(&instance.url),
+        admin: workspace.admin.with_url(&instance.url),
         login_token: workspace.login_token.clone(),
     }
 }
@@ -111,8 +111,8 @@ async fn run(api: &Api, line: &str, more: Value) -> Value {
 #[tokio::test]
 async fn an_export_recreates_the_service_in_an_empty_cell() {
     let (instance, folder) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    Workspace::made_by(&instance.operator(), "other").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    Workspace::create_with(&instance.operator(), "other").await;
     let server = workspace.server("web-1").await;
     let alice = Person::staff(&workspace, "alice").await;
     let leaving = Person::staff(&workspace, "leaving").await;
@@ -170,7 +170,7 @@ async fn an_export_recreates_the_service_in_an_empty_cell() {
 
     let (cell, _state) = Instance::new().await;
     cell.d1_through_wrangler(&sql).await;
-    let here = |api: &Api| api.on(&cell.url);
+    let here = |api: &Api| api.with_url(&cell.url);
     let (admin, alice) = (here(&workspace.admin), here(&alice.api));
     for ((list, found), expected) in
         COMPARED_LISTS.iter().zip(read_lists(&admin).await).zip(&before)
@@ -201,8 +201,8 @@ async fn an_export_recreates_the_service_in_an_empty_cell() {
     })
     .await;
     // The new cell works: agents connect with their keys, commands run, and new users get new ids.
-    let agent = here(&workspace.anonymous.with(&credential(&server)));
-    let mut agent = ScriptedAgent::over(&agent, BACKHAUL).await;
+    let agent = here(&workspace.anonymous.with_authorization(&credential(&server)));
+    let mut agent = ScriptedAgent::connect_to(&agent, BACKHAUL).await;
     let new = run(&alice, "backup goes on", json!({})).await;
     while agent.next_command().await["id"] != new["id"] {}
     let highest = before[0]["results"]
@@ -220,7 +220,7 @@ async fn an_export_recreates_the_service_in_an_empty_cell() {
 #[tokio::test]
 async fn a_resync_restores_lost_commands_to_an_older_database() {
     let (instance, folder) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let (server, other) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let gone = workspace.server("web-3").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -243,9 +243,9 @@ async fn a_resync_restores_lost_commands_to_an_older_database() {
 
     // Changes after the time to which D1 is restored.
     let instance = Instance::restart(folder.path()).await;
-    let here = |api: &Api| api.on(&instance.url);
+    let here = |api: &Api| api.with_url(&instance.url);
     let admin = here(&workspace.admin);
-    let mut agent = ScriptedAgent::over(&here(&agent.api), BACKHAUL).await;
+    let mut agent = ScriptedAgent::connect_to(&here(&agent.api), BACKHAUL).await;
     end(&agent, &under_way, "late").await;
     let later = run(&admin, "ended after", json!({})).await;
     agent.next_command().await;
@@ -280,7 +280,7 @@ async fn a_resync_restores_lost_commands_to_an_older_database() {
     replace_folder(copied.path(), &d1);
 
     let instance = Instance::restart(folder.path()).await;
-    let here = |api: &Api| api.on(&instance.url);
+    let here = |api: &Api| api.with_url(&instance.url);
     let admin = here(&workspace.admin);
     assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 2);
     admin.get(&path(&later)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
@@ -313,10 +313,15 @@ async fn a_resync_restores_lost_commands_to_an_older_database() {
     // The valid key is the one in D1.
     let mut replaced = other.clone();
     replaced["key"] = new_key["key"].clone();
-    let dialed = dial(&here(&workspace.anonymous.with(&credential(&replaced))), BACKHAUL).await;
+    let dialed =
+        dial(&here(&workspace.anonymous.with_authorization(&credential(&replaced))), BACKHAUL)
+            .await;
     assert_eq!(dialed.err(), Some(403));
-    let mut agent =
-        ScriptedAgent::over(&here(&workspace.anonymous.with(&credential(&other))), BACKHAUL).await;
+    let mut agent = ScriptedAgent::connect_to(
+        &here(&workspace.anonymous.with_authorization(&credential(&other))),
+        BACKHAUL,
+    )
+    .await;
     assert_eq!(agent.next_command().await["line"], "queued");
     eventually("the log's line", || async {
         let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();

@@ -28,18 +28,18 @@ fn the_route_table_marks_the_on_prem_endpoints() {
 #[tokio::test]
 async fn on_prem_endpoints_are_404_in_the_cloud() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     workspace.user_with("alice", &json!({})).await;
     instance.stop().await;
     let instance = Instance::restart_with(state.path(), &[("DEPLOYMENT", "cloud")]).await;
     let (anonymous, admin) =
-        (workspace.anonymous.on(&instance.url), workspace.admin.on(&instance.url));
+        (workspace.anonymous.with_url(&instance.url), workspace.admin.with_url(&instance.url));
     // Valid requests with valid credentials, which would succeed on-prem.
     let body =
         json!({"username": "boss", "password": PASSWORD, "new_password": "an entirely other one"});
     for (method, pattern) in ON_PREM_ONLY {
         let path = path_of(pattern, "acme").replace("/boss/", "/alice/");
-        for api in [&anonymous, &admin, &anonymous.with("nonsense")] {
+        for api in [&anonymous, &admin, &anonymous.with_authorization("nonsense")] {
             api.send_json(method, &path, &body).await.expect_detail(404, None);
         }
     }
@@ -52,7 +52,7 @@ async fn on_prem_endpoints_are_404_in_the_cloud() {
     let allow = admin.call("POST", "/api/users/users/alice/").await;
     assert_eq!((allow.status, allow.header("Allow")), (405, "GET, DELETE, HEAD, OPTIONS"));
     // Everything else works: existing login tokens, API tokens, users by name, password resets.
-    let session = workspace.session().on(&instance.url);
+    let session = workspace.session().with_url(&instance.url);
     for (method, pattern, access) in all() {
         if method != "GET"
             || access != Access::User
@@ -77,6 +77,6 @@ async fn on_prem_endpoints_are_404_in_the_cloud() {
     // None of the rejected requests changed anything.
     instance.stop().await;
     let instance = Instance::restart(state.path()).await;
-    workspace.anonymous.on(&instance.url).log_in("alice", PASSWORD).await.expect(200);
-    workspace.anonymous.on(&instance.url).log_in("boss", PASSWORD).await.expect(200);
+    workspace.anonymous.with_url(&instance.url).log_in("alice", PASSWORD).await.expect(200);
+    workspace.anonymous.with_url(&instance.url).log_in("boss", PASSWORD).await.expect(200);
 }

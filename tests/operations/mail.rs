@@ -24,7 +24,7 @@ async fn request_reset(operator: &Api, address: &str) -> String {
         .post("/operator/workspaces/", &json!({"slug": slug, "admin": admin}))
         .await
         .expect(201);
-    let anonymous = operator.anonymous().under(&format!("{slug}.local.localhost"));
+    let anonymous = operator.anonymous().with_host(&format!("{slug}.local.localhost"));
     let asked = anonymous.post("/api/auth/reset-password/", &json!({"email": address})).await;
     assert_eq!(asked.expect(200), Value::Null);
     format!("{}/api/auth/reset-password/confirm/", made["base_url"].as_str().unwrap())

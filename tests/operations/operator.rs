@@ -24,7 +24,7 @@ async fn the_operator_creates_a_workspace_with_a_superuser() {
     );
     // The base URL comes from the configuration, whatever the `Host` header says.
     assert_eq!(made["base_url"], format!("http://{slug}.local.localhost:{port}"));
-    let with_port = Api::operator().under("127.0.0.1:1");
+    let with_port = Api::operator().with_host("127.0.0.1:1");
     let other = with_port.post(PATH, &new_workspace(&unique("op"))).await.expect(201);
     assert!(
         other["base_url"].as_str().unwrap().ends_with(&format!(".local.localhost:{port}")),
@@ -100,27 +100,27 @@ async fn only_operators_get_in_and_only_on_the_bare_domain() {
     let workspace = Workspace::new().await;
     let operator = Api::operator();
     let single = format!("{PATH}{}/", workspace.slug);
-    let named = operator.under(&workspace.anonymous.host);
+    let named = operator.with_host(&workspace.anonymous.host);
     for (method, path) in [("GET", PATH), ("POST", PATH), ("DELETE", single.as_str())] {
         named.call(method, path).await.expect_detail(404, None);
         operator.anonymous().call(method, path).await.expect_detail(401, None);
         operator
-            .with("Bearer wrong")
+            .with_authorization("Bearer wrong")
             .call(method, path)
             .await
             .expect_detail(403, Some("INVALID_TOKEN"));
         operator
-            .with("Basic eDp5")
+            .with_authorization("Basic eDp5")
             .call(method, path)
             .await
             .expect_detail(403, Some("INVALID_AUTHORIZATION"));
-        let user = workspace.admin.under("127.0.0.1");
+        let user = workspace.admin.with_host("127.0.0.1");
         user.call(method, path).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
     }
     workspace.admin.get("/api/status/").await.expect(200);
     // The operator token is no user's credential.
     operator
-        .under(&workspace.anonymous.host)
+        .with_host(&workspace.anonymous.host)
         .get("/api/status/")
         .await
         .expect_detail(403, Some("INVALID_AUTHORIZATION"));
@@ -189,7 +189,7 @@ async fn a_workspace_deleted_now_is_refused_and_purged() {
     for old in [&workspace.admin, &session] {
         old.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));
     }
-    let old_agent = again.anonymous.with(&credential(&server));
+    let old_agent = again.anonymous.with_authorization(&credential(&server));
     old_agent.get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
     assert_eq!(dial(&old_agent, "/ws/servers/backhaul/").await.err(), Some(403));
 }
@@ -197,8 +197,8 @@ async fn a_workspace_deleted_now_is_refused_and_purged() {
 #[tokio::test]
 async fn a_purge_deletes_the_last_row_and_key() {
     let (instance, _state) = Instance::new().await;
-    let kept = Workspace::made_by(&instance.operator(), "kept").await;
-    let gone = Workspace::made_by(&instance.operator(), "gone").await;
+    let kept = Workspace::create_with(&instance.operator(), "kept").await;
+    let gone = Workspace::create_with(&instance.operator(), "gone").await;
     for workspace in [&kept, &gone] {
         for number in 0..3 {
             let server = workspace.server(&format!("web-{number}")).await;
@@ -287,7 +287,7 @@ async fn an_interrupted_deletion_continues_after_a_restart() {
     // Killed immediately, during the deletion, and just after the response.
     for (number, delay) in [0, 4, 30].into_iter().enumerate() {
         let slug = format!("gone{number}");
-        let workspace = Workspace::made_by(&instance.operator(), &slug).await;
+        let workspace = Workspace::create_with(&instance.operator(), &slug).await;
         let server = workspace.server("web-1").await;
         let _agent = ScriptedAgent::connect(&workspace, &server).await;
         let operator = instance.operator();
@@ -301,7 +301,7 @@ async fn an_interrupted_deletion_continues_after_a_restart() {
         // The first deletion may have succeeded or not. A repetition is valid in both cases.
         let again = instance.operator().call("DELETE", &format!("{PATH}{slug}/?now=true")).await;
         assert!([204, 404].contains(&again.status), "{}", again.text);
-        workspace.admin.on(&instance.url).get("/api/status/").await.expect_detail(404, None);
+        workspace.admin.with_url(&instance.url).get("/api/status/").await.expect_detail(404, None);
     }
     eventually_within(Duration::from_secs(120), "the purges", || async {
         let left = instance
@@ -321,7 +321,7 @@ async fn listed_workspace(operator: &Api, slug: &str) -> Option<Value> {
 async fn a_workspace_can_be_undeleted_in_its_grace_period() {
     let (instance, state) = Instance::new().await;
     let operator = instance.operator();
-    let workspace = Workspace::made_by(&operator, "acme").await;
+    let workspace = Workspace::create_with(&operator, "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let tomorrow = now().plus_seconds(86_400).to_string();
@@ -359,14 +359,14 @@ async fn a_workspace_can_be_undeleted_in_its_grace_period() {
     operator.call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
     let item = listed_workspace(&operator, "acme").await.unwrap();
     assert_eq!((&item["deleted_at"], &item["purge_at"]), (&Value::Null, &Value::Null));
-    let admin = workspace.admin.on(&instance.url);
-    workspace.session().on(&instance.url).get("/api/status/").await.expect(200);
+    let admin = workspace.admin.with_url(&instance.url);
+    workspace.session().with_url(&instance.url).get("/api/status/").await.expect(200);
     let path = format!("/api/events/commands/{}/", waiting["id"].as_str().unwrap());
     assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], "Scheduled");
     // The agent can connect again, and runs commands.
     let again = Workspace {
         admin: admin.clone(),
-        anonymous: workspace.anonymous.on(&instance.url),
+        anonymous: workspace.anonymous.with_url(&instance.url),
         ..workspace
     };
     let mut agent = ScriptedAgent::connect(&again, &server).await;
@@ -395,7 +395,7 @@ async fn delivery_stops_before_the_objects_are_suspended() {
     let mut agents = Vec::new();
     let mut workspaces = Vec::new();
     for slug in ["acme", "other"] {
-        let workspace = Workspace::made_by(&instance.operator(), slug).await;
+        let workspace = Workspace::create_with(&instance.operator(), slug).await;
         let server = workspace.server("web-1").await;
         agents.push(ScriptedAgent::connect(&workspace, &server).await);
         workspaces.push(workspace);
@@ -423,7 +423,7 @@ async fn delivery_stops_before_the_objects_are_suspended() {
 #[tokio::test]
 async fn a_failing_object_does_not_block_the_deletion() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let servers = [workspace.server("web-1").await, workspace.server("web-2").await];
     for server in &servers {
         ScriptedAgent::connect(&workspace, server).await;
@@ -438,9 +438,12 @@ async fn a_failing_object_does_not_block_the_deletion() {
     );
     change_objects(state.path(), "ServerLink", &trigger);
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.anonymous.on(&instance.url);
-    let mut agent =
-        ScriptedAgent::over(&api.with(&credential(&servers[1])), "/ws/servers/backhaul/").await;
+    let api = workspace.anonymous.with_url(&instance.url);
+    let mut agent = ScriptedAgent::connect_to(
+        &api.with_authorization(&credential(&servers[1])),
+        "/ws/servers/backhaul/",
+    )
+    .await;
     instance.operator().delete(&format!("{PATH}acme/")).await.expect(204);
     assert_eq!(agent.next().await, Err(Some(1000)));
     eventually("the log line of the failing object", || async {
@@ -468,7 +471,7 @@ async fn a_failing_object_does_not_block_the_deletion() {
 async fn the_purge_begins_after_the_grace_period() {
     let (instance, state) = Instance::new_with(&[("WORKSPACE_GRACE_DAYS", "a week")]).await;
     for slug in ["due", "not-due", "live"] {
-        Workspace::made_by(&instance.operator(), slug).await.server("web-1").await;
+        Workspace::create_with(&instance.operator(), slug).await.server("web-1").await;
     }
     // With an invalid setting, data is kept as well.
     for slug in ["due", "not-due"] {
@@ -495,7 +498,8 @@ async fn wrong_operator_tokens_are_counted_and_recorded() {
     let (instance, _state) = Instance::new().await;
     let operator = instance.operator();
     let guess = |number: usize| {
-        let guess = operator.with(&format!("Bearer {}", format!("guess-{number}").repeat(6)));
+        let guess =
+            operator.with_authorization(&format!("Bearer {}", format!("guess-{number}").repeat(6)));
         guess.from_address(&format!("192.0.2.{number}"))
     };
     for number in 0..10 {

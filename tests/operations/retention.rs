@@ -188,8 +188,8 @@ fn used_objects(instance: &Instance) -> usize {
 #[tokio::test]
 async fn old_commands_are_deleted_everywhere_and_no_others() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
-    let other = Workspace::made_by(&instance.operator(), "other").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    let other = Workspace::create_with(&instance.operator(), "other").await;
     let (boss, anna) = (workspace.admin.clone(), workspace.staff("anna").await);
     let mut servers = Vec::new();
     for name in ["web-1", "web-2", "half-gone", "gone"] {
@@ -255,7 +255,7 @@ async fn old_commands_are_deleted_everywhere_and_no_others() {
 
     let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 8);
-    let (boss, anna) = (boss.on(&instance.url), anna.on(&instance.url));
+    let (boss, anna) = (boss.with_url(&instance.url), anna.with_url(&instance.url));
     let all = listed_ids(&boss, &[]).await;
     assert_eq!(all, young);
     assert_consistent(&instance).await;
@@ -324,7 +324,7 @@ async fn old_commands_are_deleted_everywhere_and_no_others() {
             boss.call(method, &path).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
         }
     }
-    let others = other.admin.on(&instance.url);
+    let others = other.admin.with_url(&instance.url);
     assert_eq!(listed_ids(&others, &[]).await, BTreeSet::from([others_young]));
     others.get(&single(&others_old)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     // Remaining commands have their output. The running command and its server still work.
@@ -334,8 +334,8 @@ async fn old_commands_are_deleted_everywhere_and_no_others() {
     {
         assert_eq!(boss.get(&format!("{}chunks/", single(id))).await.expect(200)["count"], 1);
     }
-    let api = workspace.anonymous.on(&instance.url).with(&credential(&one));
-    let mut agent = ScriptedAgent::over(&api, "/ws/servers/backhaul/").await;
+    let api = workspace.anonymous.with_url(&instance.url).with_authorization(&credential(&one));
+    let mut agent = ScriptedAgent::connect_to(&api, "/ws/servers/backhaul/").await;
     agent.fin(&running, 0, "done").await;
     assert_eq!(boss.get(&single(&running)).await.expect(200)["result"], "done");
     // This id is older than the server, so a report about it returns 404 and stores nothing.
@@ -357,7 +357,7 @@ async fn old_commands_are_deleted_everywhere_and_no_others() {
 #[tokio::test]
 async fn commands_are_kept_for_the_configured_days() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = aged(&run_command(&workspace.admin, &mut agent, &server, "old").await, 400);
@@ -368,7 +368,7 @@ async fn commands_are_kept_for_the_configured_days() {
     {
         let (instance, deleted) = run_retention(&state, setting).await;
         assert_eq!(deleted, 0, "{setting:?}");
-        workspace.admin.on(&instance.url).get(&single(&id)).await.expect(200);
+        workspace.admin.with_url(&instance.url).get(&single(&id)).await.expect(200);
         let warnings_logged = || log_lines(state.path(), "COMMAND_RETENTION_DAYS is neither").len();
         eventually("the warning in the log", || async {
             (warnings_logged() == expected_warnings).then_some(())
@@ -380,14 +380,14 @@ async fn commands_are_kept_for_the_configured_days() {
     assert_eq!(deleted, 1);
     workspace
         .admin
-        .on(&instance.url)
+        .with_url(&instance.url)
         .get(&single(&id))
         .await
         .expect_detail(404, Some("COMMAND_NOT_FOUND"));
     // Callers cannot use the runtime's own endpoints to fire the cron trigger.
     for path in ["/cdn-cgi/handler/scheduled", "/cdn-cgi/mf/scheduled"] {
         for host in [&workspace.anonymous.host, "127.0.0.1", "localhost"] {
-            let reply = workspace.anonymous.on(&instance.url).under(host).get(path).await;
+            let reply = workspace.anonymous.with_url(&instance.url).with_host(host).get(path).await;
             assert!(
                 [308, 403, 404].contains(&reply.status),
                 "{path} of {host}: {} {}",
@@ -416,8 +416,8 @@ fn insert_commands_sql(workspace: &str, server: &str, range: (u32, u32), days: i
 #[tokio::test]
 async fn a_step_costs_the_same_in_small_and_large_workspaces() {
     let (instance, state) = Instance::new().await;
-    let small = Workspace::made_by(&instance.operator(), "small").await;
-    let large = Workspace::made_by(&instance.operator(), "large").await;
+    let small = Workspace::create_with(&instance.operator(), "small").await;
+    let large = Workspace::create_with(&instance.operator(), "large").await;
     instance.stop().await;
     // As many commands on one server as on many servers. Many servers are the most expensive case
     // for a step.
@@ -432,7 +432,7 @@ async fn a_step_costs_the_same_in_small_and_large_workspaces() {
     let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 130 + 250);
     for (workspace, left) in [(&small, 10), (&large, 29_750)] {
-        let list = workspace.admin.on(&instance.url).get(PATH).await.expect(200);
+        let list = workspace.admin.with_url(&instance.url).get(PATH).await.expect(200);
         assert_eq!(list["count"], left);
     }
     assert_consistent(&instance).await;
@@ -465,7 +465,7 @@ async fn a_step_costs_the_same_in_small_and_large_workspaces() {
 #[tokio::test]
 async fn an_interrupted_retention_pass_continues() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     for _ in 0..3 {
@@ -486,13 +486,13 @@ async fn an_interrupted_retention_pass_continues() {
             .then_some(())
     })
     .await;
-    assert_eq!(listed_ids(&workspace.admin.on(&instance.url), &[]).await.len(), 4);
+    assert_eq!(listed_ids(&workspace.admin.with_url(&instance.url), &[]).await.len(), 4);
     instance.kill().await;
     change_d1(state.path(), "DROP TRIGGER fails");
     let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 3);
     assert_eq!(
-        listed_ids(&workspace.admin.on(&instance.url), &[]).await,
+        listed_ids(&workspace.admin.with_url(&instance.url), &[]).await,
         BTreeSet::from([kept.clone()])
     );
     assert_consistent(&instance).await;
@@ -517,14 +517,17 @@ async fn an_interrupted_retention_pass_continues() {
         instance.kill().await;
     }
     let (instance, _) = run_retention(&state, "30").await;
-    assert_eq!(listed_ids(&workspace.admin.on(&instance.url), &[]).await, BTreeSet::from([kept]));
+    assert_eq!(
+        listed_ids(&workspace.admin.with_url(&instance.url), &[]).await,
+        BTreeSet::from([kept])
+    );
     assert_consistent(&instance).await;
 }
 
 #[tokio::test]
 async fn a_failing_object_does_not_block_others() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     for name in ["broken", "whole"] {
         let server = workspace.server(name).await;
         let mut agent = ScriptedAgent::connect(&workspace, &server).await;
@@ -540,7 +543,7 @@ async fn a_failing_object_does_not_block_others() {
     change_objects(state.path(), "ServerLink", fails);
     let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 1);
-    let left = workspace.admin.on(&instance.url).get(PATH).await.expect(200);
+    let left = workspace.admin.with_url(&instance.url).get(PATH).await.expect(200);
     assert_eq!((&left["count"], &left["results"][0]["line"]), (&json!(1), &json!("old broken")));
     instance.stop().await;
     change_objects(state.path(), "ServerLink", "DROP TRIGGER fails");
@@ -552,7 +555,7 @@ async fn a_failing_object_does_not_block_others() {
 #[tokio::test]
 async fn late_reports_of_possibly_deleted_commands_are_accepted() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let mut server = workspace.server("web-1").await;
     instance.stop().await;
     // A server that was created before its commands.
@@ -561,8 +564,8 @@ async fn late_reports_of_possibly_deleted_commands_are_accepted() {
     assert_eq!(change_d1(state.path(), &format!("UPDATE servers SET id = '{old}'")), 1);
     server["id"] = json!(old);
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.anonymous.on(&instance.url).with(&credential(&server));
-    let agent = ScriptedAgent::over(&api, "/ws/servers/backhaul/").await;
+    let api = workspace.anonymous.with_url(&instance.url).with_authorization(&credential(&server));
+    let agent = ScriptedAgent::connect_to(&api, "/ws/servers/backhaul/").await;
     let fin = json!({"success": true, "result": "", "exit_code": 0});
     let chunk = json!({"seq": 0, "content": "x"});
     for (days, expected) in [(3, 204), (19, 204), (1, 404), (21, 404)] {
@@ -575,7 +578,7 @@ async fn late_reports_of_possibly_deleted_commands_are_accepted() {
                 reply.text
             );
         }
-        let shown = workspace.admin.on(&instance.url).get(&single(&command)).await;
+        let shown = workspace.admin.with_url(&instance.url).get(&single(&command)).await;
         shown.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     }
     assert!(instance.read_objects("ServerLink", "SELECT id FROM commands").is_empty());
@@ -587,7 +590,7 @@ async fn late_reports_of_possibly_deleted_commands_are_accepted() {
 #[tokio::test]
 async fn revoked_sessions_are_deleted_after_a_day() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     workspace.server("web-1").await;
     let (anna, bob) = (workspace.staff("anna").await, workspace.staff("bob").await);
     let queued = json!({"server": "web-1", "line": "id", "on_offline": "queue"});

@@ -10,7 +10,7 @@ async fn assert_not_set_up(operator: &Api, workspace: &Api, word: &str) {
     for api in [
         workspace.clone(),
         workspace.anonymous(),
-        workspace.under("nobody.local.localhost"),
+        workspace.with_host("nobody.local.localhost"),
         operator.clone(),
     ] {
         for path in [
@@ -29,7 +29,7 @@ async fn assert_not_set_up(operator: &Api, workspace: &Api, word: &str) {
     }
     // A host name that cannot be a workspace.
     workspace
-        .under("a.b.c.localhost")
+        .with_host("a.b.c.localhost")
         .get("/api/status/")
         .await
         .expect_detail(503, Some("NOT_SET_UP"));
@@ -40,7 +40,8 @@ async fn assert_not_set_up(operator: &Api, workspace: &Api, word: &str) {
         .await
         .expect_detail(503, Some("NOT_SET_UP"));
     operator.delete("/operator/workspaces/acme/").await.expect_detail(503, Some("NOT_SET_UP"));
-    for api in [workspace.clone(), workspace.anonymous(), workspace.with("nonsense")] {
+    for api in [workspace.clone(), workspace.anonymous(), workspace.with_authorization("nonsense")]
+    {
         let answer = api.get("/api/auth/is-authenticated/").await.expect(200);
         assert_eq!(answer, json!({"authenticated": false}));
     }
@@ -49,22 +50,24 @@ async fn assert_not_set_up(operator: &Api, workspace: &Api, word: &str) {
 #[tokio::test]
 async fn a_database_without_tables_is_reported() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     instance.stop().await;
     std::fs::remove_dir_all(state.path().join("v3/d1")).unwrap();
     let instance = Instance::restart(state.path()).await;
-    assert_not_set_up(&instance.operator(), &workspace.admin.on(&instance.url), "tables").await;
+    assert_not_set_up(&instance.operator(), &workspace.admin.with_url(&instance.url), "tables")
+        .await;
 }
 
 #[tokio::test]
 async fn a_missing_secret_is_reported() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let operator = instance.operator();
     instance.stop().await;
     for short in ["", "31-characters-are-not-enough..."] {
         let (_process, url) =
             Instance::serve_unchecked(state.path(), &[("SECRET_KEY", short)]).await;
-        assert_not_set_up(&operator.on(&url), &workspace.admin.on(&url), "SECRET_KEY").await;
+        assert_not_set_up(&operator.with_url(&url), &workspace.admin.with_url(&url), "SECRET_KEY")
+            .await;
     }
 }

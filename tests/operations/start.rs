@@ -93,10 +93,10 @@ async fn the_demo_runs_a_command_and_survives_a_restart() {
     instance.stop().await;
     let instance = Instance::start(&state, &[]).await;
     assert!(instance.printed.contains("\"server\":\"renamed\""), "{}", instance.printed);
-    admin.on(&instance.url).delete(&path).await.expect(204);
+    admin.with_url(&instance.url).delete(&path).await.expect(204);
     instance.stop().await;
     let instance = Instance::start(&state, &[]).await;
-    let servers = admin.on(&instance.url).get("/api/servers/").await.expect(200);
+    let servers = admin.with_url(&instance.url).get("/api/servers/").await.expect(200);
     assert_eq!(
         (&servers["count"], &servers["results"][0]["is_connected"]),
         (&json!(1), &json!(true))
@@ -121,7 +121,7 @@ async fn variables_configure_an_instance_without_the_demo() {
     let instance = Instance::start(&state, &variables).await;
     assert!(!state.join("demo.json").exists());
     let api = Api::new(&instance.url, "farhand.example");
-    let operator = api.with("Bearer operator-of-this-instance-of-a-test");
+    let operator = api.with_authorization("Bearer operator-of-this-instance-of-a-test");
     assert_eq!(operator.get("/operator/workspaces/").await.expect(200)["count"], 0);
     let body = json!({"slug": "acme", "admin": {"username": "boss", "email": "boss@example.com", "password": PASSWORD}});
     let made = operator.post("/operator/workspaces/", &body).await.expect(201);
@@ -132,9 +132,9 @@ async fn variables_configure_an_instance_without_the_demo() {
     );
     // There is no default workspace, so the bare domain serves no API.
     api.get("/api/status/").await.expect_detail(404, None);
-    let acme = api.under("acme.eu9.farhand.example");
+    let acme = api.with_host("acme.eu9.farhand.example");
     acme.get("/api/status/").await.expect_detail(401, None);
-    acme.under("acme.local.localhost").get("/api/status/").await.expect_detail(404, None);
+    acme.with_host("acme.local.localhost").get("/api/status/").await.expect_detail(404, None);
     // Contract 4.15: only on-prem deployments have login.
     acme.post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
         .await
@@ -156,7 +156,7 @@ async fn short_secrets_are_refused() {
     let short = "only-31-characters-of-a-secret!";
     assert_eq!(short.len(), 31);
     for name in ["OPERATOR_TOKEN", "SECRET_KEY", "OPERATOR_TOKEN_PREVIOUS", "SECRET_KEY_PREVIOUS"] {
-        let printed = Instance::refused(&state, &[("DEMO", "0"), (name, short)]).await;
+        let printed = Instance::expect_failed_start(&state, &[("DEMO", "0"), (name, short)]).await;
         assert!(printed.contains(&format!("{name} has fewer than 32 characters")), "{printed}");
         assert!(!printed.contains(short), "{printed}");
     }
@@ -167,7 +167,7 @@ async fn short_secrets_are_refused() {
     let instance = Instance::start(&state, &[("DEMO", "0")]).await;
     instance.stop().await;
     let (_process, url) = Instance::serve_unchecked(&state, &[("OPERATOR_TOKEN", short)]).await;
-    let operator = Api::new(&url, "127.0.0.1").with(&format!("Bearer {short}"));
+    let operator = Api::new(&url, "127.0.0.1").with_authorization(&format!("Bearer {short}"));
     operator.get("/operator/workspaces/").await.expect_detail(404, None);
 }
 
@@ -184,7 +184,7 @@ async fn invalid_settings_are_refused_before_the_build() {
         ("70000", "PORT is 70000, which is not a port number"),
         (port.as_str(), in_use.as_str()),
     ] {
-        let printed = Instance::refused(&state, &[("PORT", port)]).await;
+        let printed = Instance::expect_failed_start(&state, &[("PORT", port)]).await;
         assert!(printed.contains(message), "{printed}");
         assert!(!printed.contains("[1/"), "a build step was started: {printed}");
     }
@@ -201,7 +201,8 @@ async fn invalid_settings_are_refused_before_the_build() {
     ] {
         std::os::unix::fs::symlink(target, tools.path().join(tool)).unwrap();
     }
-    let printed = Instance::refused(&state, &[("PATH", tools.path().to_str().unwrap())]).await;
+    let printed =
+        Instance::expect_failed_start(&state, &[("PATH", tools.path().to_str().unwrap())]).await;
     assert!(printed.contains("no rustc on PATH; install Rust 1."), "{printed}");
     // A compiler that is older than `rust-version`, and a compiler that fails.
     let rustc = tools.path().join("rustc");
@@ -214,7 +215,9 @@ async fn invalid_settings_are_refused_before_the_build() {
     ] {
         std::fs::write(&rustc, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&rustc, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let printed = Instance::refused(&state, &[("PATH", tools.path().to_str().unwrap())]).await;
+        let printed =
+            Instance::expect_failed_start(&state, &[("PATH", tools.path().to_str().unwrap())])
+                .await;
         assert!(printed.contains(message), "{printed}");
     }
     assert!(!state.exists());

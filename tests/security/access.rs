@@ -2,7 +2,7 @@
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
-use farhand_tests::people::{SERVERS, at, column};
+use farhand_tests::people::{SERVERS, column, item_path};
 use farhand_tests::{Api, Person, Workspace};
 use serde_json::{Value, json};
 
@@ -172,7 +172,7 @@ async fn a_demotion_ends_sessions_and_releases_servers() {
                     .expect(201),
             );
         }
-        let server = at(SERVERS, &servers[0]);
+        let server = item_path(SERVERS, &servers[0]);
         admin.patch(&path, &change).await.expect(200);
         for session in [&first, &second] {
             let reply = session.get("/api/status/").await;
@@ -236,13 +236,13 @@ async fn a_demotion_ends_sessions_and_releases_servers() {
         .expect_fields(400, &["keep_servers"]);
     admin.put(&path, &whole).await.expect(200);
     session.get("/api/status/").await.expect_detail(403, invalid);
-    assert_eq!(admin.get(&at(SERVERS, &server)).await.expect(200)["owner"], Value::Null);
+    assert_eq!(admin.get(&item_path(SERVERS, &server)).await.expect(200)["owner"], Value::Null);
     workspace.user_with("own", &json!({"is_superuser": true})).await;
     let own = workspace.anonymous.logged_in("own", PASSWORD).await;
     let server = own.post("/api/servers/", &json!({"name": "own"})).await.expect(201);
     own.patch("/api/iam/users/-/", &json!({"is_superuser": false})).await.expect(200);
     own.get("/api/status/").await.expect_detail(403, invalid);
-    assert_eq!(admin.get(&at(SERVERS, &server)).await.expect(200)["owner"], Value::Null);
+    assert_eq!(admin.get(&item_path(SERVERS, &server)).await.expect(200)["owner"], Value::Null);
 }
 
 #[tokio::test]

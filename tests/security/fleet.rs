@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::events::Block;
 use farhand_tests::people::{
-    CALLERS, COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, USERS, at, column,
-    group_path,
+    CALLERS, COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, USERS, column,
+    group_path, item_path,
 };
 use farhand_tests::{Api, Cast, Events, Person, Reply, ScriptedAgent, Workspace, far_ahead};
 use futures_util::future;
@@ -137,7 +137,7 @@ async fn server_access_follows_the_matrix() {
     let cast = Cast::new().await;
     let fresh = async |cast: &Cast| {
         let server = cast.server().await;
-        let path = at(SERVERS, &server);
+        let path = item_path(SERVERS, &server);
         let witnesses =
             vec![path.clone(), "/api/servers/?page_size=100".to_owned(), group_path(&cast.group)];
         Resource {
@@ -175,11 +175,12 @@ async fn only_staff_and_the_owner_rotate_keys() {
     let cast = Cast::new().await;
     let server = cast.server().await;
     let expected = [200, 200, 200, 403, 403, 403, 404, 404, 403];
-    let path = format!("{}rotate-key/", at(SERVERS, &server));
+    let path = format!("{}rotate-key/", item_path(SERVERS, &server));
     let mut key = server["key"].clone();
     let is_good = async |key: &Value| {
         let agent = json!({"id": server["id"], "key": key});
-        let api = cast.workspace.anonymous.with(&farhand_tests::agents::credential(&agent));
+        let api =
+            cast.workspace.anonymous.with_authorization(&farhand_tests::agents::credential(&agent));
         api.get("/api/servers/servers/-/").await.status
     };
     for ((name, api), expected) in cast.callers().iter().zip(expected) {
@@ -245,7 +246,7 @@ async fn command_access_follows_the_matrix() {
     let fresh = async |_: &Cast| {
         let body = json!({"server": id, "line": "id", "on_offline": "queue"});
         let mut command = other.api.post(COMMANDS, &body).await.expect(201);
-        let path = at(COMMANDS, &command);
+        let path = item_path(COMMANDS, &command);
         let witnesses = vec![path.clone(), format!("{COMMANDS}?server={id}&page_size=1")];
         let ids = vec![command["id"].as_str().unwrap().to_owned(), id.to_owned()];
         command["server"] = json!(id);
@@ -340,7 +341,7 @@ async fn users_cancel_their_own_commands_while_they_have_access() {
             [("POST", "cancel/", 200), ("POST", "kill/", 200), ("DELETE", "", 204)]
         {
             let made = api.post(COMMANDS, &body).await.expect(201);
-            let path = at(COMMANDS, &made);
+            let path = item_path(COMMANDS, &made);
             let reply = api.call(method, &format!("{path}{action}")).await;
             assert_eq!(reply.status, status, "{name}: {}", reply.text);
             assert_eq!(api.get(&path).await.expect(200)["status"]["text"], "Cancelled", "{name}");
@@ -348,7 +349,7 @@ async fn users_cancel_their_own_commands_while_they_have_access() {
     }
     // After losing access to the server, the requester cannot see the command any more.
     let made = cast.member.api.post(COMMANDS, &body).await.expect(201);
-    let path = at(COMMANDS, &made);
+    let path = item_path(COMMANDS, &made);
     cast.workspace.remove_member(&cast.group, &cast.member).await;
     for (method, action) in
         [("POST", "cancel/"), ("POST", "kill/"), ("DELETE", ""), ("GET", ""), ("GET", "chunks/")]
@@ -390,7 +391,7 @@ async fn group_access_follows_the_matrix() {
             path.clone(),
             format!("{GROUPS}?page_size=100"),
             format!("{MEMBERSHIPS}?group={}", group["id"]),
-            at(SERVERS, &server),
+            item_path(SERVERS, &server),
         ];
         group["server"] = server["id"].clone();
         Resource { ids: vec![group["id"].to_string()], path, object: group, witnesses }
@@ -447,7 +448,7 @@ async fn membership_access_follows_the_matrix() {
     let cast = Cast::new().await;
     let stranger = Person::new(&cast.workspace, "stranger").await;
     let target = |group: &Value, membership: &Value| {
-        let (path, group_id) = (at(MEMBERSHIPS, membership), &group["id"]);
+        let (path, group_id) = (item_path(MEMBERSHIPS, membership), &group["id"]);
         let witnesses = vec![
             path.clone(),
             group_path(group),
@@ -565,7 +566,7 @@ async fn lists_and_counts_contain_only_accessible_items() {
     let workspace = &cast.workspace;
     let (owned, grouped) = (cast.server().await, workspace.server("grouped-1").await);
     let hidden = workspace.server("hidden-1").await;
-    workspace.admin.patch(&at(SERVERS, &owned), &json!({"groups": []})).await.expect(200);
+    workspace.admin.patch(&item_path(SERVERS, &owned), &json!({"groups": []})).await.expect(200);
     let servers = json!({"servers": [grouped["id"]]});
     workspace.admin.patch(&group_path(&cast.group), &servers).await.expect(200);
     let hidden_group = workspace.group("hidden", &[&hidden]).await;
@@ -668,9 +669,11 @@ async fn lists_and_counts_contain_only_accessible_items() {
 async fn has_access(api: &Api, server: &Value, command: &Value) -> bool {
     let (name, id) = (server["name"].as_str().unwrap(), server["id"].as_str().unwrap());
     let mut told = Vec::new();
-    for path in
-        [at(SERVERS, server), at(COMMANDS, command), format!("{}chunks/", at(COMMANDS, command))]
-    {
+    for path in [
+        item_path(SERVERS, server),
+        item_path(COMMANDS, command),
+        format!("{}chunks/", item_path(COMMANDS, command)),
+    ] {
         let reply = api.get(&path).await;
         assert!(matches!(reply.status, 200 | 404), "{path}: {}", reply.text);
         told.push((path, reply.status == 200));
@@ -725,12 +728,12 @@ async fn access_follows_every_change_immediately() {
     let body = json!({"group": group["id"], "user": alice.id});
     let joined = manager.api.post(MEMBERSHIPS, &body).await.expect(201);
     is("a member", true).await;
-    manager.api.delete(&at(MEMBERSHIPS, &joined)).await.expect(204);
+    manager.api.delete(&item_path(MEMBERSHIPS, &joined)).await.expect(204);
     is("removed", false).await;
     for role in ["member", "manager", "owner"] {
         let joined = workspace.add_member(&group, &alice, role).await;
         is(role, true).await;
-        api.delete(&at(MEMBERSHIPS, &joined)).await.expect(204);
+        api.delete(&item_path(MEMBERSHIPS, &joined)).await.expect(204);
         is("left", false).await;
     }
 
@@ -748,7 +751,7 @@ async fn access_follows_every_change_immediately() {
     workspace.admin.put(&two, &json!({"name": "two"})).await.expect(200);
     is("the group was replaced by one without", false).await;
 
-    let path = at(SERVERS, &server);
+    let path = item_path(SERVERS, &server);
     set(&path, json!({"groups": [group["id"], other["id"]]})).await;
     is("it came into the group", true).await;
     set(&path, json!({"groups": [group["id"]]})).await;
@@ -759,7 +762,7 @@ async fn access_follows_every_change_immediately() {
     let joined = workspace.add_member(&group, &alice, "member").await;
     set(&path, json!({"groups": [group["id"]]})).await;
     is("by the other group still", true).await;
-    workspace.admin.delete(&at(MEMBERSHIPS, &joined)).await.expect(204);
+    workspace.admin.delete(&item_path(MEMBERSHIPS, &joined)).await.expect(204);
     is("by no group", false).await;
 
     for rank in ["is_staff", "is_superuser"] {
@@ -796,7 +799,7 @@ async fn access_follows_every_change_immediately() {
     let key = format!("/api/auth/tokens/{}/", made["id"].as_str().unwrap());
     api.patch(&key, &json!({"acl": {"servers": [spare["id"]]}})).await.expect(200);
     assert_eq!((count(&token).await, count(&limited).await), (json!(1), json!(0)));
-    limited.get(&at(SERVERS, &server)).await.expect_detail(404, None);
+    limited.get(&item_path(SERVERS, &server)).await.expect_detail(404, None);
 }
 
 #[tokio::test]
@@ -817,7 +820,7 @@ async fn run_as_follows_the_role_immediately() {
     for (role, expected) in [("manager", 503), ("member", 403), ("owner", 503), ("member", 403)] {
         workspace
             .admin
-            .patch(&at(MEMBERSHIPS, &membership), &json!({"role": role}))
+            .patch(&item_path(MEMBERSHIPS, &membership), &json!({"role": role}))
             .await
             .expect(200);
         is(role, expected).await;
@@ -843,7 +846,7 @@ async fn a_stream_ends_when_its_reader_loses_access() {
     let id = made["id"].as_str().unwrap();
     assert_eq!(agent.next_command().await["id"], made["id"]);
     agent.ack(id).await;
-    let stream = format!("{}stream/", at(COMMANDS, &made));
+    let stream = format!("{}stream/", item_path(COMMANDS, &made));
 
     let mut readers = Vec::new();
     for name in [
@@ -867,7 +870,7 @@ async fn a_stream_ends_when_its_reader_loses_access() {
     let of = |name: &str| readers.iter().find(|(person, ..)| person.username == name).unwrap();
     let membership = async |name: &str| {
         let (person, group, _) = of(name);
-        at(MEMBERSHIPS, &workspace.membership(group, person).await.unwrap())
+        item_path(MEMBERSHIPS, &workspace.membership(group, person).await.unwrap())
     };
     of("left").0.api.delete(&membership("left").await).await.expect(204);
     workspace.admin.delete(&membership("removed").await).await.expect(204);
@@ -884,7 +887,11 @@ async fn a_stream_ends_when_its_reader_loses_access() {
     workspace.admin.delete(&membership("by-another").await).await.expect(204);
     let groups: Vec<&Value> =
         ["kept", "promoted"].into_iter().map(|name| &of(name).1["id"]).collect();
-    workspace.admin.patch(&at(SERVERS, &server), &json!({"groups": groups})).await.expect(200);
+    workspace
+        .admin
+        .patch(&item_path(SERVERS, &server), &json!({"groups": groups}))
+        .await
+        .expect(200);
     let since = Instant::now();
 
     let (mut alive, dead): (Vec<_>, Vec<_>) = readers.into_iter().partition(|(person, ..)| {

@@ -9,7 +9,8 @@ use farhand_tests::agents::credential;
 use farhand_tests::client::{self, PASSWORD, unique};
 use farhand_tests::openapi::DOCUMENT;
 use farhand_tests::people::{
-    COMMANDS, GROUPS, MEMBERSHIPS, Person, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, USERS, at, group_path,
+    COMMANDS, GROUPS, MEMBERSHIPS, Person, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, USERS, group_path,
+    item_path,
 };
 use farhand_tests::{Api, Instance, Reply, Workspace, now};
 use futures_util::future;
@@ -124,11 +125,11 @@ async fn invalid_tokens(
         (new_token(&boss, &json!({})).await, new_token(&boss, &json!({})).await);
     let soon = now().plus_seconds(3600);
     let expired = new_token(&boss, &json!({"expires_at": soon})).await;
-    boss.patch(&at(TOKENS, &disabled), &json!({"enabled": false})).await.expect(200);
-    boss.delete(&at(TOKENS, &deleted)).await.expect(204);
+    boss.patch(&item_path(TOKENS, &disabled), &json!({"enabled": false})).await.expect(200);
+    boss.delete(&item_path(TOKENS, &deleted)).await.expect(204);
     let log_in = async || here.anonymous.logged_in("boss", PASSWORD).await;
     let (revoked, logged_out, forgotten) = (log_in().await, log_in().await, log_in().await);
-    revoked.delete(&at(SESSIONS, &session_of(&revoked).await)).await.expect(204);
+    revoked.delete(&item_path(SESSIONS, &session_of(&revoked).await)).await.expect(204);
     logged_out.call("POST", "/api/auth/logout/").await.expect(200);
     let aged = session_of(&forgotten).await;
     let then = now().plus_seconds(-15 * 24 * 3600);
@@ -173,8 +174,11 @@ async fn invalid_agent_keys(
 ) -> Vec<(&'static str, String)> {
     let with = |id: &Value, key: &Value| credential(&json!({"id": id, "key": key}));
     let (rotated, deleted) = (here.server("rotated").await, here.server("deleted").await);
-    here.admin.call("POST", &format!("{}rotate-key/", at(SERVERS, &rotated))).await.expect(200);
-    here.admin.delete(&at(SERVERS, &deleted)).await.expect(204);
+    here.admin
+        .call("POST", &format!("{}rotate-key/", item_path(SERVERS, &rotated)))
+        .await
+        .expect(200);
+    here.admin.delete(&item_path(SERVERS, &deleted)).await.expect(204);
     let (other, strange) = (here.server("other").await, elsewhere.server("strange").await);
     let wrong = json!("A".repeat(128));
     vec![
@@ -210,8 +214,8 @@ async fn invalid_registration_tokens(
     let (used, deleted) =
         (make(&here.admin, json!({"uses": 1})).await, make(&here.admin, json!({})).await);
     let body = json!({"name": "registered", "platform": "debian"});
-    here.anonymous.with(&quoted(&used)).post(REGISTER, &body).await.expect(201);
-    here.admin.delete(&at(REGISTRATION_TOKENS, &deleted)).await.expect(204);
+    here.anonymous.with_authorization(&quoted(&used)).post(REGISTER, &body).await.expect(201);
+    here.admin.delete(&item_path(REGISTRATION_TOKENS, &deleted)).await.expect(204);
     let demoted = Person::staff(here, "demoted").await;
     let by_demoted = make(&demoted.api, json!({})).await;
     demoted.set(here, json!({"is_staff": false})).await;
@@ -248,8 +252,8 @@ async fn everything_in(workspace: &Workspace) -> Vec<String> {
 async fn each_endpoint_rejects_credentials_of_other_kinds() {
     let (instance, _folder) = Instance::new().await;
     let operator = instance.operator();
-    let here = Workspace::made_by(&operator, &unique("t")).await;
-    let elsewhere = Workspace::made_by(&operator, &unique("t")).await;
+    let here = Workspace::create_with(&operator, &unique("t")).await;
+    let elsewhere = Workspace::create_with(&operator, &unique("t")).await;
     let (own, leaving) = (here.server("own").await, here.server("leaving").await);
     let registration =
         here.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
@@ -264,7 +268,7 @@ async fn each_endpoint_rejects_credentials_of_other_kinds() {
         sent.extend(credentials.into_iter().map(|(what, header)| Credential {
             kind,
             what,
-            api: here.anonymous.with(&header),
+            api: here.anonymous.with_authorization(&header),
         }));
     };
     let quoted = |key: &str| format!("token=\"{key}\"");
@@ -317,7 +321,7 @@ async fn each_endpoint_rejects_credentials_of_other_kinds() {
         let request = |sent: &Credential| {
             let path = path_of(pattern, &elsewhere.slug);
             let api = if access == Access::Operator {
-                sent.api.under("127.0.0.1")
+                sent.api.with_host("127.0.0.1")
             } else {
                 sent.api.clone()
             };
@@ -391,9 +395,9 @@ async fn each_endpoint_rejects_credentials_of_other_kinds() {
                 // Logging out would end the token that all other calls use.
                 ("token", "/api/auth/logout/") => continue,
                 ("agent", "/api/servers/servers/-/unregister/") => {
-                    here.anonymous.with(&credential(&leaving))
+                    here.anonymous.with_authorization(&credential(&leaving))
                 }
-                ("operator", _) => sent.api.under("127.0.0.1"),
+                ("operator", _) => sent.api.with_host("127.0.0.1"),
                 // The superuser must not change or delete their own account.
                 ("token", _)
                     if path.contains("/boss/") || path.contains("/-/") || path.contains("/1/") =>
@@ -422,7 +426,7 @@ async fn each_endpoint_rejects_credentials_of_other_kinds() {
         }
         // The operator API does not exist under a workspace's host name.
         if access == Access::Operator {
-            let api = operator.under(&here.anonymous.host);
+            let api = operator.with_host(&here.anonymous.host);
             api.call(method, &path_of(pattern, &elsewhere.slug)).await.expect_detail(404, None);
         }
     }

@@ -7,7 +7,7 @@ use farhand_tests::agents::{ScriptedAgent, credential, own_account};
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::commands::wait_until_ended_within;
 use farhand_tests::mail::{key_of, mail_to};
-use farhand_tests::people::{COMMANDS, SERVERS, at};
+use farhand_tests::people::{COMMANDS, SERVERS, item_path};
 use farhand_tests::{Api, Instance, RealAgent, Reply, Workspace, eventually, secrets};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -35,7 +35,8 @@ impl InstanceSecrets<'_> {
 
     /// True if the operator API accepts a token.
     async fn accepts(instance: &Instance, token: &str) -> bool {
-        let operator = Api::new(&instance.url, "127.0.0.1").with(&format!("Bearer {token}"));
+        let operator =
+            Api::new(&instance.url, "127.0.0.1").with_authorization(&format!("Bearer {token}"));
         operator.get("/operator/workspaces/").await.status == 200
     }
 }
@@ -97,13 +98,14 @@ async fn credentials_survive_the_rotation_of_secrets() {
     let after = InstanceSecrets { key: [&new, ""], operator: [&new_operator, ""] };
 
     let (instance, _folder) = Instance::new_with(&before.variables()).await;
-    let operator = Api::new(&instance.url, "127.0.0.1").with(&format!("Bearer {old_operator}"));
-    let workspace = Workspace::made_by(&operator, &unique("t")).await;
+    let operator =
+        Api::new(&instance.url, "127.0.0.1").with_authorization(&format!("Bearer {old_operator}"));
+    let workspace = Workspace::create_with(&operator, &unique("t")).await;
     let made =
         workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
     let registration = workspace.anonymous.with_token(made["key"].as_str().unwrap());
     let (real, offline) = (workspace.server("real").await, workspace.server("offline").await);
-    let agent = workspace.anonymous.with(&credential(&offline));
+    let agent = workspace.anonymous.with_authorization(&credential(&offline));
     let _real_agent = RealAgent::start(&workspace, &real).await;
     for name in ["alice", "bob", "carol"] {
         workspace.user_with(name, &json!({})).await;
@@ -195,8 +197,9 @@ async fn a_waiting_environment_survives_a_rotation_encrypted() {
     let during = InstanceSecrets { key: [&new, &old], operator: [&operator, ""] };
     let lost = InstanceSecrets { key: [&old, ""], operator: [&operator, ""] };
     let (instance, _folder) = Instance::new_with(&before.variables()).await;
-    let api = Api::new(&instance.url, "127.0.0.1").with(&format!("Bearer {operator}"));
-    let workspace = Workspace::made_by(&api, &unique("t")).await;
+    let api =
+        Api::new(&instance.url, "127.0.0.1").with_authorization(&format!("Bearer {operator}"));
+    let workspace = Workspace::create_with(&api, &unique("t")).await;
     let server = workspace.server("web-1").await;
     let values =
         ["waits-under-the-old-key", "waits-under-the-new-key", "is-lost-with-its-key"].map(unique);
@@ -238,7 +241,7 @@ async fn a_waiting_environment_survives_a_rotation_encrypted() {
     let instance = restart(instance, lost).await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], next["id"]);
-    let ended = workspace.admin.get(&at(COMMANDS, &cancelled)).await.expect(200);
+    let ended = workspace.admin.get(&item_path(COMMANDS, &cancelled)).await.expect(200);
     assert_eq!((&ended["status"]["text"], &ended["success"]), (&json!("Cancelled"), &json!(false)));
     let message = ended["status"]["message"].as_str().unwrap();
     assert!(message.contains("its environment or input cannot be decrypted"), "{message}");
@@ -248,7 +251,7 @@ async fn a_waiting_environment_survives_a_rotation_encrypted() {
 /// Like [`queue_with_env`], after the service noticed that the agent is disconnected.
 async fn queue_with_env_when_offline(workspace: &Workspace, server: &Value, value: &str) -> Value {
     eventually("the agent to be gone", || async {
-        let server = workspace.admin.get(&at(SERVERS, server)).await.expect(200);
+        let server = workspace.admin.get(&item_path(SERVERS, server)).await.expect(200);
         (server["is_connected"] == false).then_some(())
     })
     .await;

@@ -19,7 +19,7 @@ async fn credentials_in_wrong_places_are_not_stored() {
     {
         workspace
             .anonymous
-            .with(&header)
+            .with_authorization(&header)
             .get("/api/status/")
             .await
             .expect_detail(403, Some("INVALID_AUTHORIZATION"));

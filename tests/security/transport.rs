@@ -34,7 +34,7 @@ async fn audited_addresses(api: &Api, action: &str) -> Vec<Value> {
 #[tokio::test]
 async fn callers_cannot_choose_their_address_with_headers() {
     let (instance, _folder) = Instance::new_with(&[("TRUSTED_PROXIES", "")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let (outside, inside) = (
         workspace.limited(&json!({"networks": ["10.0.0.0/8"]})).await,
         workspace.limited(&json!({"networks": ["127.0.0.1/32"]})).await,
@@ -165,7 +165,7 @@ async fn plain_http_is_accepted_only_from_this_machine() {
             "10.0.0.1",
             "other.example",
         ] {
-            let refused = named.under(host).get(path).await;
+            let refused = named.with_host(host).get(path).await;
             refused.expect_detail(403, Some("HTTPS_REQUIRED"));
             assert_eq!(refused.header("Strict-Transport-Security"), "");
         }
@@ -173,7 +173,7 @@ async fn plain_http_is_accepted_only_from_this_machine() {
     let login = named.log_in("boss", PASSWORD).await;
     login.expect_detail(403, Some("HTTPS_REQUIRED"));
     for local in ["localhost:1234", "127.0.0.1", "127.9.9.9", "[::1]:1234", "x.localhost"] {
-        named.under(local).get("/healthz").await.expect(200);
+        named.with_host(local).get("/healthz").await.expect(200);
     }
 
     // A trusted proxy terminates https and says so.
@@ -195,14 +195,14 @@ async fn plain_http_is_accepted_only_from_this_machine() {
     // Untrusted proxies are ignored. `ALLOW_HTTP` allows plain HTTP.
     let (instance, _folder) =
         Instance::new_with(&[&variables[..], &[("TRUSTED_PROXIES", "")]].concat()).await;
-    let named = named.on(&instance.url);
+    let named = named.with_url(&instance.url);
     let refused =
         named.send(named.request("GET", "/healthz").header("X-Forwarded-Proto", "https")).await;
     refused.expect_detail(403, Some("HTTPS_REQUIRED"));
     instance.stop().await;
     let (instance, _folder) =
         Instance::new_with(&[&variables[..], &[("ALLOW_HTTP", "1")]].concat()).await;
-    let named = named.on(&instance.url);
+    let named = named.with_url(&instance.url);
     assert_eq!(named.get("/healthz").await.expect(200)["status"], "ok");
     named.get("/api/status/").await.expect_detail(404, None);
 }
@@ -211,7 +211,7 @@ async fn plain_http_is_accepted_only_from_this_machine() {
 async fn the_install_text_contains_the_configured_address() {
     let workspace = Workspace::new().await;
     let port = workspace.admin.url.rsplit(':').next().unwrap();
-    let evil = workspace.admin.under(&format!("{}:666", workspace.admin.host));
+    let evil = workspace.admin.with_host(&format!("{}:666", workspace.admin.host));
     let server = evil.post("/api/servers/", &json!({"name": "web-1"})).await.expect(201);
     let rotated = evil
         .call(

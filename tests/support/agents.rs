@@ -77,7 +77,11 @@ async fn dial_with_features(api: &Api, path: &str, features: Option<&str>) -> Re
 impl ScriptedAgent {
     /// Connects the agent of a server whose `key` is known.
     pub async fn connect(workspace: &Workspace, server: &Value) -> Self {
-        Self::over(&workspace.anonymous.with(&credential(server)), "/ws/servers/backhaul/").await
+        Self::connect_to(
+            &workspace.anonymous.with_authorization(&credential(server)),
+            "/ws/servers/backhaul/",
+        )
+        .await
     }
 
     /// Connects an agent that can kill commands.
@@ -91,14 +95,14 @@ impl ScriptedAgent {
         server: &Value,
         features: &str,
     ) -> Self {
-        let api = workspace.anonymous.with(&credential(server));
+        let api = workspace.anonymous.with_authorization(&credential(server));
         let socket =
             dial_with_features(&api, "/ws/servers/backhaul/", Some(features)).await.unwrap();
         Self { api, socket }
     }
 
     /// Connects to a WebSocket path with a client's credential.
-    pub async fn over(api: &Api, path: &str) -> Self {
+    pub async fn connect_to(api: &Api, path: &str) -> Self {
         Self { api: api.clone(), socket: dial(api, path).await.unwrap() }
     }
 
@@ -135,7 +139,7 @@ impl ScriptedAgent {
     }
 
     async fn pong(&mut self) {
-        self.say(&json!({"query": "pong", "timestamp": 1.5})).await;
+        self.send(&json!({"query": "pong", "timestamp": 1.5})).await;
     }
 
     /// True if nothing but pings arrives for half a second. Absence has no condition to wait for,
@@ -151,7 +155,7 @@ impl ScriptedAgent {
         }
     }
 
-    pub async fn say(&mut self, message: &Value) {
+    pub async fn send(&mut self, message: &Value) {
         self.socket.send(Message::text(message.to_string())).await.unwrap();
     }
 

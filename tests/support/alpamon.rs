@@ -347,7 +347,7 @@ type Socket = WebSocketStream<TcpStream>;
 impl Alpamon {
     /// Starts an agent for a server whose `key` is known, and returns immediately.
     pub fn start(workspace: &Workspace, server: &Value, behaviour: AgentBehaviour) -> Self {
-        let api = workspace.anonymous.with(&credential(server));
+        let api = workspace.anonymous.with_authorization(&credential(server));
         // The service closes idle connections after a while. Never reuse one that is idle for
         // longer than a second.
         let client = Client::builder().redirect(redirect::Policy::none()).no_proxy();
@@ -386,7 +386,7 @@ impl Alpamon {
     /// Unregisters a server as `alpamon unregister` does.
     pub async fn unregister(workspace: &Workspace, server: &Value) -> Reply {
         let path = format!("/api/servers/servers/{}/unregister/", server["id"].as_str().unwrap());
-        workspace.anonymous.with(&credential(server)).delete(&path).await
+        workspace.anonymous.with_authorization(&credential(server)).delete(&path).await
     }
 
     /// A client with the agent's credential.

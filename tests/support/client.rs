@@ -164,17 +164,17 @@ impl Api {
     /// A client of the shared instance's operator API.
     pub fn operator() -> Self {
         Self::at("127.0.0.1")
-            .with(&format!("Bearer {}", instance_setting("FARHAND_OPERATOR_TOKEN")))
+            .with_authorization(&format!("Bearer {}", instance_setting("FARHAND_OPERATOR_TOKEN")))
     }
 
     /// A copy with an `Authorization` header.
-    pub fn with(&self, authorization: &str) -> Self {
+    pub fn with_authorization(&self, authorization: &str) -> Self {
         Self { authorization: Some(authorization.to_owned()), ..self.clone() }
     }
 
     /// A copy with a user's token.
     pub fn with_token(&self, token: &str) -> Self {
-        self.with(&format!("token=\"{token}\""))
+        self.with_authorization(&format!("token=\"{token}\""))
     }
 
     /// A copy without an `Authorization` header.
@@ -188,12 +188,12 @@ impl Api {
     }
 
     /// A copy with another `Host` header.
-    pub fn under(&self, host: &str) -> Self {
+    pub fn with_host(&self, host: &str) -> Self {
         Self { host: host.to_owned(), ..self.clone() }
     }
 
     /// A copy that calls another URL.
-    pub fn on(&self, url: &str) -> Self {
+    pub fn with_url(&self, url: &str) -> Self {
         Self { url: url.to_owned(), ..self.clone() }
     }
 
@@ -304,13 +304,13 @@ impl Workspace {
 
     /// Creates a workspace with a slug on the shared instance.
     pub async fn with_slug(slug: &str) -> Self {
-        Self::made_by(&Api::operator(), slug).await
+        Self::create_with(&Api::operator(), slug).await
     }
 
     /// Creates a workspace with a slug through the given operator API.
-    pub async fn made_by(operator: &Api, slug: &str) -> Self {
+    pub async fn create_with(operator: &Api, slug: &str) -> Self {
         operator.post("/operator/workspaces/", &new_workspace(slug)).await.expect(201);
-        let anonymous = operator.anonymous().under(&format!("{slug}.local.localhost"));
+        let anonymous = operator.anonymous().with_host(&format!("{slug}.local.localhost"));
         let login = anonymous
             .post("/api/auth/login/", &json!({"username": "boss", "password": PASSWORD}))
             .await;

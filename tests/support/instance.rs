@@ -161,7 +161,7 @@ impl Instance {
     }
 
     /// Asserts that `npm start` with these variables exits with an error. Returns what it printed.
-    pub async fn refused(state: &Path, variables: &[(&str, &str)]) -> String {
+    pub async fn expect_failed_start(state: &Path, variables: &[(&str, &str)]) -> String {
         let mut command = Command::new("npm");
         command
             .args(["start", "--silent"])
@@ -232,7 +232,7 @@ impl Instance {
 
     /// A client of the operator API of an instance that [`Instance::new`] started.
     pub fn operator(&self) -> Api {
-        Api::new(&self.url, "127.0.0.1").with(&format!("Bearer {OPERATOR_TOKEN}"))
+        Api::new(&self.url, "127.0.0.1").with_authorization(&format!("Bearer {OPERATOR_TOKEN}"))
     }
 
     /// Sends SIGTERM, and waits until all processes have ended.
@@ -296,7 +296,7 @@ impl Instance {
     }
 
     /// Waits for the log line of a request, by the request's id.
-    pub async fn logged(&self, id: &str) -> Value {
+    pub async fn request_log_line(&self, id: &str) -> Value {
         let log = self.state.join("worker.log");
         eventually("the log's line", || async {
             let text = std::fs::read_to_string(&log).unwrap();

@@ -16,7 +16,7 @@ pub const UNKNOWN_UUID: &str = "01936d3e-7a00-7000-8000-000000000000";
 pub const UNKNOWN_ID: i64 = 999_999_999;
 
 /// The path of a resource whose id is a UUID.
-pub fn at(list: &str, object: &Value) -> String {
+pub fn item_path(list: &str, object: &Value) -> String {
     format!(
         "{list}{}/",
         object["id"].as_str().unwrap_or_else(|| panic!("the id is no UUID: {object}"))
@@ -88,7 +88,11 @@ impl Person {
 
     /// Makes the user the owner of a server. The superuser sends the request.
     pub async fn own(&self, workspace: &Workspace, server: &Value) -> Value {
-        workspace.admin.patch(&at(SERVERS, server), &json!({"owner": self.id})).await.expect(200)
+        workspace
+            .admin
+            .patch(&item_path(SERVERS, server), &json!({"owner": self.id}))
+            .await
+            .expect(200)
     }
 
     /// Updates the user. The superuser sends the request.
@@ -131,7 +135,7 @@ impl Workspace {
     /// Deletes the membership of a user in a group.
     pub async fn remove_member(&self, group: &Value, person: &Person) {
         let membership = self.membership(group, person).await.expect("a membership");
-        self.admin.delete(&at(MEMBERSHIPS, &membership)).await.expect(204);
+        self.admin.delete(&item_path(MEMBERSHIPS, &membership)).await.expect(204);
     }
 }
 
@@ -197,7 +201,7 @@ impl Cast {
     /// One client for each relation, with its name. `intruder` is the superuser of the other
     /// workspace, who sends requests to this one.
     pub fn callers(&self) -> [(&'static str, Api); CALLERS] {
-        let intruder = self.elsewhere.admin.under(&self.workspace.anonymous.host);
+        let intruder = self.elsewhere.admin.with_host(&self.workspace.anonymous.host);
         [
             ("superuser", self.workspace.admin.clone()),
             ("staff", self.staff.api.clone()),
@@ -239,7 +243,7 @@ impl Cast {
             .get(&format!("{MEMBERSHIPS}?group={}&role=owner", group["id"]))
             .await
             .expect(200);
-        workspace.admin.delete(&at(MEMBERSHIPS, &made["results"][0])).await.expect(204);
+        workspace.admin.delete(&item_path(MEMBERSHIPS, &made["results"][0])).await.expect(204);
         let group = workspace.admin.get(&group_path(&group)).await.expect(200);
         CastGroup { group, deputy, bystander }
     }

@@ -28,7 +28,7 @@ async fn a_malformed_header_is_403_and_explains_the_form() {
         "token=".to_owned(),
         "nonsense".to_owned(),
     ] {
-        let reply = workspace.anonymous.with(&bad).get("/api/status/").await;
+        let reply = workspace.anonymous.with_authorization(&bad).get("/api/status/").await;
         reply.expect_detail(403, Some("INVALID_AUTHORIZATION"));
         assert!(
             reply.json()["detail"].as_str().unwrap().contains("token=\"<API_TOKEN>\""),

@@ -15,10 +15,10 @@ async fn every_header_gets_a_200() {
     let agent = farhand_tests::agents::credential(&server);
     for api in [
         anonymous,
-        &anonymous.with("nonsense"),
+        &anonymous.with_authorization("nonsense"),
         &anonymous.with_token("unknown"),
-        &anonymous.with("token=x"),
-        &anonymous.with(&agent),
+        &anonymous.with_authorization("token=x"),
+        &anonymous.with_authorization(&agent),
     ] {
         assert_eq!(api.get(path).await.expect(200), json!({"authenticated": false}));
     }

@@ -52,7 +52,7 @@ async fn login_accepts_json_and_both_kinds_of_form() {
 #[tokio::test]
 async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let session = workspace.session();
     let entries = instance.kv_entries(&workspace.slug);
     assert_eq!(entries.len(), 1, "an API token has no entry: {entries:?}");
@@ -95,8 +95,8 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
 async fn an_isolate_caches_kv_entries_but_d1_decides() {
     let (instance, _state) = Instance::new().await;
     let (workspace, other) = (
-        Workspace::made_by(&instance.operator(), "acme").await,
-        Workspace::made_by(&instance.operator(), "other").await,
+        Workspace::create_with(&instance.operator(), "acme").await,
+        Workspace::create_with(&instance.operator(), "other").await,
     );
     let body = json!({"username": "boss", "password": PASSWORD});
     let token = workspace.anonymous.post(PATH, &body).await.expect(200)["token"]
@@ -108,7 +108,7 @@ async fn an_isolate_caches_kv_entries_but_d1_decides() {
         let id = unique("kv");
         let reply = api.send(api.request("GET", "/api/status/").header("X-Request-Id", &id)).await;
         assert_eq!(reply.status, status, "{}", reply.text);
-        instance.logged(&id).await["kv_reads"].as_u64().unwrap()
+        instance.request_log_line(&id).await["kv_reads"].as_u64().unwrap()
     };
     assert_eq!(reads(&session, 200).await, 1);
     assert_eq!(reads(&session, 200).await, 0);
@@ -167,7 +167,7 @@ async fn an_isolate_caches_kv_entries_but_d1_decides() {
 #[tokio::test]
 async fn a_session_expires_14_days_after_its_last_use() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let session = workspace.session();
     // Ages the stored session by some seconds: its last refresh and its expiry.
     let age = async |seconds: u32| {
@@ -225,7 +225,7 @@ async fn a_session_expires_14_days_after_its_last_use() {
 #[tokio::test]
 async fn a_login_upgrades_a_hash_with_too_few_rounds() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let stored = async |instance: &Instance| {
         instance.d1("SELECT password FROM users")[0]["password"].clone()
     };
@@ -235,14 +235,14 @@ async fn a_login_upgrades_a_hash_with_too_few_rounds() {
     assert_eq!(stored(&instance).await, before, "the hash has the configured number of rounds");
     instance.stop().await;
     let instance = Instance::restart_with(state.path(), &[("PBKDF2_ITERATIONS", "150000")]).await;
-    let api = workspace.anonymous.on(&instance.url);
+    let api = workspace.anonymous.with_url(&instance.url);
     api.log_in("boss", "not the right one").await.expect_fields(403, &["non_field_errors"]);
     assert_eq!(stored(&instance).await, before, "a failed login does not change the hash");
     api.log_in("boss", PASSWORD).await.expect(200);
     let after = stored(&instance).await;
     assert!(after.as_str().unwrap().starts_with("$pbkdf2-sha256$i=150000,l=32$"), "{after}");
     // This is not a change of password, so earlier sessions stay valid.
-    workspace.session().on(&instance.url).get("/api/status/").await.expect(200);
+    workspace.session().with_url(&instance.url).get("/api/status/").await.expect(200);
     api.log_in("boss", PASSWORD).await.expect(200);
     assert_eq!(stored(&instance).await, after);
 }
@@ -252,7 +252,7 @@ async fn login_ignores_the_authorization_header() {
     let workspace = Workspace::new().await;
     let login = json!({"username": "boss", "password": PASSWORD});
     for header in ["nonsense", "token=\"unknown\""] {
-        workspace.anonymous.with(header).post(PATH, &login).await.expect(200);
+        workspace.anonymous.with_authorization(header).post(PATH, &login).await.expect(200);
     }
 }
 

@@ -325,7 +325,7 @@ async fn an_address_may_send_twenty_requests_an_hour() {
 #[tokio::test]
 async fn a_link_is_valid_for_24_hours() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let log = instance.state.join("worker.log");
     for _ in 0..5 {
         request_reset(&workspace.anonymous, "boss@example.com", 200).await;
@@ -362,9 +362,9 @@ async fn the_link_comes_from_the_configuration() {
         ("WEB_CLIENT_URL", "https://console.example/app/"),
     ];
     let (instance, _state) = Instance::new_with(&variables).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     // The link does not depend on the host name of the request.
-    let api = workspace.anonymous.under("acme.local.localhost:1234");
+    let api = workspace.anonymous.with_host("acme.local.localhost:1234");
     expect_null(&api.post(PATH, &json!({"email": "boss@example.com"})).await, 200);
     let mail = mail_to(&instance.state.join("worker.log"), "boss@example.com").await;
     let path = mail
@@ -388,7 +388,7 @@ async fn the_link_comes_from_the_configuration() {
 async fn networks_and_workspaces_have_limits_of_requests() {
     let (instance, _state) =
         Instance::new_with(&[("RESETS_PER_SITE", "3"), ("RESETS_PER_WORKSPACE", "5")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let from = async |address: &str, email: &str, status: u16| {
         let reply =
             workspace.anonymous.from_address(address).post(PATH, &json!({"email": email})).await;
@@ -409,6 +409,6 @@ async fn networks_and_workspaces_have_limits_of_requests() {
     assert_eq!(rows[0]["n"], 5);
     let events = "SELECT count(*) AS n FROM audit_events WHERE action = 'user.request_reset'";
     assert!(instance.d1(events)[0]["n"].as_i64().unwrap() <= 5);
-    let other = Workspace::made_by(&instance.operator(), "other").await;
+    let other = Workspace::create_with(&instance.operator(), "other").await;
     request_reset(&other.anonymous.from_address("192.0.2.2"), "boss@example.com", 200).await;
 }

@@ -120,7 +120,7 @@ async fn other_and_unknown_sessions_are_404() {
 #[tokio::test]
 async fn a_concurrent_refresh_never_revives_an_ended_session() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     workspace.user_with("alice", &json!({})).await;
     let alice = async || workspace.anonymous.logged_in("alice", PASSWORD).await;
     for how in [
@@ -204,7 +204,7 @@ async fn a_concurrent_refresh_never_revives_an_ended_session() {
 #[tokio::test]
 async fn expired_sessions_are_hidden_and_deleted_at_login() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let id = workspace.session().get(PATH).await.expect(200)["results"][0]["id"]
         .as_str()
         .unwrap()

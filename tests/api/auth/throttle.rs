@@ -98,7 +98,7 @@ async fn counters_are_deleted_with_their_workspace() {
 async fn one_address_cannot_lock_out_a_user() {
     // The window of five minutes is three seconds here.
     let (instance, _state) = Instance::new_with(&[("LOGIN_WINDOW_SECONDS", "3")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let from = |number: usize| workspace.anonymous.from_address(&format!("192.0.2.{number}"));
     from(2).log_in("boss", PASSWORD).await.expect(200);
     // One address fails as often as its window allows. This exceeds the hourly limit of a name,
@@ -259,7 +259,7 @@ async fn every_failed_login_takes_the_same_hashing_work() {
 async fn networks_and_workspaces_have_limits_of_failures() {
     let ceilings = [("LOGIN_FAILURES_PER_SITE", "5"), ("LOGIN_FAILURES_PER_WORKSPACE", "8")];
     let (instance, _state) = Instance::new_with(&ceilings).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let from = |address: &str| workspace.anonymous.from_address(address);
     from("192.0.2.1").log_in("boss", PASSWORD).await.expect(200);
     for network in 0..5 {
@@ -286,7 +286,7 @@ async fn networks_and_workspaces_have_limits_of_failures() {
         .post("/api/auth/change-password/", &change)
         .await
         .expect(200);
-    let other = Workspace::made_by(&instance.operator(), "other").await;
+    let other = Workspace::create_with(&instance.operator(), "other").await;
     fail_logins(&other.anonymous.from_address("198.51.100.9"), "boss", 1).await;
 }
 
@@ -294,7 +294,7 @@ async fn networks_and_workspaces_have_limits_of_failures() {
 async fn logins_waiting_for_hashing_block_no_other_request() {
     // Each hash takes a second or more.
     let (instance, _state) = Instance::new_with(&[("PBKDF2_ITERATIONS", "2000000")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let home = workspace.anonymous.from_address("192.0.2.1");
     home.log_in("boss", PASSWORD).await.expect(200);
     let (failed, refused) = (Cell::new(0), Cell::new(0));
@@ -343,7 +343,7 @@ async fn logins_waiting_for_hashing_block_no_other_request() {
 #[tokio::test]
 async fn a_disconnected_login_leaves_the_queue() {
     let (instance, _state) = Instance::new_with(&[("PBKDF2_ITERATIONS", "2000000")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let refused = Arc::new(AtomicBool::new(false));
     let logins = (0..14).map(|number| {
         let (api, refused) =

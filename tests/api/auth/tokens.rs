@@ -1,7 +1,7 @@
 //! `/api/auth/tokens/` (contract 4.8).
 
 use farhand_domain::time::Timestamp;
-use farhand_tests::people::{at, column};
+use farhand_tests::people::{column, item_path};
 use farhand_tests::{Workspace, eventually, now};
 use serde_json::{Value, json};
 
@@ -347,7 +347,7 @@ async fn an_expiring_token_creates_none_that_outlives_it() {
     let endless = made(json!({"name": "endless", "expires_at": null})).await;
     let short = made(json!({"name": "short", "expires_at": sooner})).await;
     for token in [&endless, &short] {
-        session.patch(&at(PATH, token), &json!({"enabled": false})).await.expect(200);
+        session.patch(&item_path(PATH, token), &json!({"enabled": false})).await.expect(200);
     }
     let tokens = async || session.get(PATH).await.expect(200);
     let before = tokens().await;
@@ -356,7 +356,7 @@ async fn an_expiring_token_creates_none_that_outlives_it() {
             .await
             .expect_fields(400, &["expires_at"]);
         for token in [&own, &endless, &short] {
-            let path = at(PATH, token);
+            let path = item_path(PATH, token);
             api.patch(&path, &json!({"expires_at": end})).await.expect_fields(400, &["expires_at"]);
             api.patch(&path, &json!({"expires_at": end, "enabled": false}))
                 .await
@@ -366,10 +366,10 @@ async fn an_expiring_token_creates_none_that_outlives_it() {
                 .expect_fields(400, &["expires_at"]);
         }
     }
-    api.patch(&at(PATH, &endless), &json!({"enabled": true}))
+    api.patch(&item_path(PATH, &endless), &json!({"enabled": true}))
         .await
         .expect_fields(400, &["enabled"]);
-    api.patch(&at(PATH, &endless), &json!({"enabled": true, "name": "x"}))
+    api.patch(&item_path(PATH, &endless), &json!({"enabled": true, "name": "x"}))
         .await
         .expect_fields(400, &["enabled"]);
     let after = tokens().await;
@@ -387,19 +387,25 @@ async fn an_expiring_token_creates_none_that_outlives_it() {
         .expect(404);
     // An expiry up to the token's own is allowed, and so are changes of other fields.
     let same = api.post(PATH, &json!({"name": "same", "expires_at": limit})).await.expect(201);
-    api.patch(&at(PATH, &same), &json!({"expires_at": sooner})).await.expect(200);
-    api.patch(&at(PATH, &same), &json!({"expires_at": limit, "enabled": true})).await.expect(200);
-    api.patch(&at(PATH, &short), &json!({"enabled": true})).await.expect(200);
-    api.put(&at(PATH, &endless), &json!({"name": "endless", "expires_at": sooner}))
+    api.patch(&item_path(PATH, &same), &json!({"expires_at": sooner})).await.expect(200);
+    api.patch(&item_path(PATH, &same), &json!({"expires_at": limit, "enabled": true}))
         .await
         .expect(200);
-    api.patch(&at(PATH, &own), &json!({"name": "renamed", "enabled": true})).await.expect(200);
+    api.patch(&item_path(PATH, &short), &json!({"enabled": true})).await.expect(200);
+    api.put(&item_path(PATH, &endless), &json!({"name": "endless", "expires_at": sooner}))
+        .await
+        .expect(200);
+    api.patch(&item_path(PATH, &own), &json!({"name": "renamed", "enabled": true}))
+        .await
+        .expect(200);
     let test = column(&tokens().await, "name").iter().position(|name| name == "test").unwrap();
     let test = tokens().await["results"][test].clone();
-    api.patch(&at(PATH, &test), &json!({"name": "test-2", "enabled": true})).await.expect(200);
+    api.patch(&item_path(PATH, &test), &json!({"name": "test-2", "enabled": true}))
+        .await
+        .expect(200);
     // Sessions and tokens without an expiry have no such limit.
     for api in [&session, &workspace.admin] {
-        api.patch(&at(PATH, &own), &json!({"expires_at": later})).await.expect(200);
-        api.patch(&at(PATH, &own), &json!({"expires_at": null})).await.expect(200);
+        api.patch(&item_path(PATH, &own), &json!({"expires_at": later})).await.expect(200);
+        api.patch(&item_path(PATH, &own), &json!({"expires_at": null})).await.expect(200);
     }
 }

@@ -38,7 +38,7 @@ async fn cost(instance: &Instance, api: &Api, query: &str) -> (Reply, u64) {
     let id = unique("cost");
     let reply =
         api.send(api.request("GET", &format!("{PATH}?{query}")).header("X-Request-Id", &id)).await;
-    let line = instance.logged(&id).await;
+    let line = instance.request_log_line(&id).await;
     (reply, line["rows_read"].as_u64().unwrap())
 }
 
@@ -626,9 +626,9 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
 async fn lists_equal_those_of_a_naive_model() {
     let (instance, _state) = Instance::new().await;
     let mut dice = Dice(20261121);
-    let acme = Workspace::made_by(&instance.operator(), "acme").await;
+    let acme = Workspace::create_with(&instance.operator(), "acme").await;
     // A second workspace with equal data. Nothing of it may ever be shown.
-    let other = Workspace::made_by(&instance.operator(), "other").await;
+    let other = Workspace::create_with(&instance.operator(), "other").await;
     create_commands(&instance, &other, &mut dice).await;
     let (model, callers) = create_commands(&instance, &acme, &mut dice).await;
     let mut non_empty = 0;
@@ -714,7 +714,7 @@ async fn the_cost_of_a_list_depends_only_on_its_results() {
     let (instance, _state) = Instance::new().await;
     let mut rows = Vec::new();
     for (slug, commands) in [("small", 1_000), ("large", 100_000)] {
-        let workspace = Workspace::made_by(&instance.operator(), slug).await;
+        let workspace = Workspace::create_with(&instance.operator(), slug).await;
         let owner = workspace.user("owner").await;
         let id = workspace_id(&instance, &workspace).await;
         fill(&instance, id, user_id(&owner).await, commands).await;
@@ -732,7 +732,7 @@ async fn the_cost_of_a_list_depends_only_on_its_results() {
     let small = instance
         .operator()
         .anonymous()
-        .under("small.local.localhost")
+        .with_host("small.local.localhost")
         .logged_in("owner", farhand_tests::client::PASSWORD)
         .await;
     let (_, again) = cost(&instance, &small, "search=often").await;
@@ -960,7 +960,7 @@ async fn words_of_any_length_and_any_number_are_found() {
 #[tokio::test]
 async fn long_lines_are_searched_within_bounds() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let owner = workspace.user("owner").await;
     let id = workspace_id(&instance, &workspace).await;
     fill(&instance, id, user_id(&owner).await, 1_000).await;
@@ -1032,7 +1032,7 @@ async fn long_lines_are_searched_within_bounds() {
 #[tokio::test]
 async fn pages_of_the_longest_commands_are_returned() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "long").await;
+    let workspace = Workspace::create_with(&instance.operator(), "long").await;
     workspace.server("web-1").await;
     // JSON needs six characters for each of these.
     let line = "\u{1}".repeat(16_384);

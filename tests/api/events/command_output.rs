@@ -418,7 +418,7 @@ async fn output_needs_access_to_the_command() {
             .expect_detail(403, Some("INVALID_TOKEN"));
         workspace
             .anonymous
-            .with(&credential(&server))
+            .with_authorization(&credential(&server))
             .get(&path)
             .await
             .expect_detail(403, Some("INVALID_AUTHORIZATION"));
@@ -556,7 +556,7 @@ async fn a_stream_ends_when_its_command_expires() {
 #[tokio::test]
 async fn output_and_streams_survive_a_crash() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let (running, ended) =
@@ -571,8 +571,10 @@ async fn output_and_streams_survive_a_crash() {
     instance.kill().await;
 
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.admin.on(&instance.url);
-    let agent = ScriptedAgent::over(&agent.api.on(&instance.url), "/ws/servers/backhaul/").await;
+    let api = workspace.admin.with_url(&instance.url);
+    let agent =
+        ScriptedAgent::connect_to(&agent.api.with_url(&instance.url), "/ws/servers/backhaul/")
+            .await;
     let mut events = open(&api, &running, Some("0")).await;
     assert_eq!(events.next_chunk().await, (1, "chunk 1\n".to_owned()));
     agent.chunk(&running, 2, "chunk 2\n").await;
@@ -941,7 +943,7 @@ async fn output_does_not_grow_after_the_end() {
 #[tokio::test]
 async fn output_is_complete_a_day_after_the_end() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = deliver(&workspace, &mut agent).await;
@@ -955,8 +957,13 @@ async fn output_is_complete_a_day_after_the_end() {
     assert_eq!(change_objects(state.path(), "ServerLink", &sql), 1);
     let instance = Instance::restart(state.path()).await;
     let late = json!({"seq": 0, "content": "zero"});
-    agent.api.on(&instance.url).post(&format!("{}chunk/", path_of(&id)), &late).await.expect(204);
-    assert!(all_chunks(&workspace.admin.on(&instance.url), &id).await.is_empty());
+    agent
+        .api
+        .with_url(&instance.url)
+        .post(&format!("{}chunk/", path_of(&id)), &late)
+        .await
+        .expect(204);
+    assert!(all_chunks(&workspace.admin.with_url(&instance.url), &id).await.is_empty());
 }
 
 async fn assert_ended(api: &Api, id: &str) {
@@ -968,7 +975,7 @@ async fn assert_ended(api: &Api, id: &str) {
 async fn small_chunks_share_rows_and_keep_their_bounds() {
     const MANY: u32 = 657;
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = deliver(&workspace, &mut agent).await;
@@ -1184,7 +1191,7 @@ async fn an_invalid_credential_ends_a_busy_stream() {
 #[tokio::test]
 async fn chunks_with_gaps_create_a_bounded_number_of_rows() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let id = deliver(&workspace, &mut agent).await;
@@ -1199,8 +1206,10 @@ async fn chunks_with_gaps_create_a_bounded_number_of_rows() {
     assert_eq!(change_objects(state.path(), "ServerLink", change), 16_382);
 
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.admin.on(&instance.url);
-    let agent = ScriptedAgent::over(&agent.api.on(&instance.url), "/ws/servers/backhaul/").await;
+    let api = workspace.admin.with_url(&instance.url);
+    let agent =
+        ScriptedAgent::connect_to(&agent.api.with_url(&instance.url), "/ws/servers/backhaul/")
+            .await;
     let last = async |from: u32| {
         let page = api.get(&format!("{}?seq__gte={from}", chunks_path(&id))).await.expect(200);
         page["results"]

@@ -554,7 +554,7 @@ async fn reconnects_lose_and_repeat_no_command() {
 #[tokio::test]
 async fn accepted_commands_survive_a_crash() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let mut accepted = Vec::new();
@@ -573,7 +573,7 @@ async fn accepted_commands_survive_a_crash() {
     instance.kill().await;
 
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.admin.on(&instance.url);
+    let api = workspace.admin.with_url(&instance.url);
     for (number, made) in accepted.iter().enumerate() {
         let found = api.get(&path_of(made)).await.expect(200);
         // An unacknowledged command is stuck after a minute, which a slow machine may need for the
@@ -593,7 +593,7 @@ async fn accepted_commands_survive_a_crash() {
             .then_some(())
     })
     .await;
-    let agent_api = agent.api.on(&instance.url);
+    let agent_api = agent.api.with_url(&instance.url);
     let fin = json!({"success": true, "result": "late", "elapsed_time": 1.0, "exit_code": 0});
     for unacknowledged in [&accepted[0], &accepted[3]] {
         agent_api.post(&format!("{}fin/", path_of(unacknowledged)), &fin).await.expect(204);
@@ -601,7 +601,7 @@ async fn accepted_commands_survive_a_crash() {
     assert_eq!(api.get(&path_of(&accepted[0])).await.expect(200)["result"], "late");
     assert_eq!(api.get(PATH).await.expect(200)["count"], 6);
     // A new socket delivers no command again.
-    let mut again = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
+    let mut again = ScriptedAgent::connect_to(&agent_api, "/ws/servers/backhaul/").await;
     assert!(again.stays_silent().await);
     api.post(PATH, &json!({"server": "web-1", "line": "new"})).await.expect(201);
     assert_eq!(again.next_command().await["line"], "new");
@@ -660,7 +660,7 @@ async fn an_unacknowledged_command_is_stuck_without_requests() {
     // The service pings the agent once for all unacknowledged commands.
     assert_eq!(agent.next().await, Ok(json!({"query": "ping"})));
     assert!(tokio::time::timeout(Duration::from_millis(500), agent.next()).await.is_err());
-    agent.say(&json!({"query": "pong", "timestamp": 1.5})).await;
+    agent.send(&json!({"query": "pong", "timestamp": 1.5})).await;
     // A late result counts.
     agent.fin(id_of(&made), 0, "late").await;
     let done = read(&workspace, &made).await;
@@ -671,7 +671,7 @@ async fn an_unacknowledged_command_is_stuck_without_requests() {
 #[tokio::test]
 async fn a_command_that_d1_rejects_is_not_accepted() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
@@ -768,7 +768,8 @@ async fn a_command_without_account_uses_the_servers() {
 
     // Without a configured account, the reported one counts, unless it is root.
     workspace.admin.patch(&path, &json!({"default_username": null})).await.expect(200);
-    let credential = workspace.anonymous.with(&farhand_tests::agents::credential(&server));
+    let credential =
+        workspace.anonymous.with_authorization(&farhand_tests::agents::credential(&server));
     let report = async |name: &str| {
         let body = json!({"version": "1", "default_username": name});
         credential.send_json("PATCH", "/api/servers/servers/-/sync/", &body).await.expect(200);
@@ -921,7 +922,7 @@ async fn the_list_never_lags_behind_a_response() {
 #[tokio::test]
 async fn a_response_does_not_wait_long_for_d1() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let made =

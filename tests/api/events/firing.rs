@@ -714,7 +714,7 @@ async fn queued_commands_are_delivered_in_order() {
 #[tokio::test]
 async fn an_idle_instance_delivers_on_time() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
@@ -736,7 +736,7 @@ async fn an_idle_instance_delivers_on_time() {
 #[tokio::test]
 async fn an_unreadable_list_does_not_block_other_commands() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let person =
         Requester::new(&workspace, "alice", &PostedWith::Token(json!({"commands": ["id"]}))).await;

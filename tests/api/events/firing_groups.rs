@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::commands::wait_until_ended;
-use farhand_tests::people::{MEMBERSHIPS, SERVERS, at, group_path};
+use farhand_tests::people::{MEMBERSHIPS, SERVERS, group_path, item_path};
 use farhand_tests::{Person, Workspace, deadline_at_pace_since, eventually_within, now};
 use serde_json::{Value, json};
 
@@ -26,13 +26,13 @@ impl GroupRequester<'_> {
     async fn set_role(&self, role: &str) {
         self.workspace
             .admin
-            .patch(&at(MEMBERSHIPS, &self.membership), &json!({"role": role}))
+            .patch(&item_path(MEMBERSHIPS, &self.membership), &json!({"role": role}))
             .await
             .expect(200);
     }
 
     async fn leave(&self) {
-        self.person.api.delete(&at(MEMBERSHIPS, &self.membership)).await.expect(204);
+        self.person.api.delete(&item_path(MEMBERSHIPS, &self.membership)).await.expect(204);
     }
 
     async fn set_group(&self, changes: Value) {
@@ -147,7 +147,7 @@ fn cases() -> Vec<GroupCase> {
             {"username": "root"},
             |it| {
                 it.leave().await;
-                let second = at(MEMBERSHIPS, &it.second.as_ref().unwrap().1);
+                let second = item_path(MEMBERSHIPS, &it.second.as_ref().unwrap().1);
                 it.workspace.admin.patch(&second, &json!({"role": "owner"})).await.expect(200);
             },
             None

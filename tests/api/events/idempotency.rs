@@ -174,7 +174,7 @@ async fn malformed_keys_are_refused() {
 #[tokio::test]
 async fn a_key_of_an_interrupted_request_returns_its_command() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let body = json!({"server": "web-1", "line": "once"});
@@ -194,12 +194,13 @@ async fn a_key_of_an_interrupted_request_returns_its_command() {
     assert!(!waiting.await.unwrap(), "the request must not get a response");
 
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.admin.on(&instance.url);
+    let api = workspace.admin.with_url(&instance.url);
     let again = post(&api, "k", &body).await;
     assert_eq!(again.expect(201)["id"], order["id"]);
     assert!(is_replayed(&again));
-    let agent_api = workspace.anonymous.with(&credential(&server)).on(&instance.url);
-    let mut agent = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
+    let agent_api =
+        workspace.anonymous.with_authorization(&credential(&server)).with_url(&instance.url);
+    let mut agent = ScriptedAgent::connect_to(&agent_api, "/ws/servers/backhaul/").await;
     assert!(agent.stays_silent().await);
     assert_eq!(api.get(PATH).await.expect(200)["count"], 1);
 }
@@ -207,7 +208,7 @@ async fn a_key_of_an_interrupted_request_returns_its_command() {
 #[tokio::test]
 async fn the_list_agrees_with_the_replay_after_a_crash() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let keys = ["a", "b", "c", "d"];
@@ -232,9 +233,10 @@ async fn the_list_agrees_with_the_replay_after_a_crash() {
         assert!(!request.await.unwrap(), "the request must not get a response");
     }
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.admin.on(&instance.url);
-    let agent_api = workspace.anonymous.with(&credential(&server)).on(&instance.url);
-    let agent = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
+    let api = workspace.admin.with_url(&instance.url);
+    let agent_api =
+        workspace.anonymous.with_authorization(&credential(&server)).with_url(&instance.url);
+    let agent = ScriptedAgent::connect_to(&agent_api, "/ws/servers/backhaul/").await;
     for order in &orders {
         let key = order["line"].as_str().unwrap();
         agent.fin(id_of(order), 0, "done").await;
@@ -255,7 +257,7 @@ async fn the_list_agrees_with_the_replay_after_a_crash() {
 #[tokio::test]
 async fn a_key_is_free_again_after_a_day() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     workspace.server("web-1").await;
     let body = |line: &str| json!({"server": "web-1", "line": line, "on_offline": "queue"});
     let made = post(&workspace.admin, "old", &body("once")).await.expect(201);
@@ -281,7 +283,7 @@ async fn a_key_is_free_again_after_a_day() {
     assert_eq!(change_objects(state.path(), "ServerLink", &change), 2);
 
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.admin.on(&instance.url);
+    let api = workspace.admin.with_url(&instance.url);
     let again = post(&api, "young", &body("once")).await;
     assert!(is_replayed(&again));
     assert_eq!(again.expect(201), young);

@@ -63,7 +63,7 @@ async fn a_command_is_stuck_a_minute_after_an_agent_restart() {
     // A new connection alone is not enough, because agents renew their socket while commands run.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     // The agent's process restarts: it reports the start, and connects.
-    let api = workspace.anonymous.with(&credential(&server));
+    let api = workspace.anonymous.with_authorization(&credential(&server));
     let event = json!({"reporter": "alpamon", "record": "started", "description": "x"});
     let after = start_command(&workspace, &mut agent, 1_800).await;
     api.post("/api/events/events/", &event).await.expect(204);
@@ -92,7 +92,7 @@ async fn a_late_start_report_affects_only_earlier_commands() {
     // The new process connects and gets a command before its report of the start arrives.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let new = start_command(&workspace, &mut agent, 1_800).await;
-    let api = workspace.anonymous.with(&credential(&server));
+    let api = workspace.anonymous.with_authorization(&credential(&server));
     let event = json!({"reporter": "alpamon", "record": "started", "description": "x"});
     api.post("/api/events/events/", &event).await.expect(204);
     // Other events have no effect.

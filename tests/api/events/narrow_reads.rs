@@ -272,7 +272,7 @@ async fn an_expensive_list_covers_fewer_commands() {
 #[tokio::test]
 async fn many_other_commands_do_not_hide_a_command() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let group = workspace.group("ops", &[&one, &two]).await;
     let person = Person::new(&workspace, "mia").await;

@@ -198,7 +198,7 @@ async fn an_undelivered_command_expires_without_requests() {
 #[tokio::test]
 async fn waiting_commands_survive_a_crash() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let later = json!({"scheduled_at": in_seconds(20), "env": {"A": "b"}});
     let later = workspace.admin.post(PATH, &body("later", &later)).await.expect(201);
@@ -212,9 +212,11 @@ async fn waiting_commands_survive_a_crash() {
     instance.kill().await;
 
     let instance = Instance::restart(state.path()).await;
-    let api = workspace.admin.on(&instance.url);
-    let agent_api =
-        workspace.anonymous.with(&farhand_tests::agents::credential(&server)).on(&instance.url);
+    let api = workspace.admin.with_url(&instance.url);
+    let agent_api = workspace
+        .anonymous
+        .with_authorization(&farhand_tests::agents::credential(&server))
+        .with_url(&instance.url);
     let status = async |command: &Value| {
         api.get(&path_of(command)).await.expect(200)["status"]["text"].clone()
     };
@@ -222,7 +224,7 @@ async fn waiting_commands_survive_a_crash() {
         (status(&short).await == "Expired").then_some(())
     })
     .await;
-    let mut agent = ScriptedAgent::over(&agent_api, "/ws/servers/backhaul/").await;
+    let mut agent = ScriptedAgent::connect_to(&agent_api, "/ws/servers/backhaul/").await;
     assert_eq!(agent.next_command().await["id"], queued["id"]);
     let order = agent.next_command().await;
     assert_eq!((&order["id"], &order["env"]), (&later["id"], &json!({"A": "b"})));

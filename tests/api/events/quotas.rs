@@ -27,7 +27,7 @@ async fn stored_commands(instance: &Instance) -> Value {
 async fn waiting_commands_are_limited() {
     let quotas = [("QUOTA_WAITING_PER_USER", "3"), ("QUOTA_WAITING_PER_WORKSPACE", "5")];
     let (instance, _state) = Instance::new_with(&quotas).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let staff = workspace.staff("sam").await;
     let mut made = Vec::new();
@@ -62,7 +62,7 @@ async fn waiting_commands_are_limited() {
     for _ in 0..6 {
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     }
-    let other = Workspace::made_by(&instance.operator(), "other").await;
+    let other = Workspace::create_with(&instance.operator(), "other").await;
     other.server("web-1").await;
     other.admin.post(PATH, &queued("id")).await.expect(201);
 }
@@ -70,7 +70,7 @@ async fn waiting_commands_are_limited() {
 #[tokio::test]
 async fn stored_bytes_are_limited() {
     let (instance, _state) = Instance::new_with(&[("QUOTA_BYTES_PER_DAY", "10000")]).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let run = async |line: String, env: Value| {
@@ -114,7 +114,7 @@ async fn stored_bytes_are_limited() {
 async fn tokens_and_sessions_of_a_user_are_limited() {
     let quotas = [("QUOTA_TOKENS_PER_USER", "3"), ("QUOTA_SESSIONS_PER_USER", "2")];
     let (instance, _state) = Instance::new_with(&quotas).await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let token = |name: &str| json!({"name": name, "expires_at": null});
     const TOKENS: &str = "/api/auth/tokens/";
     // The workspace was created with one token.

@@ -4,7 +4,7 @@ use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
 use farhand_tests::commands::wait_for_status;
 use farhand_tests::mail::reset_link;
-use farhand_tests::people::{COMMANDS, UNKNOWN_UUID, at};
+use farhand_tests::people::{COMMANDS, UNKNOWN_UUID, item_path};
 use farhand_tests::{Api, Instance, Workspace, now};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ async fn own_session(session: &Api) -> String {
         .find(|session| session["current"] == true)
         .unwrap()
         .clone();
-    at(SESSIONS, &own)
+    item_path(SESSIONS, &own)
 }
 
 async fn post(api: &Api, server: &str, more: Value) -> Value {
@@ -36,7 +36,7 @@ fn later() -> Value {
 }
 
 async fn status(workspace: &Workspace, command: &Value) -> Value {
-    workspace.admin.get(&at(COMMANDS, command)).await.expect(200)["status"].clone()
+    workspace.admin.get(&item_path(COMMANDS, command)).await.expect(200)["status"].clone()
 }
 
 /// Waits until a command is cancelled because of the revocation.
@@ -185,7 +185,7 @@ async fn a_malformed_choice_revokes_nothing() {
 #[tokio::test]
 async fn no_command_of_a_revoked_session_is_delivered() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let (session, other) = (workspace.staff("alice").await, workspace.staff("bob").await);
     let at_its_time = json!({"scheduled_at": now().plus_seconds(8)});

@@ -2,7 +2,7 @@
 
 use farhand_domain::time::Timestamp;
 use farhand_tests::people::{
-    GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, at, column, group_path, keys,
+    GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, column, group_path, item_path, keys,
 };
 use farhand_tests::{Api, Instance, Person, Workspace};
 use futures_util::future;
@@ -83,7 +83,7 @@ async fn a_new_group_belongs_to_its_creator() {
     // The servers show the same groups.
     for server in [&one, &two] {
         assert_eq!(
-            workspace.admin.get(&at(SERVERS, server)).await.expect(200)["groups"],
+            workspace.admin.get(&item_path(SERVERS, server)).await.expect(200)["groups"],
             json!([full["id"]])
         );
     }
@@ -185,7 +185,7 @@ async fn servers_of_other_workspaces_look_unknown() {
     let (workspace, elsewhere) = (Workspace::new().await, Workspace::new().await);
     let theirs = elsewhere.server("web-1").await["id"].as_str().unwrap().to_owned();
     let deleted = workspace.server("gone").await;
-    workspace.admin.delete(&at(SERVERS, &deleted)).await.expect(204);
+    workspace.admin.delete(&item_path(SERVERS, &deleted)).await.expect(204);
     let deleted = deleted["id"].as_str().unwrap();
     let group = workspace.group("ops", &[]).await;
     let mut told = Vec::new();
@@ -307,7 +307,10 @@ async fn put_replaces_a_group_and_patch_changes_fields() {
         json!({"name": "ops-2", "display_name": "", "description": "", "servers": []}),
     );
     assert_eq!(read_group(&workspace, &made).await, replaced);
-    assert_eq!(workspace.admin.get(&at(SERVERS, &one)).await.expect(200)["groups"], json!([]));
+    assert_eq!(
+        workspace.admin.get(&item_path(SERVERS, &one)).await.expect(200)["groups"],
+        json!([])
+    );
     // A PUT with the response of a GET changes nothing.
     let again = workspace.admin.put(&path, &replaced).await.expect(200);
     assert_eq!(
@@ -352,7 +355,7 @@ async fn owners_change_everything_except_the_servers() {
     for role in ["manager", "member"] {
         workspace
             .admin
-            .patch(&at(MEMBERSHIPS, &membership), &json!({"role": role}))
+            .patch(&item_path(MEMBERSHIPS, &membership), &json!({"role": role}))
             .await
             .expect(200);
         for body in [json!({"description": "z"}), json!({}), json!({"name": "Not A Name"})] {
@@ -385,12 +388,12 @@ async fn a_deleted_group_loses_its_members_and_servers() {
     for api in [&owner.api, &workspace.admin] {
         for method in ["GET", "DELETE"] {
             api.call(method, &group_path(&group)).await.expect_detail(404, None);
-            api.call(method, &at(MEMBERSHIPS, &membership)).await.expect_detail(404, None);
+            api.call(method, &item_path(MEMBERSHIPS, &membership)).await.expect_detail(404, None);
         }
         api.patch(&group_path(&group), &json!({"description": "x"})).await.expect_detail(404, None);
         assert_eq!(names(&api.get(GROUPS).await.expect(200)), ["other"]);
     }
-    let shown = workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
+    let shown = workspace.admin.get(&item_path(SERVERS, &server)).await.expect(200);
     assert_eq!(shown["groups"], json!([other["id"]]));
     // Nobody can join the deleted group. A new group with its name is another group.
     let body = json!({"group": group["id"], "user": owner.id});
@@ -406,7 +409,7 @@ async fn a_deleted_server_leaves_its_groups() {
     let workspace = Workspace::new().await;
     let (one, two) = (workspace.server("web-1").await, workspace.server("web-2").await);
     let group = workspace.group("ops", &[&one, &two]).await;
-    workspace.admin.delete(&at(SERVERS, &one)).await.expect(204);
+    workspace.admin.delete(&item_path(SERVERS, &one)).await.expect(204);
     assert_eq!(read_group(&workspace, &group).await["servers"], json!([two["id"]]));
     // The same holds if the server joins the group during its deletion.
     for _ in 0..8 {
@@ -415,7 +418,7 @@ async fn a_deleted_server_leaves_its_groups() {
         let path = group_path(&group);
         let (set, deleted) = future::join(
             workspace.admin.patch(&path, &body),
-            workspace.admin.delete(&at(SERVERS, &server)),
+            workspace.admin.delete(&item_path(SERVERS, &server)),
         )
         .await;
         deleted.expect(204);
@@ -439,7 +442,7 @@ async fn servers_and_tokens_cannot_join_a_deleted_group() {
             body
         };
         let (changed, made) = (in_it(json!({})), in_it(json!({"name": format!("new-{round}")})));
-        let (path, own) = (at(SERVERS, &server), group_path(&group));
+        let (path, own) = (item_path(SERVERS, &server), group_path(&group));
         let (replies, deleted) = future::join(
             future::join3(
                 workspace.admin.patch(&path, &changed),
@@ -570,7 +573,7 @@ async fn concurrent_changes_of_a_group_all_take_effect() {
 #[tokio::test]
 async fn a_group_may_have_five_thousand_servers() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     workspace.server("first").await;
     instance.d1("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)
              INSERT INTO servers (id, workspace_id, name, agent_key_hash, added_at, updated_at)

@@ -1,7 +1,7 @@
 //! `/api/iam/memberships/` (contract 5.4).
 
 use farhand_tests::people::{
-    GROUPS, MEMBERSHIPS, UNKNOWN_ID, UNKNOWN_UUID, USERS, at, column, group_path, keys,
+    GROUPS, MEMBERSHIPS, UNKNOWN_ID, UNKNOWN_UUID, USERS, column, group_path, item_path, keys,
 };
 use farhand_tests::{Api, Person, Reply, Workspace};
 use futures_util::future;
@@ -52,7 +52,7 @@ async fn a_membership_has_the_requested_role() {
             json!({"id": made["id"], "group": group["id"], "user": person.id, "role": role})
         );
         for api in [&workspace.admin, &person.api] {
-            assert_eq!(api.get(&at(MEMBERSHIPS, &made)).await.expect(200), made);
+            assert_eq!(api.get(&item_path(MEMBERSHIPS, &made)).await.expect(200), made);
         }
         assert_eq!(
             person.api.get(&group_path(&group)).await.expect(200)["num_members"],
@@ -157,8 +157,8 @@ async fn hidden_and_unknown_groups_get_equal_errors() {
     let of_hidden =
         workspace.admin.get(&format!("{MEMBERSHIPS}?group={}", hidden["id"])).await.expect(200);
     let of_theirs = elsewhere.admin.get(MEMBERSHIPS).await.expect(200);
-    let hidden_path = at(MEMBERSHIPS, &of_hidden["results"][0]);
-    let their_path = at(MEMBERSHIPS, &of_theirs["results"][0]);
+    let hidden_path = item_path(MEMBERSHIPS, &of_hidden["results"][0]);
+    let their_path = item_path(MEMBERSHIPS, &of_theirs["results"][0]);
     let bad = [UNKNOWN_UUID, "nonsense", "1", "-", "%20"].map(|id| format!("{MEMBERSHIPS}{id}/"));
     for path in bad.iter().chain([&hidden_path, &their_path]) {
         let mut replies = vec![owner.api.get(path).await, owner.api.delete(path).await];
@@ -304,7 +304,7 @@ async fn each_role_changes_only_allowed_roles() {
             for to in ROLES {
                 let target = Person::new(&workspace, &format!("t-{asker}-{from}-{to}")).await;
                 let membership = workspace.add_member(&group, &target, from).await;
-                let path = at(MEMBERSHIPS, &membership);
+                let path = item_path(MEMBERSHIPS, &membership);
                 let may = matches!(*asker, "owner" | "staff");
                 let mut whole = membership.clone();
                 whole["role"] = json!(to);
@@ -341,7 +341,7 @@ async fn group_and_user_of_a_membership_cannot_change() {
     let other = workspace.group("other", &[]).await;
     let (_, member) = &askers[0];
     let membership = workspace.membership(&group, member).await.unwrap();
-    let path = at(MEMBERSHIPS, &membership);
+    let path = item_path(MEMBERSHIPS, &membership);
     for (body, fields) in [
         (json!({"group": other["id"]}), &["group"][..]),
         (json!({"group": UNKNOWN_ID}), &["group"]),
@@ -386,7 +386,7 @@ async fn each_role_removes_allowed_roles_and_may_leave() {
     let target = Person::new(&workspace, "target").await;
     for (asker, person) in &askers {
         for role in ROLES {
-            let path = at(MEMBERSHIPS, &workspace.add_member(&group, &target, role).await);
+            let path = item_path(MEMBERSHIPS, &workspace.add_member(&group, &target, role).await);
             let may = matches!((*asker, role), ("owner" | "staff", _) | ("manager", "member"));
             let before = members(&workspace, &group).await;
             let reply = person.api.delete(&path).await;
@@ -409,7 +409,7 @@ async fn each_role_removes_allowed_roles_and_may_leave() {
         }
     }
     for role in ROLES {
-        let path = at(MEMBERSHIPS, &workspace.add_member(&group, &target, role).await);
+        let path = item_path(MEMBERSHIPS, &workspace.add_member(&group, &target, role).await);
         assert_eq!(target.api.delete(&path).await.expect(204), Value::Null, "{role}");
         for path in [path, group_path(&group)] {
             target.api.get(&path).await.expect_detail(404, None);
@@ -425,7 +425,7 @@ async fn of_concurrent_removals_one_succeeds() {
     let staff = workspace.staff("steve").await;
     for round in 0..8 {
         let person = Person::new(&workspace, &format!("p{round}")).await;
-        let path = at(MEMBERSHIPS, &workspace.add_member(&group, &person, "manager").await);
+        let path = item_path(MEMBERSHIPS, &workspace.add_member(&group, &person, "manager").await);
         let body = json!({"role": "owner"});
         let (deletes, change) = future::join(
             future::join_all([&workspace.admin, &staff, &person.api].map(|api| api.delete(&path))),
@@ -466,8 +466,8 @@ async fn the_only_owner_of_a_group_cannot_be_removed() {
     let first =
         workspace.admin.get(&format!("{MEMBERSHIPS}?user={boss}")).await.expect(200)["results"][0]
             .clone();
-    workspace.admin.delete(&at(MEMBERSHIPS, &first)).await.expect(204);
-    let (path, user) = (at(MEMBERSHIPS, &owner), olga.path());
+    workspace.admin.delete(&item_path(MEMBERSHIPS, &first)).await.expect(204);
+    let (path, user) = (item_path(MEMBERSHIPS, &owner), olga.path());
     let before = members(&workspace, &group).await;
     for api in [&olga.api, &staff.api, &workspace.admin] {
         expect_only_owner_error(&api.delete(&path).await);
@@ -497,11 +497,15 @@ async fn the_only_owner_of_a_group_cannot_be_removed() {
     assert_eq!(members(&workspace, &group).await, before);
     expect_only_owner_error(&workspace.admin.delete(&user).await);
     // With a second owner, all of this is allowed.
-    workspace.admin.patch(&at(MEMBERSHIPS, &other), &json!({"role": "owner"})).await.expect(200);
+    workspace
+        .admin
+        .patch(&item_path(MEMBERSHIPS, &other), &json!({"role": "owner"}))
+        .await
+        .expect(200);
     workspace.admin.patch(&path, &json!({"role": "member"})).await.expect(200);
-    expect_only_owner_error(&second.api.delete(&at(MEMBERSHIPS, &other)).await);
+    expect_only_owner_error(&second.api.delete(&item_path(MEMBERSHIPS, &other)).await);
     second.api.patch(&path, &json!({"role": "owner"})).await.expect(200);
-    second.api.delete(&at(MEMBERSHIPS, &other)).await.expect(204);
+    second.api.delete(&item_path(MEMBERSHIPS, &other)).await.expect(204);
     workspace.add_member(&group, &second, "owner").await;
     workspace.admin.delete(&user).await.expect(204);
     assert_eq!(members(&workspace, &group).await, [(second.id, "owner".to_owned())]);
@@ -519,7 +523,7 @@ async fn a_deleted_user_leaves_groups_and_an_inactive_stays() {
     let groups = [workspace.group("one", &[]).await, workspace.group("two", &[]).await];
     let mut paths = Vec::new();
     for (group, role) in groups.iter().zip(["owner", "manager"]) {
-        paths.push(at(MEMBERSHIPS, &workspace.add_member(group, &alice, role).await));
+        paths.push(item_path(MEMBERSHIPS, &workspace.add_member(group, &alice, role).await));
         workspace.add_member(group, &bob, "member").await;
     }
     workspace.admin.patch(&alice.path(), &json!({"is_active": false})).await.expect(200);
@@ -593,12 +597,12 @@ async fn of_two_owners_removing_each_other_one_stays() {
             if workspace.admin.get(&two.path()).await.status == 404 {
                 two = Person::new(&workspace, &format!("b{name}")).await;
             }
-            let first = at(MEMBERSHIPS, &workspace.add_member(&group, &one, "owner").await);
-            let second = at(MEMBERSHIPS, &workspace.add_member(&group, &two, "owner").await);
+            let first = item_path(MEMBERSHIPS, &workspace.add_member(&group, &one, "owner").await);
+            let second = item_path(MEMBERSHIPS, &workspace.add_member(&group, &two, "owner").await);
             let boss = boss(&workspace).await;
             let own = format!("{MEMBERSHIPS}?group={}&user={boss}", group["id"]);
             let own = workspace.admin.get(&own).await.expect(200);
-            workspace.admin.delete(&at(MEMBERSHIPS, &own["results"][0])).await.expect(204);
+            workspace.admin.delete(&item_path(MEMBERSHIPS, &own["results"][0])).await.expect(204);
             let member = json!({"role": "member"});
             let whole = json!({"group": group["id"], "user": one.id, "role": "member"});
             let (a, b) = match duel {

@@ -367,7 +367,7 @@ async fn deactivation_is_immediate_and_disables_tokens() {
 #[tokio::test]
 async fn a_deleted_user_loses_credentials_but_commands_stay() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let alice = workspace.staff("alice").await;
     let made = alice
         .post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null}))

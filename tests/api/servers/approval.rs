@@ -3,7 +3,7 @@
 use farhand_domain::fingerprint;
 use farhand_domain::secret::Secret;
 use farhand_tests::agents::{ScriptedAgent, credential, wait_until_connected};
-use farhand_tests::people::{COMMANDS, SERVERS, UNKNOWN_UUID, USERS, at, column};
+use farhand_tests::people::{COMMANDS, SERVERS, UNKNOWN_UUID, USERS, column, item_path};
 use farhand_tests::{Api, Instance, Person, Reply, Workspace, eventually, now};
 use serde_json::{Value, json};
 
@@ -25,11 +25,11 @@ async fn register(host: &Api, name: &str) -> Reply {
 }
 
 async fn read_server(workspace: &Workspace, server: &Value) -> Value {
-    workspace.admin.get(&at(SERVERS, server)).await.expect(200)
+    workspace.admin.get(&item_path(SERVERS, server)).await.expect(200)
 }
 
 fn approve_path(server: &Value) -> String {
-    format!("{}approve/", at(SERVERS, server))
+    format!("{}approve/", item_path(SERVERS, server))
 }
 
 /// The fingerprint of an agent's key, as the host shows it.
@@ -109,7 +109,7 @@ async fn a_pending_server_runs_nothing_until_staff_approve_it() {
     for (api, shown) in
         [(&workspace.admin, json!(right)), (&staff, json!(right)), (&member.api, Value::Null)]
     {
-        let one = api.get(&at(SERVERS, &server)).await.expect(200);
+        let one = api.get(&item_path(SERVERS, &server)).await.expect(200);
         assert_eq!((&one["registration"], &one["fingerprint"]), (&json!("pending"), &shown));
         let list = api.get(SERVERS).await.expect(200);
         assert_eq!(column(&list, "fingerprint"), std::slice::from_ref(&shown));
@@ -184,7 +184,7 @@ async fn a_new_key_has_a_new_fingerprint() {
     let server = register(&host, "web").await.expect(201);
     let rotated = workspace
         .admin
-        .call("POST", &format!("{}rotate-key/", at(SERVERS, &server)))
+        .call("POST", &format!("{}rotate-key/", item_path(SERVERS, &server)))
         .await
         .expect(200);
     let new = fingerprint_of(&rotated);
@@ -200,7 +200,7 @@ async fn a_new_key_has_a_new_fingerprint() {
 #[tokio::test]
 async fn a_pending_server_gets_no_name_of_another_server() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let (plain, approving) = (
         registering_client(&workspace, json!({"uses": null})).await,
         registering_client(&workspace, json!({"approval": true, "uses": null})).await,
@@ -212,8 +212,12 @@ async fn a_pending_server_gets_no_name_of_another_server() {
     let [deleted, renamed, _] = servers["results"].as_array().unwrap().as_slice() else {
         panic!("{servers}")
     };
-    workspace.admin.delete(&at(SERVERS, deleted)).await.expect(204);
-    workspace.admin.patch(&at(SERVERS, renamed), &json!({"name": "another"})).await.expect(200);
+    workspace.admin.delete(&item_path(SERVERS, deleted)).await.expect(204);
+    workspace
+        .admin
+        .patch(&item_path(SERVERS, renamed), &json!({"name": "another"}))
+        .await
+        .expect(200);
     for (asked, name) in [
         ("deleted", "deleted-2"),
         ("renamed", "renamed-2"),
@@ -226,7 +230,7 @@ async fn a_pending_server_gets_no_name_of_another_server() {
     let fresh = workspace.admin.get(&format!("{SERVERS}?name=fresh")).await.expect(200)["results"]
         [0]
     .clone();
-    workspace.admin.delete(&at(SERVERS, &fresh)).await.expect(204);
+    workspace.admin.delete(&item_path(SERVERS, &fresh)).await.expect(204);
     assert_eq!(register(&approving, "fresh").await.expect(201)["name"], "fresh");
     // Without approval, only names of existing servers count.
     assert_eq!(register(&plain, "renamed").await.expect(201)["name"], "renamed");
@@ -243,7 +247,7 @@ async fn a_pending_server_gets_no_name_of_another_server() {
     ));
     assert_eq!(register(&approving, "deleted").await.expect(201)["name"], "deleted");
     // The reservation is deleted when the next name is reserved.
-    workspace.admin.delete(&at(SERVERS, renamed)).await.expect(204);
+    workspace.admin.delete(&item_path(SERVERS, renamed)).await.expect(204);
     let names = instance.d1("SELECT name FROM server_names ORDER BY name");
     assert_eq!(names, json!([{"name": "another"}, {"name": "renamed"}]));
 }
@@ -251,7 +255,7 @@ async fn a_pending_server_gets_no_name_of_another_server() {
 #[tokio::test]
 async fn a_server_without_approval_is_deleted_after_a_day() {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let approving = registering_client(&workspace, json!({"approval": true})).await;
     let mut servers = Vec::new();
     for name in ["old", "young", "approved"] {
@@ -269,15 +273,15 @@ async fn a_server_without_approval_is_deleted_after_a_day() {
     // The cron trigger fires when an instance starts.
     instance.stop_when_d1_is_current().await;
     let instance = Instance::restart(state.path()).await;
-    let admin = workspace.admin.on(&instance.url);
+    let admin = workspace.admin.with_url(&instance.url);
     eventually("the deletion", || async {
-        (admin.get(&at(SERVERS, old)).await.status == 404).then_some(())
+        (admin.get(&item_path(SERVERS, old)).await.status == 404).then_some(())
     })
     .await;
     for kept in [young, approved] {
-        admin.get(&at(SERVERS, kept)).await.expect(200);
+        admin.get(&item_path(SERVERS, kept)).await.expect(200);
     }
-    let agent = workspace.anonymous.on(&instance.url).with(&credential(old));
+    let agent = workspace.anonymous.with_url(&instance.url).with_authorization(&credential(old));
     agent.get("/api/servers/servers/-/").await.expect_detail(403, Some("INVALID_TOKEN"));
     let events = admin.get("/api/audit/events/?action=server.delete").await.expect(200);
     assert_eq!(events["count"], 1, "{events}");

@@ -10,7 +10,7 @@ use farhand_tests::client::PASSWORD;
 use farhand_tests::commands::{wait_until_ended, wait_until_ended_within};
 use farhand_tests::events::Block;
 use farhand_tests::people::{
-    COMMANDS, GROUPS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, at, column, group_path, keys,
+    COMMANDS, GROUPS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, column, group_path, item_path, keys,
 };
 use farhand_tests::{Api, Cast, Events, Person, Reply, Workspace, eventually, far_ahead, now};
 use futures_util::future;
@@ -27,7 +27,7 @@ const STUCK_WITHIN: Duration = Duration::from_secs(150);
 const REVOKED_WITHIN: Duration = Duration::from_secs(45);
 
 async fn read_server(workspace: &Workspace, server: &Value) -> Value {
-    workspace.admin.get(&at(SERVERS, server)).await.expect(200)
+    workspace.admin.get(&item_path(SERVERS, server)).await.expect(200)
 }
 
 /// The server in a response that also contains a key.
@@ -56,7 +56,7 @@ async fn wait_until_closed(socket: &mut ScriptedAgent) {
 
 /// True if a server's key is accepted. Asserts that all endpoints agree.
 async fn is_key_accepted(workspace: &Workspace, server: &Value) -> bool {
-    let api = workspace.anonymous.with(&credential(server));
+    let api = workspace.anonymous.with_authorization(&credential(server));
     let reply = api.get(OWN).await;
     let dialled = dial(&api, "/ws/servers/control/").await;
     assert_eq!(reply.status == 200, dialled.is_ok(), "{}", reply.text);
@@ -72,7 +72,7 @@ async fn put_replaces_a_server_and_patch_changes_fields() {
     let workspace = Workspace::new().await;
     let made = without_key(&workspace.server("web-1").await);
     let (one, two) = (workspace.group("one", &[]).await, workspace.group("two", &[]).await);
-    let path = at(SERVERS, &made);
+    let path = item_path(SERVERS, &made);
     let differs = |server: &Value, changes: Value| {
         let mut expected = made.clone();
         expected.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
@@ -116,7 +116,7 @@ async fn only_superusers_change_the_owner() {
     let cast = Cast::new().await;
     let workspace = &cast.workspace;
     let server = cast.server().await;
-    let path = at(SERVERS, &server);
+    let path = item_path(SERVERS, &server);
     let as_shown = |person: &Person| json!({"id": person.id, "username": person.username, "email": format!("{}@example.com", person.username)});
     let owner = async || workspace.admin.get(&path).await.expect(200)["owner"].clone();
     assert_eq!(owner().await, as_shown(&cast.owner));
@@ -211,7 +211,7 @@ async fn invalid_fields_change_no_server() {
         .await
         .expect(201);
     workspace.server("taken").await;
-    let (made, path) = (without_key(&made), at(SERVERS, &made));
+    let (made, path) = (without_key(&made), item_path(SERVERS, &made));
     let too_long = "a".repeat(65);
     for (bad, fields) in [
         (json!({"name": null}), &["name"][..]),
@@ -279,7 +279,7 @@ async fn invalid_fields_change_no_server() {
 async fn an_owner_changes_the_name_but_not_the_groups() {
     let cast = Cast::new().await;
     let made = without_key(&cast.server().await);
-    let (path, owner) = (at(SERVERS, &made), &cast.owner.api);
+    let (path, owner) = (item_path(SERVERS, &made), &cast.owner.api);
     let other = cast.workspace.group("other", &[]).await;
     for (method, groups) in [
         ("PATCH", json!([])),
@@ -326,8 +326,11 @@ async fn a_new_name_is_shown_everywhere() {
         .post(COMMANDS, &command(&server, json!({"on_offline": "queue"})))
         .await
         .expect(201);
-    workspace.admin.patch(&at(SERVERS, &server), &json!({"name": "db-7"})).await.expect(200);
-    assert_eq!(workspace.admin.get(&at(COMMANDS, &made)).await.expect(200)["server_name"], "db-7");
+    workspace.admin.patch(&item_path(SERVERS, &server), &json!({"name": "db-7"})).await.expect(200);
+    assert_eq!(
+        workspace.admin.get(&item_path(COMMANDS, &made)).await.expect(200)["server_name"],
+        "db-7"
+    );
     let count = async |query: &str| {
         workspace.admin.get(&format!("{COMMANDS}?{query}")).await.expect(200)["count"].clone()
     };
@@ -346,12 +349,15 @@ async fn a_new_name_is_shown_everywhere() {
     .await;
     assert_eq!(agent.next_command().await["id"], made["id"]);
     agent.fin(made["id"].as_str().unwrap(), 0, "").await;
-    assert_eq!(workspace.admin.get(&at(COMMANDS, &made)).await.expect(200)["server_name"], "db-7");
+    assert_eq!(
+        workspace.admin.get(&item_path(COMMANDS, &made)).await.expect(200)["server_name"],
+        "db-7"
+    );
     // The old name is free.
     let next = workspace.server("web-1").await;
     assert_ne!(next["id"], server["id"]);
     // Two servers request the same name concurrently. One of them gets it.
-    let paths = [at(SERVERS, &server), at(SERVERS, &next)];
+    let paths = [item_path(SERVERS, &server), item_path(SERVERS, &next)];
     let body = json!({"name": "both"});
     let replies =
         future::join_all(paths.iter().map(|path| workspace.admin.patch(path, &body))).await;
@@ -364,8 +370,8 @@ async fn a_deleted_servers_agent_is_disconnected_immediately() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let mut control = ScriptedAgent::over(&agent.api, "/ws/servers/control/").await;
-    let (path, post) = (at(SERVERS, &server), async |more: Value| {
+    let mut control = ScriptedAgent::connect_to(&agent.api, "/ws/servers/control/").await;
+    let (path, post) = (item_path(SERVERS, &server), async |more: Value| {
         workspace.admin.post(COMMANDS, &command(&server, more)).await.expect(201)
     });
     let sent = post(json!({"line": "sent"})).await;
@@ -381,10 +387,11 @@ async fn a_deleted_servers_agent_is_disconnected_immediately() {
     let later = post(json!({"scheduled_at": far_ahead()})).await;
     let soon = post(json!({"scheduled_at": now().plus_seconds(3_600)})).await;
     let waiting = {
-        let (api, path) = (workspace.admin.clone(), format!("{}?wait=60", at(COMMANDS, &later)));
+        let (api, path) =
+            (workspace.admin.clone(), format!("{}?wait=60", item_path(COMMANDS, &later)));
         tokio::spawn(async move { api.get(&path).await })
     };
-    let stream = format!("{}stream/", at(COMMANDS, &acked));
+    let stream = format!("{}stream/", item_path(COMMANDS, &acked));
     let mut events = Events::open(&workspace.admin, &stream).await.unwrap();
     assert_eq!(events.next_chunk().await, (0, "half of\n".to_owned()));
 
@@ -439,7 +446,7 @@ async fn a_deleted_servers_agent_is_disconnected_immediately() {
             "{stuck}"
         );
     }
-    let finished = workspace.admin.get(&at(COMMANDS, &done)).await.expect(200);
+    let finished = workspace.admin.get(&item_path(COMMANDS, &done)).await.expect(200);
     assert_eq!(
         (&finished["status"]["text"], &finished["result"]),
         (&json!("Success"), &json!("done\n"))
@@ -483,21 +490,21 @@ async fn waiting_commands_of_a_deleted_server_are_cancelled() {
         made.push(api.post(COMMANDS, &command(&server, when)).await.expect(201));
     }
     // A command that has ended does not change.
-    workspace.admin.delete(&at(COMMANDS, &made[0])).await.expect(204);
-    let before = workspace.admin.get(&at(COMMANDS, &made[0])).await.expect(200);
-    workspace.admin.delete(&at(SERVERS, &server)).await.expect(204);
-    assert_eq!(workspace.admin.get(&at(COMMANDS, &made[0])).await.expect(200), before);
+    workspace.admin.delete(&item_path(COMMANDS, &made[0])).await.expect(204);
+    let before = workspace.admin.get(&item_path(COMMANDS, &made[0])).await.expect(200);
+    workspace.admin.delete(&item_path(SERVERS, &server)).await.expect(204);
+    assert_eq!(workspace.admin.get(&item_path(COMMANDS, &made[0])).await.expect(200), before);
     for one in &made {
         let cancelled = wait_until_ended(&workspace.admin, id_of(one)).await;
         assert_eq!(cancelled["status"]["text"], "Cancelled", "{cancelled}");
         // Cancelling it again is allowed.
         let again = workspace
             .admin
-            .call("POST", &format!("{}cancel/", at(COMMANDS, one)))
+            .call("POST", &format!("{}cancel/", item_path(COMMANDS, one)))
             .await
             .expect(200);
         assert_eq!(again["status"], cancelled["status"]);
-        workspace.admin.delete(&at(COMMANDS, one)).await.expect(204);
+        workspace.admin.delete(&item_path(COMMANDS, one)).await.expect(204);
     }
     assert_eq!(workspace.admin.get(COMMANDS).await.expect(200)["count"], 12);
 }
@@ -519,7 +526,7 @@ async fn history_of_a_deleted_server_is_for_staff_and_requesters() {
         agent.ack(id).await;
         agent.chunk(id, 0, &output).await;
         agent.fin(id, 0, &output).await;
-        made.push(workspace.admin.get(&at(COMMANDS, &posted)).await.expect(200));
+        made.push(workspace.admin.get(&item_path(COMMANDS, &posted)).await.expect(200));
     }
     let (id, name) = (server["id"].as_str().unwrap(), server["name"].as_str().unwrap());
     // The list may be up to a second behind.
@@ -529,7 +536,7 @@ async fn history_of_a_deleted_server_is_for_staff_and_requesters() {
     })
     .await;
     let group = group_path(&cast.group);
-    workspace.admin.delete(&at(SERVERS, &server)).await.expect(204);
+    workspace.admin.delete(&item_path(SERVERS, &server)).await.expect(204);
     // A new server with the same name is another server.
     let next = workspace
         .admin
@@ -545,7 +552,7 @@ async fn history_of_a_deleted_server_is_for_staff_and_requesters() {
     let readable = [all.clone(), all, vec![2], vec![], vec![3], vec![4], vec![], vec![]];
     for ((who, api), readable) in cast.callers().iter().zip(readable) {
         for (number, command) in made.iter().enumerate() {
-            let path = at(COMMANDS, command);
+            let path = item_path(COMMANDS, command);
             let (chunks, stream) = (format!("{path}chunks/"), format!("{path}stream/"));
             if !readable.contains(&number) {
                 for path in [&path, &chunks, &stream] {
@@ -612,10 +619,14 @@ async fn history_of_a_deleted_server_is_for_staff_and_requesters() {
         .await
         .expect(200);
     assert_eq!(of_next["count"], 0);
-    workspace.admin.patch(&at(SERVERS, &next), &json!({"name": "renamed"})).await.expect(200);
-    workspace.admin.delete(&at(SERVERS, &next)).await.expect(204);
+    workspace
+        .admin
+        .patch(&item_path(SERVERS, &next), &json!({"name": "renamed"}))
+        .await
+        .expect(200);
+    workspace.admin.delete(&item_path(SERVERS, &next)).await.expect(204);
     for command in &made {
-        assert_eq!(&workspace.admin.get(&at(COMMANDS, command)).await.expect(200), command);
+        assert_eq!(&workspace.admin.get(&item_path(COMMANDS, command)).await.expect(200), command);
     }
     // Access depends on the current rank, not on the rank at the time of the request.
     cast.staff.set(workspace, json!({"is_staff": false})).await;
@@ -629,12 +640,16 @@ async fn history_of_a_deleted_server_is_for_staff_and_requesters() {
     );
     cast.member.set(workspace, json!({"is_staff": false})).await;
     workspace.admin.delete(&cast.manager.path()).await.expect(204);
-    let of_nobody = workspace.admin.get(&at(COMMANDS, &made[3])).await.expect(200);
+    let of_nobody = workspace.admin.get(&item_path(COMMANDS, &made[3])).await.expect(200);
     assert_eq!(
         (&of_nobody["requested_by"], &of_nobody["result"]),
         (&Value::Null, &made[3]["result"])
     );
-    cast.owner.api.get(&at(COMMANDS, &made[3])).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
+    cast.owner
+        .api
+        .get(&item_path(COMMANDS, &made[3]))
+        .await
+        .expect_detail(404, Some("COMMAND_NOT_FOUND"));
 }
 
 #[tokio::test]
@@ -647,7 +662,7 @@ async fn streams_of_a_deleted_server_continue_for_its_readers() {
     let id = made["id"].as_str().unwrap();
     assert_eq!(agent.next_command().await["id"], id);
     agent.chunk(id, 0, "before\n").await;
-    let path = format!("{}stream/", at(COMMANDS, &made));
+    let path = format!("{}stream/", item_path(COMMANDS, &made));
     let open = async |api: &Api| {
         let mut events =
             Events::open(api, &path).await.unwrap_or_else(|reply| panic!("{}", reply.text));
@@ -660,7 +675,7 @@ async fn streams_of_a_deleted_server_continue_for_its_readers() {
         open(&cast.group_owner.api).await,
         open(&cast.member.api).await,
     ];
-    cast.owner.api.delete(&at(SERVERS, &server)).await.expect(204);
+    cast.owner.api.delete(&item_path(SERVERS, &server)).await.expect(204);
     let since = Instant::now();
     future::join_all(others.into_iter().map(async |mut events| {
         loop {
@@ -691,7 +706,7 @@ async fn streams_of_a_deleted_server_continue_for_its_readers() {
 async fn a_deleted_server_frees_its_name_and_groups() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    workspace.admin.patch(&at(SERVERS, &server), &json!({"groups": []})).await.expect(200);
+    workspace.admin.patch(&item_path(SERVERS, &server), &json!({"groups": []})).await.expect(200);
     for _ in 0..3 {
         let group = workspace.group("ops", &[]).await;
         let made = workspace
@@ -699,7 +714,7 @@ async fn a_deleted_server_frees_its_name_and_groups() {
             .post(SERVERS, &json!({"name": "web-2", "groups": [group["id"]]}))
             .await
             .expect(201);
-        workspace.admin.delete(&at(SERVERS, &made)).await.expect(204);
+        workspace.admin.delete(&item_path(SERVERS, &made)).await.expect(204);
         assert_eq!(
             workspace.admin.get(&group_path(&group)).await.expect(200)["servers"],
             json!([])
@@ -708,7 +723,7 @@ async fn a_deleted_server_frees_its_name_and_groups() {
         assert!(!is_key_accepted(&workspace, &made).await);
     }
     // Of concurrent deletions, at least one succeeds, and the others get a 404.
-    let path = at(SERVERS, &server);
+    let path = item_path(SERVERS, &server);
     let replies = future::join_all((0..4).map(|_| workspace.admin.delete(&path))).await;
     assert!(replies.iter().all(|reply| matches!(reply.status, 204 | 404)), "{replies:?}");
     assert!(replies.iter().any(|reply| reply.status == 204), "{replies:?}");
@@ -757,7 +772,7 @@ async fn delete_while_posting(is_connected: bool) {
             (count.as_i64().unwrap() > 10).then_some(())
         })
         .await;
-        workspace.admin.delete(&at(SERVERS, &server)).await.expect(204);
+        workspace.admin.delete(&item_path(SERVERS, &server)).await.expect(204);
         stop.store(true, Ordering::SeqCst);
     };
     let (replies, ()) = future::join(future::join_all(posters), delete).await;
@@ -801,9 +816,9 @@ async fn a_server_is_deleted_while_commands_are_delivered() {
 async fn a_new_key_disables_the_old_one_immediately() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let path = format!("{}rotate-key/", at(SERVERS, &server));
+    let path = format!("{}rotate-key/", item_path(SERVERS, &server));
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let mut control = ScriptedAgent::over(&agent.api, "/ws/servers/control/").await;
+    let mut control = ScriptedAgent::connect_to(&agent.api, "/ws/servers/control/").await;
     wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
     let running = workspace.admin.post(COMMANDS, &command(&server, json!({}))).await.expect(201);
     let running = running["id"].as_str().unwrap();
@@ -859,7 +874,7 @@ async fn a_new_key_disables_the_old_one_immediately() {
     let done = workspace.admin.get(&format!("{COMMANDS}{running}/")).await.expect(200);
     assert_eq!((&done["status"]["text"], &done["result"]), (&json!("Success"), &json!("done\n")));
     // The key is shown only in this response.
-    let reply = workspace.admin.get(&at(SERVERS, &server)).await;
+    let reply = workspace.admin.get(&item_path(SERVERS, &server)).await;
     assert!(!reply.text.contains(key), "{}", reply.text);
     assert_eq!(keys(&reply.expect(200)), keys(&without_key(&server)));
     for id in [UNKNOWN_UUID, "nonsense", "web-1"] {
@@ -878,7 +893,7 @@ async fn a_new_key_disables_the_old_one_immediately() {
 async fn of_concurrent_key_rotations_one_key_is_valid() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
-    let path = format!("{}rotate-key/", at(SERVERS, &server));
+    let path = format!("{}rotate-key/", item_path(SERVERS, &server));
     for round in 0..8 {
         let count = 2 + round % 3;
         let replies =
@@ -903,7 +918,7 @@ async fn of_concurrent_key_rotations_one_key_is_valid() {
     let mut agent = ScriptedAgent::connect(&workspace, &first).await;
     let (rotated, deleted) = future::join(
         workspace.admin.call("POST", &path),
-        workspace.admin.delete(&at(SERVERS, &server)),
+        workspace.admin.delete(&item_path(SERVERS, &server)),
     )
     .await;
     deleted.expect(204);

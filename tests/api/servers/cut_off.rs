@@ -17,13 +17,13 @@ fn path_of(server: &Value) -> String {
 
 /// The status of a request with a server's key.
 async fn status_with(anonymous: &Api, id: &Value, key: &Value) -> u16 {
-    anonymous.with(&credential(&json!({"id": id, "key": key}))).get(OWN).await.status
+    anonymous.with_authorization(&credential(&json!({"id": id, "key": key}))).get(OWN).await.status
 }
 
 #[tokio::test]
 async fn a_change_that_d1_rejects_can_be_repeated_later() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let lock = instance.lock_d1().await;
@@ -75,7 +75,7 @@ async fn d1_and_object_agree_after_a_crash() {
 /// got no response.
 async fn crash_amid_changes() -> usize {
     let (instance, state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let servers = join_all((0..24).map(|n| {
         let name = format!("web-{n}");
         let workspace = &workspace;
@@ -112,7 +112,7 @@ async fn crash_amid_changes() -> usize {
 
     let instance = Instance::restart(state.path()).await;
     let (admin, anonymous) =
-        (workspace.admin.on(&instance.url), workspace.anonymous.on(&instance.url));
+        (workspace.admin.with_url(&instance.url), workspace.anonymous.with_url(&instance.url));
     let hashes = instance.d1("SELECT id, agent_key_hash FROM servers");
     let mut unanswered = 0;
     for (n, (server, answer)) in servers.iter().zip(&replies).enumerate() {

@@ -36,7 +36,7 @@ async fn registering_client(workspace: &Workspace, groups: &Value) -> Api {
 #[tokio::test]
 async fn no_request_exceeds_the_limit_of_a_group() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let group = workspace.admin.post(GROUPS, &json!({"name": "all"})).await.expect(201);
     let (group_path, id) = (format!("{GROUPS}{}/", group["id"]), workspace_id(&instance).await);
     let agent = registering_client(&workspace, &json!([group["id"]])).await;
@@ -78,7 +78,7 @@ async fn no_request_exceeds_the_limit_of_a_group() {
 #[tokio::test]
 async fn a_name_without_a_free_number_is_a_field_error() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let (agent, id) =
         (registering_client(&workspace, &json!([])).await, workspace_id(&instance).await);
     instance.tamper_with_d1(&format!(
@@ -118,8 +118,9 @@ async fn a_waiting_key_rotation_rechecks_the_permission() {
         let keys = if returned.is_empty() { vec![server["key"].clone()] } else { returned };
         let mut good = 0;
         for key in &keys {
-            let agent =
-                workspace.anonymous.with(&credential(&json!({"id": server["id"], "key": key})));
+            let agent = workspace
+                .anonymous
+                .with_authorization(&credential(&json!({"id": server["id"], "key": key})));
             good += usize::from(agent.get("/api/servers/servers/-/").await.status == 200);
         }
         assert_eq!(good, 1, "of {} keys", keys.len());
@@ -129,7 +130,7 @@ async fn a_waiting_key_rotation_rechecks_the_permission() {
 #[tokio::test]
 async fn lists_read_only_what_they_show() {
     let (instance, _state) = Instance::new().await;
-    let workspace = Workspace::made_by(&instance.operator(), "acme").await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
     let id = workspace_id(&instance).await;
     let member = workspace.user("member").await;
     let user = member.get("/api/iam/users/-/").await.expect(200)["id"].clone();
@@ -153,7 +154,7 @@ async fn lists_read_only_what_they_show() {
         let reply =
             api.send(api.request("GET", path).header("X-Request-Id", &request)).await.expect(200);
         assert_eq!(reply["results"].as_array().unwrap().len(), items, "{path}");
-        let rows = instance.logged(&request).await["rows_read"].as_u64().unwrap();
+        let rows = instance.request_log_line(&request).await["rows_read"].as_u64().unwrap();
         assert!(rows <= 40, "{path}: {rows} rows");
     };
     for (path, items) in [
@@ -184,8 +185,10 @@ async fn concurrent_deletions_also_disable_the_agent() {
     for round in 0..6 {
         let server = workspace.server(&format!("web-{round}")).await;
         let path = format!("{SERVERS}{}/", server["id"].as_str().unwrap());
-        let (rotate, agent) =
-            (format!("{path}rotate-key/"), workspace.anonymous.with(&credential(&server)));
+        let (rotate, agent) = (
+            format!("{path}rotate-key/"),
+            workspace.anonymous.with_authorization(&credential(&server)),
+        );
         let requests = (0..8).map(|n| match n % 4 {
             0 | 1 => workspace.admin.call("DELETE", &path),
             2 => workspace.admin.call("POST", &rotate),

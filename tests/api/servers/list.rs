@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 
 use farhand_tests::agents::{ScriptedAgent, credential, wait_until_connected};
 use farhand_tests::client::encoded;
-use farhand_tests::people::{SERVERS, at, column, group_path};
+use farhand_tests::people::{SERVERS, column, group_path, item_path};
 use farhand_tests::{Api, Dice, Person, Workspace, eventually};
 use serde_json::{Value, json};
 
@@ -209,10 +209,10 @@ async fn create_fleet(
             let (os, version, platform) = dice.pick(&SYSTEMS);
             let facts = json!({"version": format!("2.{}.0", dice.roll(3)), "load": 0.5,
                 "os": {"name": os, "version": version, "platform": platform, "platform_like": platform}});
-            let agent = workspace.anonymous.with(&credential(&server));
+            let agent = workspace.anonymous.with_authorization(&credential(&server));
             agent.put("/api/servers/servers/-/commit/", &facts).await.expect(200);
             eventually("the facts", || async {
-                let shown = workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
+                let shown = workspace.admin.get(&item_path(SERVERS, &server)).await.expect(200);
                 (shown["os_name"] == *os).then_some(())
             })
             .await;
@@ -349,7 +349,7 @@ async fn lists_equal_those_of_a_naive_model() {
     for caller in &callers {
         let list = caller.api.get("/api/servers/?page_size=3").await.expect(200);
         for item in list["results"].as_array().unwrap() {
-            let one = caller.api.get(&at(SERVERS, item)).await.expect(200);
+            let one = caller.api.get(&item_path(SERVERS, item)).await.expect(200);
             assert_eq!(
                 (&one["name"], &one["os_name"], &one["groups"]),
                 (&item["name"], &item["os_name"], &item["groups"])

@@ -203,7 +203,7 @@ async fn concurrent_requests_keep_server_names_unique() {
         reply.expect_fields(400, &["name"]);
     }
     // The created server is complete: its key is accepted.
-    let agent = workspace.anonymous.with(&credential(&made[0].json()));
+    let agent = workspace.anonymous.with_authorization(&credential(&made[0].json()));
     agent.get("/api/servers/servers/-/").await.expect(200);
 }
 

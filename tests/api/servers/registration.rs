@@ -8,7 +8,7 @@ use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connecte
 use farhand_tests::client::PASSWORD;
 use farhand_tests::commands::wait_until_ended;
 use farhand_tests::people::{
-    COMMANDS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, at, column, group_path, keys,
+    COMMANDS, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, column, group_path, item_path, keys,
 };
 use farhand_tests::{Api, Person, Reply, Workspace, eventually, now};
 use futures_util::future;
@@ -46,7 +46,7 @@ async fn register_server(host: &Api, name: &str) -> Value {
 }
 
 async fn remaining_uses(workspace: &Workspace, token: &Value) -> Value {
-    workspace.admin.get(&at(TOKENS, token)).await.expect(200)["uses"].clone()
+    workspace.admin.get(&item_path(TOKENS, token)).await.expect(200)["uses"].clone()
 }
 
 async fn count_servers(workspace: &Workspace) -> Value {
@@ -113,7 +113,7 @@ async fn a_token_shows_its_key_once() {
             "newest first"
         );
         for token in [&full, &plain] {
-            assert_eq!(api.get(&at(TOKENS, token)).await.expect(200), shown(token));
+            assert_eq!(api.get(&item_path(TOKENS, token)).await.expect(200), shown(token));
         }
         let page = api.get(&format!("{TOKENS}?page_size=1&page=2")).await.expect(200);
         assert_eq!((column(&page, "id"), &page["count"]), (vec![plain["id"].clone()], &json!(2)));
@@ -123,15 +123,15 @@ async fn a_token_shows_its_key_once() {
         assert_eq!(
             workspace
                 .admin
-                .send_json(method, &at(TOKENS, &plain), &json!({"uses": 5}))
+                .send_json(method, &item_path(TOKENS, &plain), &json!({"uses": 5}))
                 .await
                 .status,
             405
         );
     }
-    assert_eq!(staff.api.delete(&at(TOKENS, &plain)).await.expect(204), Value::Null);
+    assert_eq!(staff.api.delete(&item_path(TOKENS, &plain)).await.expect(204), Value::Null);
     for method in ["GET", "DELETE"] {
-        staff.api.call(method, &at(TOKENS, &plain)).await.expect_detail(404, None);
+        staff.api.call(method, &item_path(TOKENS, &plain)).await.expect_detail(404, None);
     }
     assert_eq!(workspace.admin.get(TOKENS).await.expect(200)["count"], 1);
 }
@@ -217,7 +217,7 @@ async fn only_staff_manage_registration_tokens() {
     let group = workspace.group("ops", &[]).await;
     let owner = Person::new(&workspace, "olga").await;
     workspace.add_member(&group, &owner, "owner").await;
-    let path = at(TOKENS, &made);
+    let path = item_path(TOKENS, &made);
     for api in [&owner.api, &workspace.user("eve").await] {
         for path in
             [TOKENS, &path, &format!("{TOKENS}{UNKNOWN_UUID}/"), &format!("{TOKENS}?page=0")]
@@ -271,7 +271,7 @@ async fn only_registration_tokens_register() {
         json!({"authenticated": false})
     );
     host.post("/api/servers/", &json!({"name": "web-1"})).await.expect_detail(403, INVALID);
-    host.delete(&at(TOKENS, &made)).await.expect_detail(403, INVALID);
+    host.delete(&item_path(TOKENS, &made)).await.expect_detail(403, INVALID);
     assert_eq!(
         dial(&host, "/ws/servers/backhaul/").await.err(),
         Some(404),
@@ -285,16 +285,21 @@ async fn only_registration_tokens_register() {
         register(api, "web-2").await.expect_detail(403, INVALID);
         api.post(REGISTER, &json!({})).await.expect_detail(403, INVALID);
     }
-    let agent = workspace.anonymous.with(&credential(&server));
+    let agent = workspace.anonymous.with_authorization(&credential(&server));
     register(&agent, "web-2").await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
     for bad in ["nonsense", "token=unquoted", "Bearer x"] {
-        register(&workspace.anonymous.with(bad), "web-2")
+        register(&workspace.anonymous.with_authorization(bad), "web-2")
             .await
             .expect_detail(403, Some("INVALID_AUTHORIZATION"));
     }
     register(&workspace.anonymous, "web-2").await.expect_detail(401, None);
     let id = json!({"id": made["id"], "key": made["key"]});
-    workspace.anonymous.with(&credential(&id)).get(OWN).await.expect_detail(403, INVALID);
+    workspace
+        .anonymous
+        .with_authorization(&credential(&id))
+        .get(OWN)
+        .await
+        .expect_detail(403, INVALID);
     // A token of another workspace is invalid here.
     let elsewhere = Workspace::new().await;
     let theirs = create_token(&elsewhere.admin, json!({})).await;
@@ -321,7 +326,7 @@ async fn a_registered_server_has_no_owner_and_runs_commands() {
         (keys(&server), &server["name"]),
         (vec!["id", "key", "name"], &json!("web-1.example"))
     );
-    let shown = workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
+    let shown = workspace.admin.get(&item_path(SERVERS, &server)).await.expect(200);
     assert_eq!((&shown["id"], &shown["name"]), (&server["id"], &server["name"]));
     assert_eq!(shown["groups"], json!([one["id"], two["id"]]));
     assert_eq!(shown["owner"], Value::Null, "a registered server has no owner");
@@ -333,7 +338,7 @@ async fn a_registered_server_has_no_owner_and_runs_commands() {
         );
     }
     // The server's agent works like any other agent.
-    let agent = workspace.anonymous.with(&credential(&server));
+    let agent = workspace.anonymous.with_authorization(&credential(&server));
     let own = agent.get(OWN).await.expect(200);
     assert_eq!(
         (&own["id"], &own["name"], &own["commissioned"]),
@@ -350,10 +355,10 @@ async fn a_registered_server_has_no_owner_and_runs_commands() {
     assert_eq!(agent.next_command().await["id"], id);
     agent.ack(id).await;
     agent.fin(id, 0, "uid=0\n").await;
-    let done = staff.api.get(&at(COMMANDS, &posted)).await.expect(200);
+    let done = staff.api.get(&item_path(COMMANDS, &posted)).await.expect(200);
     assert_eq!((&done["status"]["text"], &done["result"]), (&json!("Success"), &json!("uid=0\n")));
     eventually("the platform", || async {
-        let shown = workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
+        let shown = workspace.admin.get(&item_path(SERVERS, &server)).await.expect(200);
         (shown["platform"] == "rhel").then_some(())
     })
     .await;
@@ -402,7 +407,7 @@ async fn invalid_names_use_up_no_registration() {
         (json!(0), json!(2))
     );
     // The token is checked before the input.
-    workspace.admin.delete(&at(TOKENS, &made)).await.expect(204);
+    workspace.admin.delete(&item_path(TOKENS, &made)).await.expect(204);
     register(&host, "a b").await.expect_detail(403, INVALID);
     for method in ["GET", "PUT", "DELETE"] {
         assert!(matches!(host.call(method, REGISTER).await.status, 403 | 405), "{method}");
@@ -443,7 +448,7 @@ async fn a_token_registers_exactly_its_number_of_servers() {
         );
         // Each registered server is complete.
         for reply in good {
-            let agent = workspace.anonymous.with(&credential(&reply.json()));
+            let agent = workspace.anonymous.with_authorization(&credential(&reply.json()));
             assert_eq!(agent.get(OWN).await.expect(200)["name"], reply.json()["name"]);
         }
     }
@@ -482,7 +487,10 @@ async fn a_token_ends_with_its_expiry_and_its_creator() {
     ] {
         staff.set(&workspace, change.clone()).await;
         is(&change.to_string(), &made, false).await;
-        assert_eq!(workspace.admin.get(&at(TOKENS, &made)).await.expect(200)["id"], made["id"]);
+        assert_eq!(
+            workspace.admin.get(&item_path(TOKENS, &made)).await.expect(200)["id"],
+            made["id"]
+        );
         staff.set(&workspace, back.clone()).await;
         is(&back.to_string(), &made, true).await;
     }
@@ -498,13 +506,13 @@ async fn a_token_ends_with_its_expiry_and_its_creator() {
     let server = register_server(&client_with(&workspace, &made), "stays").await;
     workspace.admin.delete(&staff.path()).await.expect(204);
     is("creator deleted", &made, false).await;
-    let shown = workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
+    let shown = workspace.admin.get(&item_path(SERVERS, &server)).await.expect(200);
     assert_eq!(shown["owner"], Value::Null);
-    workspace.anonymous.with(&credential(&server)).get(OWN).await.expect(200);
+    workspace.anonymous.with_authorization(&credential(&server)).get(OWN).await.expect(200);
 
     let made = create_token(&workspace.admin, json!({})).await;
     is("of the superuser", &made, true).await;
-    workspace.admin.delete(&at(TOKENS, &made)).await.expect(204);
+    workspace.admin.delete(&item_path(TOKENS, &made)).await.expect(204);
     is("deleted", &made, false).await;
 
     eventually("the expiry", || async { (now() >= expires_at).then_some(()) }).await;
@@ -520,19 +528,22 @@ async fn a_registered_server_joins_the_remaining_groups() {
     workspace.add_member(&two, &member, "member").await;
     workspace.admin.delete(&group_path(&one)).await.expect(204);
     assert_eq!(
-        workspace.admin.get(&at(TOKENS, &made)).await.expect(200)["groups"],
+        workspace.admin.get(&item_path(TOKENS, &made)).await.expect(200)["groups"],
         json!([two["id"]])
     );
     let server = register_server(&client_with(&workspace, &made), "web").await;
     // Members of the group have access immediately.
     assert_eq!(
-        member.api.get(&at(SERVERS, &server)).await.expect(200)["groups"],
+        member.api.get(&item_path(SERVERS, &server)).await.expect(200)["groups"],
         json!([two["id"]])
     );
     workspace.admin.delete(&group_path(&two)).await.expect(204);
     let server = register_server(&client_with(&workspace, &made), "web").await;
-    assert_eq!(workspace.admin.get(&at(SERVERS, &server)).await.expect(200)["groups"], json!([]));
-    member.api.get(&at(SERVERS, &server)).await.expect_detail(404, None);
+    assert_eq!(
+        workspace.admin.get(&item_path(SERVERS, &server)).await.expect(200)["groups"],
+        json!([])
+    );
+    member.api.get(&item_path(SERVERS, &server)).await.expect_detail(404, None);
     // A new group with the same name is another group.
     let next = workspace.group("two", &[]).await;
     register_server(&client_with(&workspace, &made), "web").await;
@@ -611,7 +622,12 @@ async fn concurrent_registrations_get_different_names() {
         // Each key belongs to the server that is named in the same response.
         for reply in &replies {
             let told = reply.json();
-            let own = workspace.anonymous.with(&credential(&told)).get(OWN).await.expect(200);
+            let own = workspace
+                .anonymous
+                .with_authorization(&credential(&told))
+                .get(OWN)
+                .await
+                .expect(200);
             assert_eq!((&own["id"], &own["name"]), (&told["id"], &told["name"]));
         }
     }
@@ -631,14 +647,14 @@ async fn an_agent_unregisters_its_own_server() {
         let server = register_server(&host, "web").await;
         assert_eq!(server["name"], "web", "the name of the unregistered server is free");
         let path = if by_id {
-            format!("{}unregister/", at(SERVERS, &server))
+            format!("{}unregister/", item_path(SERVERS, &server))
         } else {
             format!("{OWN}unregister/")
         };
         // No other caller can unregister the server.
-        let other = workspace.anonymous.with(&credential(&bystander));
+        let other = workspace.anonymous.with_authorization(&credential(&bystander));
         other
-            .delete(&format!("{}unregister/", at(SERVERS, &server)))
+            .delete(&format!("{}unregister/", item_path(SERVERS, &server)))
             .await
             .expect_detail(404, None);
         for api in [&workspace.admin, &host] {
@@ -648,11 +664,11 @@ async fn an_agent_unregisters_its_own_server() {
         let wrong = json!({"id": server["id"], "key": bystander["key"]});
         workspace
             .anonymous
-            .with(&credential(&wrong))
+            .with_authorization(&credential(&wrong))
             .delete(&path)
             .await
             .expect_detail(403, INVALID);
-        workspace.admin.get(&at(SERVERS, &server)).await.expect(200);
+        workspace.admin.get(&item_path(SERVERS, &server)).await.expect(200);
 
         let mut agent = ScriptedAgent::connect(&workspace, &server).await;
         for missing in [UNKNOWN_UUID, "nonsense"] {
@@ -672,7 +688,7 @@ async fn an_agent_unregisters_its_own_server() {
         }
         assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(403));
         assert!(agent.next().await.is_err(), "the service closes the socket");
-        workspace.admin.get(&at(SERVERS, &server)).await.expect_detail(404, None);
+        workspace.admin.get(&item_path(SERVERS, &server)).await.expect_detail(404, None);
         let ended = wait_until_ended(&workspace.admin, waiting["id"].as_str().unwrap()).await;
         assert_eq!(
             (&ended["status"]["text"], &ended["server_name"]),
@@ -680,10 +696,10 @@ async fn an_agent_unregisters_its_own_server() {
         );
     }
     assert_eq!(count_servers(&workspace).await, 1);
-    workspace.anonymous.with(&credential(&bystander)).get(OWN).await.expect(200);
+    workspace.anonymous.with_authorization(&credential(&bystander)).get(OWN).await.expect(200);
     // A server that staff created is unregistered in the same way.
     let server = workspace.server("by-hand").await;
-    let agent = workspace.anonymous.with(&credential(&server));
+    let agent = workspace.anonymous.with_authorization(&credential(&server));
     agent.delete(&format!("{OWN}unregister/")).await.expect(204);
     assert_eq!(count_servers(&workspace).await, 1);
 }
