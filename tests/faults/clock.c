@@ -1,7 +1,7 @@
-// A clock that a test sets: preloaded into a program, the time of day is that of the machine and as many seconds as the file
-// says that the variable FARHAND_CLOCK names, an int64 in the machine's order. What only counts seconds goes on as it does.
+// A clock that a test can set. Preloaded into a program, it adds an offset in seconds to the time of day. The variable
+// FARHAND_CLOCK names the file with the offset, an int64 in the machine's byte order. Monotonic clocks are not changed.
 //
-// libfaketime does not do: workerd hangs with it before it begins, as its memory is not ready yet when that asks for some.
+// libfaketime cannot be used: it allocates memory before workerd's allocator is ready, and workerd hangs.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -23,24 +23,24 @@ __attribute__((constructor)) static void begin(void) {
   close(file);
 }
 
-int clock_gettime(clockid_t clock, struct timespec *told) {
-  int status = syscall(SYS_clock_gettime, clock, told);
+int clock_gettime(clockid_t clock, struct timespec *result) {
+  int status = syscall(SYS_clock_gettime, clock, result);
   int is_time_of_day = clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE;
-  if (status == 0 && offset && is_time_of_day) told->tv_sec += *offset;
+  if (status == 0 && offset && is_time_of_day) result->tv_sec += *offset;
   return status;
 }
 
-int gettimeofday(struct timeval *restrict told, void *restrict zone) {
+int gettimeofday(struct timeval *restrict result, void *restrict zone) {
   (void)zone;
   struct timespec now;
   int status = clock_gettime(CLOCK_REALTIME, &now);
-  if (status == 0) *told = (struct timeval){now.tv_sec, now.tv_nsec / 1000};
+  if (status == 0) *result = (struct timeval){now.tv_sec, now.tv_nsec / 1000};
   return status;
 }
 
-time_t time(time_t *told) {
+time_t time(time_t *result) {
   struct timespec now;
   if (clock_gettime(CLOCK_REALTIME, &now) != 0) return -1;
-  if (told) *told = now.tv_sec;
+  if (result) *result = now.tv_sec;
   return now.tv_sec;
 }

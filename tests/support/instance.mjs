@@ -1,5 +1,5 @@
-// The Worker that is built, with STATE_DIR, PORT and the variables of the environment, until SIGTERM. That is
-// `npm start` without the demo, its checks and its builds: tests start many instances.
+// Serves the built Worker until SIGTERM, with STATE_DIR, PORT and the variables of the environment.
+// Tests start many instances, so this is `npm start` without the demo, the checks and the builds.
 import { startInstance } from "../../scripts/instance.mjs";
 
 const { STATE_DIR: stateDir, PORT: port } = process.env;

@@ -1,17 +1,26 @@
 // An SMTP server for tests, on a free port of 127.0.0.1. It prints one JSON object per event, each on a line:
 //
 //   {"event": "listening", "port"}
-//   {"event": "connection"}              a client came; with --tls, after the handshake
-//   {"event": "command", "verb"}         it gave a command
+//   {"event": "connection"}              a client connected; with --tls, after the handshake
+//   {"event": "command", "verb"}         the client sent a command
 //   {"event": "recipient", "to", "answer"}
 //   {"event": "mail", "from", "to", "secure", "user", "mime", "answer"}
-//   {"event": "closed"}                  a connection is over
+//   {"event": "closed"}                  a connection ended
 //
-// Options: --certificate FILE and --key FILE; --tls (from the first byte; else STARTTLS is offered); --auth METHOD (may be
-// given again; PLAIN and LOGIN without it), --user NAME and --password WORD (without them nobody need authenticate).
-// To misbehave: --silent N and then --clear N (the first N connections get no word, the next N are offered no
-// STARTTLS), --refuse ADDRESS (550), --later ADDRESS (451 to its first mail), --cut ADDRESS (the connection ends within
-// its first mail).
+// Options:
+//
+//   --certificate FILE, --key FILE
+//   --tls                           TLS from the first byte; the default is to offer STARTTLS
+//   --auth METHOD                   may be repeated; the default is PLAIN and LOGIN
+//   --user NAME, --password WORD    without them, clients need not authenticate
+//
+// Options for misbehaviour:
+//
+//   --silent N                      the first N connections get no response
+//   --clear N                       the next N connections are offered no STARTTLS
+//   --refuse ADDRESS                550 to this recipient
+//   --later ADDRESS                 451 to the first mail for this recipient
+//   --cut ADDRESS                   the connection breaks within the first mail for this recipient
 import { readFileSync } from "node:fs";
 import { parseArgs } from "node:util";
 import { SMTPServer } from "smtp-server";
@@ -29,7 +38,7 @@ const { values } = parseArgs({
 const say = (event, facts = {}) => process.stdout.write(`${JSON.stringify({ event, ...facts })}\n`);
 const refusal = (responseCode, message) => Object.assign(new Error(message), { responseCode });
 
-/** Whether this is the first time that something is asked of a list. */
+/** True if the list contains an item. Removes it, so the next call for the same item returns false. */
 const isFirst = (list, item) => {
   const index = list.indexOf(item);
   if (index >= 0) list.splice(index, 1);
@@ -44,7 +53,7 @@ const server = new SMTPServer({
   key: readFileSync(values.key),
   authMethods: values.auth.length > 0 ? values.auth : ["PLAIN", "LOGIN"],
   authOptional: values.user === undefined,
-  // So that a client which would say too much in clear is heard.
+  // Accepts passwords without encryption, so that tests notice a client that sends them.
   allowInsecureAuth: true,
   disableReverseLookup: true,
   logger: { debug: (entry) => entry.tnx === "command" && say("command", { verb: entry.command }), info: quiet, warn: quiet, error: quiet },
@@ -86,6 +95,6 @@ const server = new SMTPServer({
   },
   onClose: () => say("closed"),
 });
-// A client that does not trust the certificate is such an error, and for the client to tell.
+// A client that does not trust the certificate causes an error here. The client itself reports it.
 server.on("error", quiet);
 server.listen(0, "127.0.0.1", () => say("listening", { port: server.server.address().port }));

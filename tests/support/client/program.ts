@@ -1,18 +1,18 @@
-// What a program does with the client that is made of the document: logs in, makes an API token, and runs a command with it.
+// Uses the generated client like a program would: logs in, creates an API token, and runs a command with it.
 import { createCommand, createToken, isAuthenticated, listCommands, logIn, retrieveCommand, status } from "./client";
 import { client } from "./client/client.gen";
 
-/** Takes the answer of a call that is to succeed. */
+/** The response body of a call that must succeed. */
 function good<T>(called: { data?: T; error?: unknown }): T {
   if (called.data === undefined) throw new Error(JSON.stringify(called.error));
   return called.data;
 }
 
-/** Runs a line on a server, and returns what came of it. */
+/** Runs a line on a server, and returns the results of the calls. */
 export async function run(baseUrl: string, username: string, password: string, server: string, line: string) {
   client.setConfig({ baseUrl });
   const refused = await status();
-  if (refused.response?.status !== 401 || refused.error === undefined || !("detail" in refused.error)) throw new Error("nobody is asked who they are");
+  if (refused.response?.status !== 401 || refused.error === undefined || !("detail" in refused.error)) throw new Error("a request without a credential must be a 401");
 
   const login = good(await logIn({ body: { username, password } }));
   client.setConfig({ auth: `token="${login.token}"` });

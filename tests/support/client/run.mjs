@@ -1,5 +1,5 @@
-// Runs the program that make.mjs made: `node run.mjs FOLDER ADDRESS BASE_URL USERNAME PASSWORD SERVER LINE`. The host of the base
-// URL is at ADDRESS, as no resolver knows the names of the tests' workspaces.
+// Runs the program that make.mjs created: `node run.mjs FOLDER ADDRESS BASE_URL USERNAME PASSWORD SERVER LINE`.
+// Resolves every host to ADDRESS, because the workspaces of tests have no DNS names.
 import { isIP } from "node:net";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
