@@ -246,9 +246,9 @@ async fn three_hundred_commands_run_without_a_complaint() {
     agent.until_idle(LONG_TIMEOUT).await;
 
     let log = agent.log();
-    let (came, created): (HashSet<String>, HashSet<String>) =
+    let (delivered, created): (HashSet<String>, HashSet<String>) =
         (log.ids().into_iter().collect(), made.iter().map(|(_, id)| id.clone()).collect());
-    assert_eq!((came, log.delivered.len()), (created, ALL));
+    assert_eq!((delivered, log.delivered.len()), (created, ALL));
     for kind in ["ack", "fin"] {
         assert_eq!(
             log.calls.iter().filter(|call| call.path.ends_with(&format!("/{kind}/"))).count(),

@@ -626,11 +626,11 @@ async fn of_two_agents_with_one_key_the_older_stays_connected() {
         logs.iter().all(|log| log.refused.iter().all(|status| *status == Some(503))),
         "{logs:?}"
     );
-    let mut came: Vec<String> = logs.iter().flat_map(|log| log.ids()).collect();
-    came.sort();
+    let mut delivered: Vec<String> = logs.iter().flat_map(|log| log.ids()).collect();
+    delivered.sort();
     let mut made = ids.clone();
     made.sort();
-    assert_eq!(came, made, "each command was delivered to one of the two agents, once");
+    assert_eq!(delivered, made, "each command was delivered to one of the two agents, once");
     assert!(logs.iter().all(|log| log.warnings.is_empty()), "{logs:?}");
     let ends: Vec<_> =
         logs.iter().flat_map(|log| &log.sockets).filter_map(|socket| socket.end).collect();
@@ -728,12 +728,16 @@ async fn an_idle_fleet_causes_no_writes_and_no_requests() {
         text.lines().filter(is_other).map(str::to_owned).collect::<Vec<_>>()
     };
     let calls = || agents.iter().map(|agent| agent.log().calls.len()).sum::<usize>();
-    let (logged, called, heard) = (log(), calls(), agents.iter().map(pings).collect::<Vec<_>>());
+    let (logged, called, pings_before) =
+        (log(), calls(), agents.iter().map(pings).collect::<Vec<_>>());
 
-    for (agent, heard) in agents.iter().zip(heard) {
+    for (agent, pings_before) in agents.iter().zip(pings_before) {
         agent
             .until_within(LONG_TIMEOUT, "fifteen more pings on both sockets", |log| {
-                log.sockets.iter().zip(&heard).all(|(socket, heard)| socket.pings >= heard + 15)
+                log.sockets
+                    .iter()
+                    .zip(&pings_before)
+                    .all(|(socket, pings_before)| socket.pings >= pings_before + 15)
             })
             .await;
     }

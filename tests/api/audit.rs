@@ -135,10 +135,10 @@ async fn each_change_leaves_one_event_with_its_actor() {
     let change = json!({"password": PASSWORD, "new_password": other});
     send(&as_ann, "POST", "/api/auth/change-password/", change).await;
     send(admin, "PUT", "/api/users/users/ann/", json!({"password": PASSWORD})).await;
-    let asked = async {
+    let reset_request = async {
         workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await
     };
-    let link = reset_link(&workspace, &email, asked).await;
+    let link = reset_link(&workspace, &email, reset_request).await;
     let confirm = format!("/api/auth/reset-password/confirm/{}/", key_of(&link));
     send(&workspace.anonymous, "POST", &confirm, json!({"new_password": other})).await;
     let as_ann = workspace.anonymous.logged_in("ann", other).await;

@@ -108,10 +108,10 @@ impl ExistingResources {
         let membership = json!({"group": group, "user": user["id"]});
         made("/api/iam/memberships/", "/api/iam/memberships/", membership).await;
         made("/api/servers/", "/api/servers/", json!({"name": "web-1"})).await;
-        let asked = async {
+        let reset_request = async {
             workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await
         };
-        let link = reset_link(&workspace, &email, asked).await;
+        let link = reset_link(&workspace, &email, reset_request).await;
         let reset_key = farhand_tests::mail::key_of(&link).to_owned();
         Self { workspace, ids, reset_key }
     }

@@ -246,8 +246,8 @@ async fn call_password_endpoints(workspace: &Workspace, admin: &Api) {
         )
         .await;
     }
-    let asked = json!({"email": "pat@example.com"});
-    send(&workspace.anonymous, "POST", "/api/auth/reset-password/", asked).await;
+    let body = json!({"email": "pat@example.com"});
+    send(&workspace.anonymous, "POST", "/api/auth/reset-password/", body).await;
     // Only well-formed keys are looked up in D1.
     let confirm =
         format!("/api/auth/reset-password/confirm/{}/", "01936d3e-7a00-7000-8000-000000000000");
@@ -626,7 +626,7 @@ async fn malformed_tokens_cost_no_lookup() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let id = server["id"].as_str().unwrap();
-    let mut asked = Vec::new();
+    let mut request_ids = Vec::new();
     for junk in ["x".to_owned(), "a".repeat(127), "a".repeat(129), format!("{}-", "a".repeat(127))]
     {
         let user = workspace.anonymous.with_token(&junk);
@@ -639,7 +639,7 @@ async fn malformed_tokens_cost_no_lookup() {
             let request_id = unique("junk");
             let request = api.request(method, path).header("X-Request-Id", &request_id);
             api.send(request).await.expect_detail(403, Some("INVALID_TOKEN"));
-            asked.push(request_id);
+            request_ids.push(request_id);
         }
     }
     // A well-formed token is looked up.
@@ -649,7 +649,7 @@ async fn malformed_tokens_cost_no_lookup() {
         .get("/api/status/")
         .await
         .expect_detail(403, Some("INVALID_TOKEN"));
-    for id in asked {
+    for id in request_ids {
         let line = eventually("the log's line", || async {
             lines(&shared_log()).into_iter().find(|line| line["request_id"] == *id)
         })
@@ -662,7 +662,7 @@ async fn malformed_tokens_cost_no_lookup() {
 async fn operator_requests_make_at_most_two_d1_calls() {
     let slug = unique("t");
     let operator = Api::operator();
-    let mut asked = Vec::new();
+    let mut request_ids = Vec::new();
     for (method, path) in [
         ("POST", "/operator/workspaces/".to_owned()),
         ("GET", "/operator/workspaces/".to_owned()),
@@ -675,9 +675,9 @@ async fn operator_requests_make_at_most_two_d1_calls() {
         let creates = method == "POST" && path == "/operator/workspaces/";
         let reply = operator.send(if creates { request.json(&body) } else { request }).await;
         assert!(reply.status < 300, "{}", reply.text);
-        asked.push(id);
+        request_ids.push(id);
     }
-    for id in asked {
+    for id in request_ids {
         let line = eventually("the log's line", || async {
             lines(&shared_log()).into_iter().find(|line| line["request_id"] == *id)
         })

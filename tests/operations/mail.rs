@@ -25,8 +25,8 @@ async fn request_reset(operator: &Api, address: &str) -> String {
         .await
         .expect(201);
     let anonymous = operator.anonymous().with_host(&format!("{slug}.local.localhost"));
-    let asked = anonymous.post("/api/auth/reset-password/", &json!({"email": address})).await;
-    assert_eq!(asked.expect(200), Value::Null);
+    let reply = anonymous.post("/api/auth/reset-password/", &json!({"email": address})).await;
+    assert_eq!(reply.expect(200), Value::Null);
     format!("{}/api/auth/reset-password/confirm/", made["base_url"].as_str().unwrap())
 }
 

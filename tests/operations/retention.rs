@@ -259,7 +259,7 @@ async fn old_commands_are_deleted_everywhere_and_no_others() {
     let all = listed_ids(&boss, &[]).await;
     assert_eq!(all, young);
     assert_consistent(&instance).await;
-    // One of the five servers with commands was deleted, and so were all its commands: its object
+    // Five servers had commands. One of them was deleted and has no commands left, so its object
     // is empty.
     assert_eq!(used_objects(&instance), 4);
     let gone = instance.d1("SELECT id FROM gone_servers");

@@ -668,7 +668,7 @@ async fn lists_and_counts_contain_only_accessible_items() {
 /// True if a caller can access a server. Asserts that all endpoints agree.
 async fn has_access(api: &Api, server: &Value, command: &Value) -> bool {
     let (name, id) = (server["name"].as_str().unwrap(), server["id"].as_str().unwrap());
-    let mut told = Vec::new();
+    let mut findings = Vec::new();
     for path in [
         item_path(SERVERS, server),
         item_path(COMMANDS, command),
@@ -676,7 +676,7 @@ async fn has_access(api: &Api, server: &Value, command: &Value) -> bool {
     ] {
         let reply = api.get(&path).await;
         assert!(matches!(reply.status, 200 | 404), "{path}: {}", reply.text);
-        told.push((path, reply.status == 200));
+        findings.push((path, reply.status == 200));
     }
     for path in [
         format!("/api/servers/?name={name}"),
@@ -689,7 +689,7 @@ async fn has_access(api: &Api, server: &Value, command: &Value) -> bool {
         let list = api.get(&path).await.expect(200);
         let found = list["results"].as_array().unwrap().len();
         assert_eq!(list["count"], found, "{path}");
-        told.push((path, found > 0));
+        findings.push((path, found > 0));
     }
     for given in [name, id] {
         // The server has no connected agent, so no command is stored.
@@ -698,10 +698,10 @@ async fn has_access(api: &Api, server: &Value, command: &Value) -> bool {
             400 => drop(reply.expect_fields(400, &["server"])),
             _ => reply.expect_detail(503, Some("SERVER_NOT_CONNECTED")),
         }
-        told.push((format!("POST with {given}"), reply.status == 503));
+        findings.push((format!("POST with {given}"), reply.status == 503));
     }
-    let first = told[0].1;
-    assert!(told.iter().all(|(_, is)| *is == first), "{told:?}");
+    let first = findings[0].1;
+    assert!(findings.iter().all(|(_, is)| *is == first), "{findings:?}");
     first
 }
 

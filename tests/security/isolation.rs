@@ -434,8 +434,8 @@ async fn each_endpoint_rejects_credentials_of_other_kinds() {
 }
 
 /// Method, path, and the expected status for two callers without access to the resource in the
-/// path: an ordinary user of the workspace, and a superuser of another workspace. The second one is
-/// `None` if the path has no id.
+/// path: an ordinary user of the workspace, and a superuser of another workspace, who calls that
+/// workspace. The second status is `None` if the path has no id.
 type StrangerCase = (&'static str, &'static str, u16, Option<u16>);
 
 #[rustfmt::skip]

@@ -497,12 +497,12 @@ impl Inner {
             request = request.body(body);
         }
         let request = request.build().unwrap();
-        let asked = SentRequest::new(&request);
+        let sent = SentRequest::new(&request);
         let answer = async {
             let response = self.client.execute(request).await.ok()?;
             let (status, headers) = (response.status().as_u16(), response.headers().clone());
             let text = response.text().await.ok()?;
-            asked.check(status, &headers, Some(&text));
+            sent.check(status, &headers, Some(&text));
             Some((status, text))
         };
         let answer = timeout(self.behaviour.answer_within, answer).await.ok().flatten();
@@ -657,15 +657,15 @@ impl Inner {
         let body = json!({"hashes": hashes}).to_string();
         let (called, text) =
             self.call("POST", &format!("{OWN_SERVER}sync-check/"), Some(body), 0).await;
-        let asked = serde_json::from_str::<Value>(&text).ok().filter(|_| called.is_success());
-        let asked = asked.and_then(|asked| {
-            serde_json::from_value::<Vec<String>>(asked["sync_required"].clone()).ok()
+        let answer = serde_json::from_str::<Value>(&text).ok().filter(|_| called.is_success());
+        let categories = answer.and_then(|answer| {
+            serde_json::from_value::<Vec<String>>(answer["sync_required"].clone()).ok()
         });
         // An older service does not say what it lacks.
-        let asked = asked.unwrap_or_else(|| {
+        let categories = categories.unwrap_or_else(|| {
             SINGLE.iter().chain(&LISTS).map(|name| (*name).to_owned()).collect()
         });
-        for category in asked {
+        for category in categories {
             self.sync_category(&category).await;
         }
         self.get(ACCESS_POLICY).await;
@@ -769,14 +769,14 @@ impl Inner {
         );
         let dial = async {
             let stream = TcpStream::connect(address).await.map_err(|_| None)?;
-            let asked = SentRequest::get(path, request.headers());
+            let sent = SentRequest::get(path, request.headers());
             match client_async(request, stream).await {
                 Ok((socket, response)) => {
-                    asked.check(response.status().as_u16(), response.headers(), None);
+                    sent.check(response.status().as_u16(), response.headers(), None);
                     Ok(socket)
                 }
                 Err(Error::Http(response)) => {
-                    asked.check(response.status().as_u16(), response.headers(), None);
+                    sent.check(response.status().as_u16(), response.headers(), None);
                     Err(Some(response.status().as_u16()))
                 }
                 Err(_) => Err(None),

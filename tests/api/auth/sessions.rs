@@ -135,8 +135,8 @@ async fn a_concurrent_refresh_never_revives_an_ended_session() {
     ] {
         let reset = match how {
             "reset" => {
-                let asked = json!({"email": "alice@example.com"});
-                workspace.anonymous.post("/api/auth/reset-password/", &asked).await.expect(200);
+                let body = json!({"email": "alice@example.com"});
+                workspace.anonymous.post("/api/auth/reset-password/", &body).await.expect(200);
                 let mail = mail_to(&instance.state.join("worker.log"), "alice@example.com").await;
                 format!("/api/auth/reset-password/confirm/{}/", key_of(mail.link()))
             }

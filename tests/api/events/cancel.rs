@@ -176,14 +176,14 @@ async fn a_killed_command_ends_with_its_agents_report() {
     agent.next_command().await;
     agent.ack(id_of(&made)).await;
     let kill = json!({"query": "kill", "id": made["id"]});
-    let asked = workspace.admin.call("POST", &action(&made, "kill")).await.expect(202);
-    assert_status(&asked, "Acked", "warning", false);
+    let killed = workspace.admin.call("POST", &action(&made, "kill")).await.expect(202);
+    assert_status(&killed, "Acked", "warning", false);
     assert!(
-        asked["status"]["message"].as_str().unwrap().contains("boss asked to kill it"),
-        "{asked}"
+        killed["status"]["message"].as_str().unwrap().contains("boss asked to kill it"),
+        "{killed}"
     );
     assert_eq!(agent.next().await, Ok(kill.clone()));
-    assert_eq!(read(&workspace, &made).await, asked, "the command has not ended yet");
+    assert_eq!(read(&workspace, &made).await, killed, "the command has not ended yet");
     // A second kill is sent too, but the command shows only the first requester.
     workspace.staff("alice").await.call("POST", &action(&made, "kill")).await.expect(202);
     assert_eq!(agent.next().await, Ok(kill.clone()));

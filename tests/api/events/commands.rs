@@ -834,8 +834,8 @@ async fn the_list_never_lags_behind_a_response() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
     // A response waits up to a second for the list. Only after that, on a slow machine, the list
     // may be behind.
-    let agree = async |shown: &Value, asked: Instant| {
-        let may_lag = asked.elapsed() >= Duration::from_secs(1);
+    let agree = async |shown: &Value, requested_at: Instant| {
+        let may_lag = requested_at.elapsed() >= Duration::from_secs(1);
         eventually("the list", || async {
             let item = list_item(&workspace, id_of(shown)).await;
             let fields = ["status", "handled_at", "success", "exit_code", "output_bytes"];
@@ -846,7 +846,7 @@ async fn the_list_never_lags_behind_a_response() {
         .await;
     };
     for round in 0..50 {
-        let mut asked = Instant::now();
+        let mut requested_at = Instant::now();
         let body = json!({"server": "web-1", "line": "id"});
         let later = json!({"server": "web-1", "line": "id", "scheduled_at": far_ahead()});
         match round % 7 {
@@ -858,7 +858,7 @@ async fn the_list_never_lags_behind_a_response() {
                     agent.fin(&id, 0, "done").await;
                 };
                 let (done, ()) = tokio::join!(workspace.admin.send(request), reports);
-                agree(&done.expect(201), asked).await;
+                agree(&done.expect(201), requested_at).await;
             }
             case @ 1..=3 => {
                 let made = workspace.admin.post(PATH, &body).await.expect(201);
@@ -880,13 +880,13 @@ async fn the_list_never_lags_behind_a_response() {
                             .unwrap();
                         let (_, mut end) = events.rest().await;
                         // The end event comes seconds after the end, when the list has it.
-                        asked = Instant::now();
+                        requested_at = Instant::now();
                         end.as_object_mut().unwrap().remove("output_truncated");
                         end
                     }
                 };
                 assert!(done["handled_at"].is_string(), "{done}");
-                agree(&done, asked).await;
+                agree(&done, requested_at).await;
             }
             case => {
                 let made = workspace.admin.post(PATH, &later).await.expect(201);
@@ -899,11 +899,11 @@ async fn the_list_never_lags_behind_a_response() {
                             .post(&format!("{path}{verb}/"), &json!({}))
                             .await
                             .expect(200);
-                        agree(&done, asked).await;
+                        agree(&done, requested_at).await;
                     }
                     _ => {
                         workspace.admin.delete(&path).await.expect(204);
-                        let may_lag = asked.elapsed() >= Duration::from_secs(1);
+                        let may_lag = requested_at.elapsed() >= Duration::from_secs(1);
                         eventually("the list", || async {
                             let is_cancelled = list_item(&workspace, id_of(&made)).await["status"]
                                 ["text"]

@@ -220,7 +220,7 @@ async fn waiting_commands_survive_a_crash() {
     let status = async |command: &Value| {
         api.get(&path_of(command)).await.expect(200)["status"]["text"].clone()
     };
-    eventually("what expired meanwhile", || async {
+    eventually("the command to expire", || async {
         (status(&short).await == "Expired").then_some(())
     })
     .await;

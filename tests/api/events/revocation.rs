@@ -87,9 +87,9 @@ async fn revoke(
         _ => {
             let email = format!("{username}@example.com");
             let body = json!({"email": email});
-            let asked =
+            let reset_request =
                 async { workspace.anonymous.post("/api/auth/reset-password/", &body).await };
-            let path = reset_link(workspace, &email, asked).await;
+            let path = reset_link(workspace, &email, reset_request).await;
             workspace.anonymous.post(&path, &with(json!({"new_password": NEW}))).await.expect(200);
         }
     }

@@ -188,16 +188,16 @@ async fn servers_of_other_workspaces_look_unknown() {
     workspace.admin.delete(&item_path(SERVERS, &deleted)).await.expect(204);
     let deleted = deleted["id"].as_str().unwrap();
     let group = workspace.group("ops", &[]).await;
-    let mut told = Vec::new();
+    let mut texts = Vec::new();
     for id in [theirs.as_str(), deleted, UNKNOWN_UUID] {
         let posted = workspace.admin.post(GROUPS, &json!({"name": "new", "servers": [id]})).await;
         let patched = workspace.admin.patch(&group_path(&group), &json!({"servers": [id]})).await;
         for reply in [posted, patched] {
             reply.expect_fields(400, &["servers"]);
-            told.push(reply.text.replace(id, "<id>"));
+            texts.push(reply.text.replace(id, "<id>"));
         }
     }
-    assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
     assert_eq!(workspace.admin.get(GROUPS).await.expect(200)["count"], 1);
     assert_eq!(read_group(&workspace, &group).await, group);
     assert_eq!(

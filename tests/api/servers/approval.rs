@@ -52,13 +52,13 @@ async fn a_token_registers_only_names_that_match_its_pattern() {
         );
     }
     register(&host, "not a name").await.expect_fields(400, &["name"]);
-    for (asked, name) in [
+    for (requested, name) in [
         ("web-1.example", "web-1.example"),
         ("WEB-.example", "web-.example"),
         ("web-1.example", "web-1.example-2"),
     ] {
         assert_eq!(
-            register(&host, asked).await.expect(201)["name"],
+            register(&host, requested).await.expect(201)["name"],
             name,
             "rejected requests use up nothing"
         );
@@ -218,13 +218,13 @@ async fn a_pending_server_gets_no_name_of_another_server() {
         .patch(&item_path(SERVERS, renamed), &json!({"name": "another"}))
         .await
         .expect(200);
-    for (asked, name) in [
+    for (requested, name) in [
         ("deleted", "deleted-2"),
         ("renamed", "renamed-2"),
         ("taken", "taken-2"),
         ("fresh", "fresh"),
     ] {
-        assert_eq!(register(&approving, asked).await.expect(201)["name"], name);
+        assert_eq!(register(&approving, requested).await.expect(201)["name"], name);
     }
     // A server that was never approved reserves no name.
     let fresh = workspace.admin.get(&format!("{SERVERS}?name=fresh")).await.expect(200)["results"]

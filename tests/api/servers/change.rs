@@ -176,25 +176,25 @@ async fn only_superusers_change_the_owner() {
     assert_eq!(workspace.admin.put(&path, &whole).await.expect(200)["owner"], Value::Null);
     cast.outsider.api.get(&path).await.expect_detail(404, None);
     let id = server["id"].as_str().unwrap();
-    let told = workspace
+    let details = workspace
         .admin
         .get(&format!("/api/audit/events/?action=server.update&object={id}&page_size=50"))
         .await;
-    let told: Vec<Value> = column(&told.expect(200), "details")
+    let details: Vec<Value> = column(&details.expect(200), "details")
         .into_iter()
-        .filter(|told| !told["old"].is_null())
+        .filter(|details| !details["old"].is_null())
         .collect();
     let of = |old: Value, new: Value| json!({"old": {"owner": old}, "owner": new});
     let expected = [
         of(json!(cast.outsider.id), Value::Null),
         of(json!(cast.owner.id), json!(cast.outsider.id)),
     ];
-    for (told, expected) in told.iter().zip(&expected) {
+    for (details, expected) in details.iter().zip(&expected) {
         for field in ["old", "owner"] {
-            assert_eq!(told[field], expected[field], "{told}");
+            assert_eq!(details[field], expected[field], "{details}");
         }
     }
-    assert_eq!(told.len(), 3, "the third event is that of the first owner: {told:?}");
+    assert_eq!(details.len(), 3, "the third event is that of the first owner: {details:?}");
 }
 
 #[tokio::test]
@@ -260,16 +260,16 @@ async fn invalid_fields_change_no_server() {
         json!([made["id"]])
     );
     // Groups of other workspaces look like unknown groups.
-    let mut told = Vec::new();
+    let mut texts = Vec::new();
     for id in [&theirs["id"], &deleted["id"], &json!(UNKNOWN_ID)] {
         for reply in [
             workspace.admin.patch(&path, &json!({"groups": [id]})).await,
             workspace.admin.post(SERVERS, &json!({"name": "new", "groups": [id]})).await,
         ] {
-            told.push(reply.text.replace(&id.to_string(), "<id>"));
+            texts.push(reply.text.replace(&id.to_string(), "<id>"));
         }
     }
-    assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
     // A server may keep its own name. Names of another workspace do not count.
     workspace.admin.patch(&path, &json!({"name": "web-1"})).await.expect(200);
     elsewhere.server("web-1").await;
@@ -436,8 +436,8 @@ async fn a_deleted_servers_agent_is_disconnected_immediately() {
             (&json!(false), &json!(null))
         );
     }
-    let told = waiting.await.unwrap().expect(200);
-    assert_eq!(told["status"]["text"], "Cancelled", "a waiting request gets the new status");
+    let command = waiting.await.unwrap().expect(200);
+    assert_eq!(command["status"]["text"], "Cancelled", "a waiting request gets the new status");
     for delivered in [&sent, &acked] {
         let stuck = wait_until_ended_within(STUCK_WITHIN, &workspace.admin, id_of(delivered)).await;
         assert_eq!(
@@ -576,8 +576,8 @@ async fn history_of_a_deleted_server_is_for_staff_and_requesters() {
             let mut events = Events::open(api, &stream)
                 .await
                 .unwrap_or_else(|reply| panic!("{who}: {}", reply.text));
-            let (told, end) = events.rest().await;
-            assert_eq!((told.len(), &end["id"]), (1, &command["id"]), "{who}");
+            let (events_left, end) = events.rest().await;
+            assert_eq!((events_left.len(), &end["id"]), (1, &command["id"]), "{who}");
         }
         let expected: Vec<&Value> =
             readable.iter().rev().map(|number| &made[*number]["id"]).collect();
@@ -602,14 +602,14 @@ async fn history_of_a_deleted_server_is_for_staff_and_requesters() {
             assert_eq!(list["count"], 1, "{who}");
         }
         // Commands for the deleted server get the same error as for an unknown one.
-        let mut told = Vec::new();
+        let mut texts = Vec::new();
         for unknown in [id, UNKNOWN_UUID] {
             let reply = api.post(COMMANDS, &json!({"server": unknown, "line": "id"})).await;
             reply.expect_fields(400, &["server"]);
-            told.push(reply.text.replace(unknown, "<id>"));
+            texts.push(reply.text.replace(unknown, "<id>"));
             api.get(&format!("{SERVERS}{unknown}/")).await.expect_detail(404, None);
         }
-        assert_eq!(told[0], told[1], "{who}");
+        assert_eq!(texts[0], texts[1], "{who}");
     }
     // The new server with its name does not have its history, and its deletion does not affect
     // that.
@@ -803,12 +803,12 @@ async fn delete_while_posting(is_connected: bool) {
 }
 
 #[tokio::test]
-async fn a_server_is_deleted_while_commands_are_queued() {
+async fn commands_queued_during_a_deletion_all_end() {
     delete_while_posting(false).await;
 }
 
 #[tokio::test]
-async fn a_server_is_deleted_while_commands_are_delivered() {
+async fn commands_delivered_during_a_deletion_all_end() {
     delete_while_posting(true).await;
 }
 
@@ -825,19 +825,19 @@ async fn a_new_key_disables_the_old_one_immediately() {
     assert_eq!(agent.next_command().await["id"], running);
     agent.ack(running).await;
 
-    let told = workspace.admin.call("POST", &path).await.expect(200);
+    let rotated = workspace.admin.call("POST", &path).await.expect(200);
     let mut fields = keys(&without_key(&server)).into_iter().map(str::to_owned).collect::<Vec<_>>();
     fields.extend(["install", "install_alpamon", "key"].map(str::to_owned));
     fields.sort();
-    assert_eq!(keys(&told), fields);
-    let key = told["key"].as_str().unwrap();
+    assert_eq!(keys(&rotated), fields);
+    let key = rotated["key"].as_str().unwrap();
     assert!(
         key.len() == 128
             && key.bytes().all(|b| b.is_ascii_alphanumeric())
-            && told["key"] != server["key"]
+            && rotated["key"] != server["key"]
     );
-    let install = told["install"].as_str().unwrap();
-    let alpamon = told["install_alpamon"].as_str().unwrap();
+    let install = rotated["install"].as_str().unwrap();
+    let alpamon = rotated["install_alpamon"].as_str().unwrap();
     for install in [install, alpamon] {
         assert!(
             install.contains(key) && install.contains(server["id"].as_str().unwrap()),
@@ -845,7 +845,7 @@ async fn a_new_key_disables_the_old_one_immediately() {
         );
     }
     assert_eq!(
-        (&told["id"], &told["name"], &told["owner"]),
+        (&rotated["id"], &rotated["name"], &rotated["owner"]),
         (&server["id"], &server["name"], &server["owner"])
     );
 
@@ -863,8 +863,8 @@ async fn a_new_key_disables_the_old_one_immediately() {
     let soon = command(&server, json!({"scheduled_at": now().plus_seconds(5)}));
     let soon = workspace.admin.post(COMMANDS, &soon).await.expect(201);
 
-    assert!(is_key_accepted(&workspace, &told).await);
-    let mut agent = ScriptedAgent::connect(&workspace, &told).await;
+    assert!(is_key_accepted(&workspace, &rotated).await);
+    let mut agent = ScriptedAgent::connect(&workspace, &rotated).await;
     for waited in [&queued, &soon] {
         assert_eq!(agent.next_command().await["id"], waited["id"]);
     }
@@ -898,9 +898,9 @@ async fn of_concurrent_key_rotations_one_key_is_valid() {
         let count = 2 + round % 3;
         let replies =
             future::join_all((0..count).map(|_| workspace.admin.call("POST", &path))).await;
-        let told: Vec<Value> = replies.iter().map(|reply| reply.expect(200)).collect();
+        let servers: Vec<Value> = replies.iter().map(|reply| reply.expect(200)).collect();
         let mut good = Vec::new();
-        for one in &told {
+        for one in &servers {
             if is_key_accepted(&workspace, one).await {
                 good.push(one);
             }

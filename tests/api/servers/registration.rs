@@ -196,12 +196,12 @@ async fn invalid_fields_create_no_registration_token() {
         .expect_fields(400, &["expires_at", "groups", "name", "uses"]);
     assert_eq!(workspace.admin.get(TOKENS).await.expect(200)["count"], 0);
     // Groups of other workspaces look like unknown groups.
-    let mut told = Vec::new();
+    let mut texts = Vec::new();
     for id in [&theirs["id"], &json!(UNKNOWN_ID)] {
         let reply = workspace.admin.post(TOKENS, &json!({"name": "x", "groups": [id]})).await;
-        told.push(reply.text.replace(&id.to_string(), "<id>"));
+        texts.push(reply.text.replace(&id.to_string(), "<id>"));
     }
-    assert_eq!(told[0], told[1]);
+    assert_eq!(texts[0], texts[1]);
     let most =
         json!({"name": "ü".repeat(128), "uses": 1, "expires_at": "2999-01-01T00:00:00+02:00"});
     let made = workspace.admin.post(TOKENS, &most).await.expect(201);
@@ -232,7 +232,7 @@ async fn only_staff_manage_registration_tokens() {
             api.delete(path).await.expect_detail(403, DENIED);
         }
     }
-    let mut told = Vec::new();
+    let mut texts = Vec::new();
     for path in [
         path.clone(),
         format!("{TOKENS}{UNKNOWN_UUID}/"),
@@ -242,10 +242,10 @@ async fn only_staff_manage_registration_tokens() {
         for method in ["GET", "DELETE"] {
             let reply = elsewhere.admin.call(method, &path).await;
             reply.expect_detail(404, None);
-            told.push(reply.text);
+            texts.push(reply.text);
         }
     }
-    assert!(told.iter().all(|text| *text == told[0]), "{told:?}");
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
     assert_eq!(workspace.admin.get(TOKENS).await.expect(200)["count"], 1);
     register_server(&client_with(&workspace, &made), "web-1").await;
 }
@@ -556,7 +556,7 @@ async fn a_taken_name_gets_a_number() {
     let made = create_token(&workspace.admin, json!({"uses": null})).await;
     let host = client_with(&workspace, &made);
     workspace.server("web").await;
-    for (asked, expected) in [
+    for (requested, expected) in [
         ("web", "web-2"),
         ("WEB", "web-3"),
         ("web-2", "web-2-2"),
@@ -565,7 +565,7 @@ async fn a_taken_name_gets_a_number() {
         ("-", "-"),
         ("-", "--2"),
     ] {
-        assert_eq!(register_server(&host, asked).await["name"], expected, "{asked}");
+        assert_eq!(register_server(&host, requested).await["name"], expected, "{requested}");
     }
     // The name is free in another workspace.
     let elsewhere = Workspace::new().await;
@@ -599,19 +599,19 @@ async fn concurrent_registrations_get_different_names() {
     let workspace = Workspace::new().await;
     let made = create_token(&workspace.admin, json!({"uses": 40})).await;
     let host = client_with(&workspace, &made);
-    for (asked, is_long) in [("web".to_owned(), false), ("b".repeat(64), true)] {
-        let replies = future::join_all((0..20).map(|_| register(&host, &asked))).await;
+    for (requested, is_long) in [("web".to_owned(), false), ("b".repeat(64), true)] {
+        let replies = future::join_all((0..20).map(|_| register(&host, &requested))).await;
         let names: BTreeSet<String> = replies
             .iter()
             .map(|reply| reply.expect(201)["name"].as_str().unwrap().to_owned())
             .collect();
         let expected: BTreeSet<String> = (1..=20)
             .map(|number| match number {
-                1 => asked.clone(),
+                1 => requested.clone(),
                 _ => {
                     let suffix = format!("-{number}");
-                    let kept = if is_long { 64 - suffix.len() } else { asked.len() };
-                    format!("{}{suffix}", &asked[..kept])
+                    let kept = if is_long { 64 - suffix.len() } else { requested.len() };
+                    format!("{}{suffix}", &requested[..kept])
                 }
             })
             .collect();
@@ -621,14 +621,14 @@ async fn concurrent_registrations_get_different_names() {
         assert_eq!(ids.len(), 20);
         // Each key belongs to the server that is named in the same response.
         for reply in &replies {
-            let told = reply.json();
+            let registered = reply.json();
             let own = workspace
                 .anonymous
-                .with_authorization(&credential(&told))
+                .with_authorization(&credential(&registered))
                 .get(OWN)
                 .await
                 .expect(200);
-            assert_eq!((&own["id"], &own["name"]), (&told["id"], &told["name"]));
+            assert_eq!((&own["id"], &own["name"]), (&registered["id"], &registered["name"]));
         }
     }
     assert_eq!(
