@@ -1,5 +1,5 @@
 //! Runs the checks of the fuzz targets (`fuzz/checks/`) on all files of their corpora, and on
-//! random changes of them. `npm run fuzz` runs them under libFuzzer (docs/fuzzing.md).
+//! random changes of them. `npm run fuzz` runs them under libFuzzer (docs/contributing/fuzzing.md).
 
 // In a test, a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]

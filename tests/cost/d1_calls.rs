@@ -1,5 +1,6 @@
-//! How many calls to D1 and KV the service makes, according to its log (`docs/performance.md`, D1
-//! round trips): for each endpoint, and during the life of a command.
+//! How many calls to D1 and KV the service makes, according to its log
+//! (`docs/contributing/performance.md`, D1 round trips): for each endpoint, and during the life of
+//! a command.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The cost of requests, and tests of the benches (`docs/performance.md`, `docs/scaling.md`).
+//! The cost of requests, and tests of the benches (`docs/contributing/performance.md`,
+//! `docs/contributing/scaling.md`).
 
 mod bench;
 pub mod d1_calls;

@@ -1,4 +1,4 @@
-//! Compares `docs/dependencies.md` with the manifests: it must list exactly the direct
+//! Compares `docs/contributing/dependencies.md` with the manifests: it must list exactly the direct
 //! dependencies, with their licences.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ fn read(path: &str) -> String {
 
 /// The packages that the document lists for a manifest, with their licences.
 fn listed_packages(manifest: &str) -> BTreeMap<String, String> {
-    let document = read("docs/dependencies.md");
+    let document = read("docs/contributing/dependencies.md");
     let section = document
         .split("\n## ")
         .find(|section| section.lines().next().unwrap().contains(manifest))

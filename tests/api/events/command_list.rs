@@ -1,6 +1,6 @@
 //! `GET /api/events/commands/`: filters, search, ordering, pages and counts (contract 7.10), and
-//! their cost (`docs/performance.md`, What lists cost). The tests insert commands directly into the
-//! database: up to a hundred thousand, and with any timestamps.
+//! their cost (`docs/contributing/performance.md`, What lists cost). The tests insert commands
+//! directly into the database: up to a hundred thousand, and with any timestamps.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};

@@ -203,7 +203,9 @@ async fn the_sql_condition_agrees_with_the_rule() {
             server_name: "web-1".to_owned(),
             requested_by: None,
         };
-        assert!(command.missing_feature(None, Features { argv: true, ..Features::default() }).is_none());
+        assert!(
+            command.missing_feature(None, Features { argv: true, ..Features::default() }).is_none()
+        );
         commands.push((id_of(&made).to_owned(), command, number % 11 == 0));
     }
     let mut seen = 0;
@@ -339,7 +341,7 @@ fn commands_in_memory(line: &str, argv: Option<&str>) -> rusqlite::Connection {
 }
 
 /// The most expensive lists that are accepted, over as many commands as are compared
-/// (`docs/performance.md`, What lists cost).
+/// (`docs/contributing/performance.md`, What lists cost).
 #[test]
 fn the_most_expensive_lists_are_bounded() {
     let words = |words: &[String]| serde_json::to_string(words).unwrap();
