@@ -5,7 +5,7 @@ import { programs } from "./toolchain.mjs";
 
 /** Gets Chromium and its driver where they are not there, and returns where they are. */
 export function browser() {
-  const needs = "the tests of the reset page need chromium and chromedriver, of one version, on PATH";
+  const needs = "the tests of pages need chromium and chromedriver, of one version, on PATH";
   const [chromium, chromedriver] = programs(["chromium", "chromedriver"], ["chromium", "chromium-driver"], needs);
   say(`browser: ${chromium}, driven by ${chromedriver}`);
   return { chromium, chromedriver };

@@ -186,7 +186,7 @@ function testPrograms(tests) {
   // Other accounts have no network namespaces: for them the test cuts the network in another way.
   if (has("agent::connection") && process.getuid() === 0) programs(["ip"], ["iproute2"], "the test of a cut network needs ip");
   if (has("cost::bench")) programs(["sqlite3"], ["sqlite3"], "the test of the benches' data needs sqlite3");
-  if (!has("api::reset_page")) return {};
+  if (!has("api::reset_page") && !has("api::docs_page")) return {};
   const { chromium, chromedriver } = browser();
   return { FARHAND_CHROMIUM: chromium, FARHAND_CHROMEDRIVER: chromedriver };
 }

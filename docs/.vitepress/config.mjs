@@ -109,6 +109,8 @@ export default defineConfig({
   cleanUrls: true,
   // Addresses of this machine in examples.
   ignoreDeadLinks: "localhostLinks",
+  // The index of the search is one file.
+  vite: { build: { chunkSizeWarningLimit: 4000 } },
   head: [["link", { rel: "icon", href: icon }]],
   markdown: { html: false, anchor: { slugify: anchor }, config: diagrams },
   themeConfig: {

@@ -10,9 +10,7 @@ use crate::http::response::Reply;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The page's files, which are part of the Worker: with the platform's own static assets every
-/// request of the API would go through their router first, which took a tenth of the service's
-/// speed (docs/performance.md).
+/// The page's files. They are small, so they are part of the Worker.
 const FILES: [(&str, &str, &str); 3] = [
     (
         "/reset-password/",

@@ -154,6 +154,7 @@ async fn plain_http_is_for_this_machine_only() {
         "/api/status",
         "/api/nope/",
         "/reset-password/",
+        "/api/docs/",
         "/operator/workspaces/",
     ];
     for path in paths {
