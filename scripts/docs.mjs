@@ -21,6 +21,7 @@ const OTHER_PAGES = {
   "SECURITY.md": "vulnerabilities.md",
   "ARCHITECTURE.md": "contributing/architecture.md",
   "CONTRIBUTING.md": "contributing/index.md",
+  "examples/README.md": "examples.md",
 };
 /** Files that the site has in another form. */
 const REPLACED = { "docs/openapi.yaml": "reference/index.md" };
@@ -71,6 +72,15 @@ async function writePages() {
   }
 }
 
+/** Fails if a page or a style sheet loads anything from another origin. */
+function checkOrigins(folder) {
+  const loads = /<(?:script|link|img|iframe)\b[^>]*\s(?:src|href)="(?:https?:)?\/\/[^>]*>|(?:url\(|@import )["']?(?:https?:)?\/\/[^)"']*/;
+  for (const file of filesBelow([relative(root, folder)]).filter((name) => /\.(html|css)$/.test(name))) {
+    const found = loads.exec(readFileSync(file, "utf8"));
+    if (found) fail(`${relative(root, file)} loads from another origin: ${found[0]}`);
+  }
+}
+
 const MEDIA_TYPES = {
   ".css": "text/css", ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".json": "application/json", ".woff2": "font/woff2",
 };
@@ -97,5 +107,6 @@ await writePages();
 const { build } = await import("vitepress");
 // VitePress prints what is wrong with a page and throws.
 await build(join(root, "docs")).catch((error) => fail(`the site was not built: ${error.message}${error.id ? ` (${error.id})` : ""}`));
+checkOrigins(html);
 say(`the site is in ${relative(root, html)}`);
 if (mode === undefined) serve(html, Number(process.env.PORT || PORT));

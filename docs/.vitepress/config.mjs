@@ -2,8 +2,8 @@
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { parseMermaid, renderMermaidSVG } from "beautiful-mermaid";
 import { defineConfig } from "vitepress";
+import { diagrams } from "./diagrams.mjs";
 
 const site = join(dirname(fileURLToPath(import.meta.url)), "../../target/site");
 const pages = join(site, "pages");
@@ -17,7 +17,10 @@ const SECTIONS = [
   { text: "Start", pages: ["index", "tutorial", "concepts", "readme"] },
   {
     text: "Guides", folder: ".",
-    pages: ["agents", "commands", "authentication", "api", "audit", "security", "operations", "reliability", "limits-and-prices"],
+    pages: [
+      "agents", "commands", "authentication", "api", "examples", "audit", "security", "deploying", "configuration", "operations",
+      "reliability", "limits-and-prices",
+    ],
   },
   { text: "How-to", folder: "how-to", pages: ["how-to/index"] },
   { text: "Help", pages: ["troubleshooting", "faq", "comparison", "changelog", "vulnerabilities"] },
@@ -27,7 +30,7 @@ const SECTIONS = [
   { text: "Decisions", folder: "decisions", pages: ["decisions/index"], isCollapsed: true },
 ];
 /** Shorter than the headings of the pages. */
-const NAMES = { readme: "Install and run", index: "Overview", "reference/index": "Overview", "contributing/index": "Overview", "how-to/index": "Overview", "decisions/index": "Overview" };
+const NAMES = { readme: "Install and run", index: "Overview" };
 
 /** A page's entry in the sidebar: its first heading, and what its front matter says about its place. */
 function entry(name) {
@@ -35,7 +38,7 @@ function entry(name) {
   const field = (key) => new RegExp(`^${key}: (.*)$`, "m").exec(text.startsWith("---\n") ? text.split("---\n")[1] : "")?.[1];
   const heading = /^# (.*)$/m.exec(text)?.[1].replaceAll("`", "");
   if (heading === undefined) throw new Error(`${name}.md has no heading`);
-  const item = { text: NAMES[name] ?? heading, link: `/${name.replace(/(^|\/)index$/, "$1")}` };
+  const item = { text: NAMES[name] ?? (name.endsWith("/index") ? "Overview" : heading), link: `/${name.replace(/(^|\/)index$/, "$1")}` };
   return { item, order: Number(field("order") ?? Infinity), part: field("part") };
 }
 
@@ -63,39 +66,6 @@ function section({ text, folder, pages: first = [], isCollapsed }) {
 /** The anchor of a heading, as GitHub writes it: links between pages work in both places. */
 const anchor = (heading) =>
   [...heading.toLowerCase()].filter((letter) => /[\p{L}\p{N} _-]/u.test(letter)).join("").replaceAll(" ", "-");
-
-/**
- * Fails on text that GitHub would draw in another way than the site: the library ignores a node's name on a line of its own in a
- * subgraph, and keeps the label of a node's first mention.
- */
-function checkDiagram(content) {
-  if (!/^\s*(flowchart|graph)\s/.test(content)) return;
-  const { nodes } = parseMermaid(content);
-  const bodies = [...content.matchAll(/^\s*subgraph\b.*\n([^]*?)^\s*end\s*$/gm)].map(([, body]) => body);
-  const bare = bodies.flatMap((body) => [...body.matchAll(/^\s*([A-Za-z][\w-]*)\s*$/gm)]);
-  if (bare.length > 0) throw new Error(`diagram: give ${bare[0][1]} its label inside of its subgraph, before other lines use it`);
-  for (const [, id] of content.matchAll(/(?:^|[\s>|])([A-Za-z][\w-]*)[[({]/gm)) {
-    if (nodes.get(id)?.label === id) throw new Error(`diagram: give ${id} its label where it is first used`);
-  }
-}
-
-/** Draws blocks of the language `mermaid` while the site is built, in the colours of the site. */
-function diagrams(markdown) {
-  const { fence } = markdown.renderer.rules;
-  markdown.renderer.rules.fence = (tokens, index, options, environment, self) => {
-    const { info, content } = tokens[index];
-    if (info.trim() !== "mermaid") return fence(tokens, index, options, environment, self);
-    checkDiagram(content);
-    const colours = {
-      bg: "var(--vp-c-bg)", fg: "var(--vp-c-text-1)", muted: "var(--vp-c-text-2)", line: "var(--vp-c-text-3)", accent: "var(--vp-c-brand-1)",
-    };
-    const drawn = renderMermaidSVG(content, { ...colours, font: "system-ui", transparent: true });
-    // It would load its font from another origin.
-    const svg = drawn.replace(/@import url\([^)]*\);?/g, "");
-    // Vue drops <style> from templates. It leaves the text of v-html alone.
-    return `<div class="diagram" v-html="${markdown.utils.escapeHtml(JSON.stringify(svg))}"></div>\n`;
-  };
-}
 
 const icon = "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 24 24'><rect width='24' height='24' rx='6' fill='%231d5fb8'/><path d='M7 7.5 11.5 12 7 16.5M13 17h5' fill='none' stroke='%23fff' stroke-width='2'/></svg>";
 

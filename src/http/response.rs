@@ -42,11 +42,6 @@ pub struct Reply {
 type Pieces = Pin<Box<dyn Stream<Item = worker::Result<String>>>>;
 
 enum Body {
-    /// A static asset: the body of the platform's response.
-    Asset {
-        media_type: &'static str,
-        asset: web_sys::Response,
-    },
     Empty,
     /// JSON that ends with the items of a list: what is before them.
     List {
@@ -62,6 +57,11 @@ enum Body {
         text: String,
     },
     WebSocket(WebSocket),
+    /// A static asset: the body of the platform's response.
+    Asset {
+        media_type: &'static str,
+        asset: web_sys::Response,
+    },
 }
 
 impl Reply {
@@ -96,11 +96,6 @@ impl Reply {
     /// 200 with a text of another media type.
     pub fn file(media_type: &'static str, text: &str) -> Self {
         Self::new(200, Body::Text { media_type, text: text.to_owned() })
-    }
-
-    /// 200 with the body of a static asset.
-    pub fn asset(media_type: &'static str, asset: web_sys::Response) -> Self {
-        Self::new(200, Body::Asset { media_type, asset })
     }
 
     /// 201 with what was created, and its address.
@@ -198,6 +193,11 @@ impl Reply {
             Some(seconds) => reply.header("Retry-After", seconds.to_string()),
             None => reply,
         }
+    }
+
+    /// 200 with the body of a static asset.
+    pub fn asset(media_type: &'static str, asset: web_sys::Response) -> Self {
+        Self::new(200, Body::Asset { media_type, asset })
     }
 
     /// The status.
