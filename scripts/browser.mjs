@@ -6,7 +6,7 @@ import { programs } from "./toolchain.mjs";
 
 /** Installs Chromium and its driver if they are missing. Returns their paths. */
 export function browser() {
-  const needs = "the tests of the reset page need chromium and chromedriver, of one version, on PATH";
+  const needs = "the tests of pages need chromium and chromedriver, of one version, on PATH";
   const [chromium, chromedriver] = programs(["chromium", "chromedriver"], ["chromium", "chromium-driver"], needs);
   say(`browser: ${chromium}, driven by ${chromedriver}`);
   return { chromium, chromedriver };

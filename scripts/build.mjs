@@ -3,13 +3,13 @@
 //
 // FARHAND_PROFILE=quick builds without link-time optimisation and wasm-opt, for development only.
 // The Worker is larger and slower, but a change is built in seconds.
-import { existsSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { copyFileSync, existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { digest, fail, locked, once, root, run, say, tools } from "./lib.mjs";
 import { prepare } from "./toolchain.mjs";
 
-const SOURCES = ["Cargo.lock", "Cargo.toml", "build.rs", "docs/openapi.yaml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "sql/Cargo.toml", "sql/src", "web", "scripts/build.mjs", "scripts/toolchain.mjs"];
+const SOURCES = ["Cargo.lock", "Cargo.toml", "build.rs", "docs/openapi.yaml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "sql/Cargo.toml", "sql/src", "web", "package-lock.json", "scripts/build.mjs", "scripts/toolchain.mjs"];
 
 // The wasm features that rustc and wasm-bindgen use. With --all-features, binaryen would write
 // encodings that workerd cannot read yet.
@@ -51,6 +51,7 @@ async function buildAlone() {
     run(env.WORKER_BUILD, isQuick ? ["--profile", "quick", "--no-opt"] : ["--release"], written);
     const script = join(root, "build", "index.js");
     replaceEntryPoint(script);
+    writeAssets();
     run(env.ESBUILD_BIN, [script, "--minify", "--format=esm", `--outfile=${script}`, "--allow-overwrite", "--log-level=warning"]);
     if (isQuick) return;
     // worker-build keeps function names, which are an eighth of the bundle. Panic messages have
@@ -59,6 +60,19 @@ async function buildAlone() {
     const enable = FEATURES.map((feature) => `--enable-${feature}`);
     run(env.WASM_OPT_BIN, [...enable, "--strip-debug", "--strip-producers", wasm, "-o", wasm]);
   });
+}
+
+/** Writes the files of /api/docs/: the page, and Swagger UI with the licences of what it contains. */
+function writeAssets() {
+  const folder = join(root, "build", "assets", "api", "docs");
+  mkdirSync(folder, { recursive: true });
+  const [page, swagger] = [join(root, "web", "docs"), join(root, "node_modules", "swagger-ui-dist")];
+  for (const name of readdirSync(page)) copyFileSync(join(page, name), join(folder, name));
+  const text = (name) => readFileSync(join(swagger, name), "utf8");
+  // Without its source map, which is not served.
+  writeFileSync(join(folder, "swagger-ui.css"), text("swagger-ui.css").replace(/\/\*# sourceMappingURL=.*\*\//, ""));
+  const licences = `/*!\n${text("NOTICE")}${text("LICENSE")}*/\n${text("swagger-ui-bundle.js.LICENSE.txt")}`;
+  writeFileSync(join(folder, "swagger-ui.js"), `${licences}\n${text("swagger-ui-bundle.js")}`);
 }
 
 /** Replaces the entry point in worker-build's script. */

@@ -1,11 +1,14 @@
 // `npm run deploy`: applies the D1 migrations and then deploys the Worker, to the Cloudflare
 // account of wrangler's login. Arguments go to both commands, for example: npm run deploy -- --env
 // eu1
+import { build } from "./build.mjs";
 import { wrangler } from "./instance.mjs";
 import { commit, run } from "./lib.mjs";
 import { npmPackages } from "./toolchain.mjs";
 
 await npmPackages();
+// wrangler looks for the folder of static assets before it runs its build command.
+await build();
 const options = process.argv.slice(2);
 run(wrangler, ["d1", "migrations", "apply", "DB", "--remote", ...options], { stdio: "inherit" });
 // Only behind Cloudflare does the Worker trust the header CF-Connecting-IP for the client's

@@ -44,6 +44,8 @@ function workerOptionsOf(file) {
     kvNamespaces: named(config.kv_namespaces, ({ id }) => ({ id })),
     durableObjects: named(config.durable_objects?.bindings, (item) => ({ className: item.class_name, useSQLite: useSQLite(item.class_name) })),
     email: { send_email: config.send_email ?? [] },
+    // The folder itself: Miniflare would put its router for static assets in front of the Worker, which takes a tenth of the speed.
+    serviceBindings: config.assets ? { [config.assets.binding]: { disk: { path: join(project, config.assets.directory), writable: false } } } : {},
   };
 }
 

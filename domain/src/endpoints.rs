@@ -82,6 +82,11 @@ endpoints! {
     Health: Open, [GET "/healthz"];
     /// A file of the page on which a user sets a new password.
     Page: Open, [GET "/reset-password/", GET "/reset-password/page.css", GET "/reset-password/page.js"];
+    /// A file of the interactive API reference.
+    Docs: Open, [
+        GET "/api/docs/", GET "/api/docs/page.css", GET "/api/docs/page.js", GET "/api/docs/swagger-ui.css",
+        GET "/api/docs/swagger-ui.js"
+    ];
 
     WorkspaceList: Operator, [GET "/operator/workspaces/"];
     WorkspaceCreate: Operator, [POST "/operator/workspaces/"] audits "workspace.create";
@@ -435,6 +440,7 @@ mod tests {
             "/healthz",
             "/reset-password/page.css",
             "/reset-password/page.js",
+            "/api/docs/page.js",
             "/api/status/",
             "/",
             "/x",
@@ -446,6 +452,8 @@ mod tests {
             "/reset-password",
             "/api/status",
             "/api/unknown",
+            "/api/docs",
+            "/api/docs/unknown.js",
             "/api",
             "/operator",
             "/ws",

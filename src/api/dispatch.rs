@@ -7,8 +7,8 @@ use worker::web_sys;
 
 use crate::api::change::Extent;
 use crate::api::{
-    acl_check, agent, audit, command_creation, command_output, commands, groups, operator, pages,
-    passwords, registration_tokens, servers, service, sessions, tokens, users,
+    acl_check, agent, audit, command_creation, command_output, commands, docs, groups, operator,
+    pages, passwords, registration_tokens, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -166,6 +166,7 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
     match endpoint {
         Endpoint::Health => future::ready(service::health(call)).boxed_local(),
         Endpoint::Page => future::ready(pages::file(call)).boxed_local(),
+        Endpoint::Docs => docs::file(call).boxed_local(),
         Endpoint::WorkspaceCreate => operator::create(call).boxed_local(),
         Endpoint::WorkspaceList => operator::list(call).boxed_local(),
         Endpoint::WorkspaceDelete => operator::delete(call).boxed_local(),

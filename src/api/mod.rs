@@ -9,6 +9,7 @@ pub mod command_creation;
 pub mod command_output;
 pub mod commands;
 pub mod dispatch;
+pub mod docs;
 pub mod groups;
 pub mod idempotency;
 pub mod operator;

@@ -19,3 +19,8 @@ export function respond(status, headers, text, items) {
   const body = items === undefined ? (text ?? null) : `${text}${items}}`;
   return new Response(body, { status, headers: JSON.parse(headers) });
 }
+
+/** A static asset with our headers. `headers` is a JSON object. */
+export function respondWithAsset(asset, headers) {
+  return new Response(asset.body, { status: asset.status, headers: JSON.parse(headers) });
+}

@@ -24,6 +24,12 @@ extern "C" {
         text: Option<&str>,
         items: &JsValue,
     ) -> Result<web_sys::Response, JsValue>;
+
+    #[wasm_bindgen(catch, js_name = respondWithAsset)]
+    fn respond_with_asset(
+        asset: &web_sys::Response,
+        headers: &str,
+    ) -> Result<web_sys::Response, JsValue>;
 }
 
 /// A response, before it becomes one of the runtime.
@@ -52,6 +58,11 @@ enum Body {
         text: String,
     },
     WebSocket(WebSocket),
+    /// A static asset: the body of the platform's response.
+    Asset {
+        media_type: &'static str,
+        asset: web_sys::Response,
+    },
 }
 
 impl Reply {
@@ -185,6 +196,11 @@ impl Reply {
         }
     }
 
+    /// 200 with the body of a static asset.
+    pub fn asset(media_type: &'static str, asset: web_sys::Response) -> Self {
+        Self::new(200, Body::Asset { media_type, asset })
+    }
+
     pub fn status(&self) -> u16 {
         self.status
     }
@@ -198,7 +214,9 @@ impl Reply {
         let Self { status, headers: own, body } = self;
         let media_type = match &body {
             Body::List { .. } => Some("application/json"),
-            Body::Text { media_type, .. } | Body::Stream { media_type, .. } => Some(*media_type),
+            Body::Asset { media_type, .. }
+            | Body::Text { media_type, .. }
+            | Body::Stream { media_type, .. } => Some(*media_type),
             Body::Empty | Body::WebSocket(_) => None,
         };
         let mut headers = BTreeMap::from([
@@ -220,6 +238,9 @@ impl Reply {
             Body::WebSocket(socket) => Ok(builder()?.with_websocket(socket).empty().into()),
             _ if without_body => respond(None, &JsValue::UNDEFINED),
             Body::Empty => respond(None, &JsValue::UNDEFINED),
+            Body::Asset { asset, .. } => {
+                Ok(respond_with_asset(&asset, &serde_json::to_string(&headers)?)?)
+            }
             Body::Text { text, .. } => respond(Some(&text), &JsValue::UNDEFINED),
             Body::List { before, items } => respond(Some(&before), items.as_ref()),
             Body::Stream { pieces, .. } => {

@@ -1,4 +1,4 @@
-//! Checks of the documents: the OpenAPI document, links, citations, dependencies.
+//! Checks of the documents: the OpenAPI document, the API reference, links, citations, dependencies.
 
 mod citations;
 mod dependencies;
@@ -6,3 +6,4 @@ mod documents;
 mod examples;
 mod openapi;
 mod properties;
+mod site;

@@ -154,6 +154,7 @@ async fn plain_http_is_accepted_only_from_this_machine() {
         "/api/status",
         "/api/nope/",
         "/reset-password/",
+        "/api/docs/",
         "/operator/workspaces/",
     ];
     for path in paths {

@@ -1,0 +1,112 @@
+// `npm run docs`: the documentation site. It is built from docs/ and a few files of the root folder into target/site/html, and
+// served on this machine.
+//
+//   npm run docs               builds the site, serves it and prints the address
+//   npm run docs -- build      only builds it; `npm test` does this, and fails on a dead link
+//
+// Pages are copied to target/site/pages first: links are adapted there, and the pages of the API reference are added.
+import { existsSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
+import { dirname, extname, join, posix, relative } from "node:path";
+import { fail, filesBelow, root, say } from "./lib.mjs";
+import { npmPackages } from "./toolchain.mjs";
+
+const site = join(root, "target", "site");
+const pagesFolder = join(site, "pages");
+const html = join(site, "html");
+/** Pages from outside of docs/. */
+const OTHER_PAGES = {
+  "README.md": "readme.md",
+  "CHANGELOG.md": "changelog.md",
+  "SECURITY.md": "vulnerabilities.md",
+  "ARCHITECTURE.md": "contributing/architecture.md",
+  "CONTRIBUTING.md": "contributing/index.md",
+  "examples/README.md": "examples.md",
+};
+/** Files that the site has in another form. */
+const REPLACED = { "docs/openapi.yaml": "reference/index.md" };
+/** A port that `npm start` does not use. */
+const PORT = 8790;
+
+/** The path in the site of each file that is a page. */
+function sitePaths() {
+  const docs = filesBelow(["docs"]).map((file) => relative(root, file)).filter((path) => path.endsWith(".md"));
+  return { ...Object.fromEntries(docs.map((path) => [path, path.slice("docs/".length)])), ...OTHER_PAGES };
+}
+
+/**
+ * Adapts the links of a page: those to pages lead to their place in the site, and those to other files of the repository become
+ * plain text. A link to a missing file stays as it is: VitePress reports it.
+ */
+function adapted(text, path, pages) {
+  const isCode = /^(```|~~~)/;
+  let inCode = false;
+  return text.split("\n").map((line) => {
+    if (isCode.test(line)) inCode = !inCode;
+    if (inCode) return line;
+    // The parts of a line between backticks have odd indices.
+    return line.replace(/`[^`]*`|\[((?:[^\]`]|`[^`]*`)*)\]\(([^()\s]+)\)/g, (whole, label, target) => {
+      if (target === undefined || /^[a-z]+:|^#/.test(target)) return whole;
+      const [file, anchor] = target.split("#");
+      const linked = posix.join(posix.dirname(path), file);
+      const page = pages[linked] ?? REPLACED[linked];
+      if (page === undefined) return existsSync(join(root, linked)) ? label : whole;
+      return `[${label}](/${page}${anchor === undefined ? "" : `#${anchor}`})`;
+    });
+  }).join("\n").replace(/^<!--.*-->\n/gm, "");
+}
+
+/** Writes the pages of the site. */
+async function writePages() {
+  // It needs npm packages.
+  const { referencePages } = await import("./docs-reference.mjs");
+  rmSync(pagesFolder, { recursive: true, force: true });
+  const pages = sitePaths();
+  const texts = Object.entries(pages)
+    .filter(([path]) => existsSync(join(root, path)))
+    .map(([path, page]) => ({ path: page, text: adapted(readFileSync(join(root, path), "utf8"), path, pages) }));
+  for (const { path, text } of [...texts, ...referencePages()]) {
+    const file = join(pagesFolder, path);
+    mkdirSync(dirname(file), { recursive: true });
+    writeFileSync(file, text);
+  }
+}
+
+/** Fails if a page or a style sheet loads anything from another origin. */
+function checkOrigins(folder) {
+  const loads = /<(?:script|link|img|iframe)\b[^>]*\s(?:src|href)="(?:https?:)?\/\/[^>]*>|(?:url\(|@import )["']?(?:https?:)?\/\/[^)"']*/;
+  for (const file of filesBelow([relative(root, folder)]).filter((name) => /\.(html|css)$/.test(name))) {
+    const found = loads.exec(readFileSync(file, "utf8"));
+    if (found) fail(`${relative(root, file)} loads from another origin: ${found[0]}`);
+  }
+}
+
+const MEDIA_TYPES = {
+  ".css": "text/css", ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".json": "application/json", ".woff2": "font/woff2",
+};
+
+/** Serves the site on loopback only: VitePress's own server would listen on all addresses. */
+function serve(folder, port) {
+  const isFile = (path) => existsSync(path) && statSync(path).isFile();
+  const server = createServer((request, response) => {
+    // The URL has resolved `..` already.
+    const path = decodeURIComponent(new URL(request.url, "http://localhost").pathname);
+    const file = [path, `${path}.html`, `${path}index.html`].map((name) => join(folder, name)).find(isFile);
+    const shown = file ?? join(folder, "404.html");
+    response.writeHead(file ? 200 : 404, { "Content-Type": MEDIA_TYPES[extname(shown)] ?? "application/octet-stream" });
+    response.end(readFileSync(shown));
+  });
+  server.on("error", (error) => fail(`${error.message}; set PORT to another port`));
+  server.listen(port, "127.0.0.1", () => say(`the documentation is on http://127.0.0.1:${port}`));
+}
+
+const [mode, ...rest] = process.argv.slice(2);
+if ((mode !== undefined && mode !== "build") || rest.length > 0) fail("usage: npm run docs [-- build]");
+await npmPackages();
+await writePages();
+const { build } = await import("vitepress");
+// VitePress prints what is wrong with a page and throws.
+await build(join(root, "docs")).catch((error) => fail(`the site was not built: ${error.message}${error.id ? ` (${error.id})` : ""}`));
+checkOrigins(html);
+say(`the site is in ${relative(root, html)}`);
+if (mode === undefined) serve(html, Number(process.env.PORT || PORT));

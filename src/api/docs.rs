@@ -1,0 +1,36 @@
+//! The interactive API reference at `/api/docs/`. `scripts/build.mjs` writes its files to
+//! `build/assets`: the page of `web/docs`, and Swagger UI.
+
+use farhand_domain::error::Error;
+use worker::web_sys;
+
+use crate::http::request::Call;
+use crate::http::response::Reply;
+
+/// The binding of the static assets (`wrangler.toml`).
+const ASSETS: &str = "ASSETS";
+/// The page loads its own files and calls its own workspace. Swagger UI has images in its style
+/// sheet.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// `GET /api/docs/` and its files (contract 9). The Worker serves them, and not the platform by
+/// itself: only workspaces have them, and with these headers.
+pub async fn file(call: &Call) -> Result<Reply, Error> {
+    let media_type = match call.path.rsplit('.').next() {
+        Some("css") => "text/css; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        _ => "text/html; charset=utf-8",
+    };
+    let name = if call.path.ends_with('/') { "index.html" } else { "" };
+    // The binding looks at the path only.
+    let url = format!("https://assets{}{name}", call.path);
+    let asset = call.env.assets(ASSETS)?.fetch(url, None).await?;
+    if asset.status_code() != 200 {
+        return Err(Error::internal(format!("{}: {}", call.path, asset.status_code())));
+    }
+    Ok(Reply::asset(media_type, web_sys::Response::from(asset))
+        .header("Content-Security-Policy", POLICY)
+        .header("Referrer-Policy", "no-referrer")
+        .header("X-Frame-Options", "DENY"))
+}
