@@ -48,7 +48,7 @@ async fn only_workspaces_have_the_page() {
     let api = Workspace::new().await.anonymous;
     for host in ["nobody-has-this.local.localhost", "example.com", "local.localhost"] {
         for (path, _) in FILES {
-            api.under(host).get(path).await.expect_detail(404, None);
+            api.with_host(host).get(path).await.expect_detail(404, None);
         }
     }
     let moved = api.get("/api/docs").await;

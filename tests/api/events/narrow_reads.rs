@@ -203,9 +203,7 @@ async fn the_sql_condition_agrees_with_the_rule() {
             server_name: "web-1".to_owned(),
             requested_by: None,
         };
-        assert!(
-            command.missing_feature(None, Features { argv: true, ..Features::default() }).is_none()
-        );
+        assert!(command.lacks(None, Features { argv: true, ..Features::default() }).is_none());
         commands.push((id_of(&made).to_owned(), command, number % 11 == 0));
     }
     let mut seen = 0;
