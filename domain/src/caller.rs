@@ -62,8 +62,8 @@ impl Caller {
         self.is_staff_or_superuser() && self.acl.as_ref().is_none_or(|acl| acl.servers.is_none())
     }
 
-    /// Whether the API token reads only commands that its access control list allows (contract
-    /// 4.13).
+    /// Whether the API token reads only commands that its access control list allows
+    /// (contract 4.13).
     pub fn reads_narrowly(&self) -> bool {
         self.acl.as_ref().is_some_and(Acl::reads_narrowly)
     }

@@ -4,9 +4,9 @@
 //! decisions are return values. So each rule has fast native tests. The Worker at the root of the
 //! repository, and the agent, carry the decisions out.
 //!
-//! In a comment, `contract 7.8` means heading 7.8 of `docs/spec/contract.md`, and `agent-protocol
-//! 4.1` a heading of `docs/spec/agent-protocol.md`. The test `tests/docs/citations.rs` checks that
-//! these headings exist.
+//! In a comment, `contract 7.8` means heading 7.8 of `docs/spec/contract.md`, and
+//! `agent-protocol 4.1` a heading of `docs/spec/agent-protocol.md`. The test
+//! `tests/docs/citations.rs` checks that these headings exist.
 
 pub mod account;
 pub mod acl;

@@ -343,8 +343,8 @@ impl Lifecycle {
         self.end = Some(end);
     }
 
-    /// The agent reported a restart, after which it may have lost a running command (contract
-    /// 7.12). The first report counts. Returns whether it marks this command.
+    /// The agent reported a restart, after which it may have lost a running command
+    /// (contract 7.12). The first report counts. Returns whether it marks this command.
     pub fn mark_agent_restarted(&mut self, now: Timestamp) -> bool {
         let concerns =
             matches!(self.state(), State::Sent | State::Acked) && self.restarted_at.is_none();
@@ -385,8 +385,8 @@ impl Lifecycle {
         true
     }
 
-    /// The agent reported the end. The first report counts, and replaces only a stuck end (contract
-    /// 8.4). Returns whether it changed something.
+    /// The agent reported the end. The first report counts, and replaces only a stuck end
+    /// (contract 8.4). Returns whether it changed something.
     pub fn finish(&mut self, now: Timestamp, outcome: Outcome) -> bool {
         let Some(delivered_at) = self.delivered_at.filter(|_| self.outcome().is_none()) else {
             return false;

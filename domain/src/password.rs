@@ -14,8 +14,8 @@ use subtle::ConstantTimeEq;
 pub const MIN_LENGTH: usize = 8;
 /// The longest new password, in characters (contract 4.11).
 pub const MAX_LENGTH: usize = 128;
-/// From this sequence-match ratio on, a password is too similar to a text about its user (contract
-/// 4.11).
+/// From this sequence-match ratio on, a password is too similar to a text about its user
+/// (contract 4.11).
 const TOO_SIMILAR: f32 = 0.7;
 /// The smallest number of rounds of PBKDF2, even if fewer are configured (contract 4.6).
 pub const MIN_ROUNDS: u32 = 100_000;

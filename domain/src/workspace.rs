@@ -16,7 +16,7 @@ mod tests {
     use super::is_slug;
 
     #[test]
-    fn slugs() {
+    fn slugs_are_dns_labels() {
         let longest = "a".repeat(63);
         for good in ["a", "acme", "a1", "a-b", "a--b", &longest] {
             assert!(is_slug(good), "{good}");

@@ -87,7 +87,7 @@ macro_rules! targets {
                 use super::*;
 
                 #[test]
-                fn corpus_holds() {
+                fn every_corpus_file_passes() {
                     let inputs = corpus(stringify!($target));
                     assert!(inputs.len() >= 10, "{} inputs", inputs.len());
                     inputs.iter().for_each(|data| checks::$target::check(data));
@@ -96,7 +96,7 @@ macro_rules! targets {
                 proptest! {
                     #![proptest_config(ProptestConfig::with_cases(512))]
                     #[test]
-                    fn changed_corpus_holds(data in changed(corpus(stringify!($target)))) {
+                    fn changed_corpus_files_pass(data in changed(corpus(stringify!($target)))) {
                         checks::$target::check(&data);
                     }
                 }

@@ -77,7 +77,7 @@ pub struct OfServer {
 /// A new key for an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Rotate {
-    /// The server.
+    /// The server whose agent gets the key.
     pub of: OfServer,
     /// The id of the user who requests it.
     pub by: i64,
@@ -94,7 +94,7 @@ pub struct Rotate {
 /// The deletion of a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Remove {
-    /// The server.
+    /// The server to delete.
     pub of: OfServer,
     /// The id of the user who requests it; `None`: its own agent, or the service.
     pub by: Option<i64>,

@@ -176,7 +176,7 @@ pub enum ToD1 {
     Find {
         /// The workspace's slug.
         workspace: String,
-        /// The server.
+        /// The server's id.
         server: Uuid,
     },
     /// Change a server, then read it.
