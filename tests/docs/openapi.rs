@@ -1,6 +1,6 @@
-//! The OpenAPI document: that it is whole, that it is served, that what differs from it is found,
-//! and that a client made from it works. That every answer is as it says is checked wherever a test
-//! asks for something (`farhand_tests::openapi`).
+//! The OpenAPI document is complete, it is served, and a client generated from it works. Every
+//! test also compares each exchange with the document (`farhand_tests::openapi`); the tests here
+//! check that this comparison finds differences.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,14 @@ use tokio::process::Command;
 
 use crate::api::endpoints::all;
 
-/// The parts of the document that have path items: OpenAPI has no form for the paths of the second.
-const PARTS: [&str; 2] = ["paths", "x-catch-alls"];
+/// The members of the document with path items. The second one has the paths with a catch-all
+/// parameter such as `{*rest}`, which OpenAPI cannot express.
+const PATH_MEMBERS: [&str; 2] = ["paths", "x-catch-alls"];
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 
-/// All operations: method, path and what the document has of it.
+/// All operations: method, path and the operation object.
 fn operations() -> impl Iterator<Item = (String, &'static str, &'static Value)> {
-    PARTS.into_iter().flat_map(|part| DOCUMENT[part].as_object().unwrap()).flat_map(
+    PATH_MEMBERS.into_iter().flat_map(|member| DOCUMENT[member].as_object().unwrap()).flat_map(
         |(path, item)| {
             let methods = METHODS
                 .into_iter()
@@ -32,50 +33,52 @@ fn operations() -> impl Iterator<Item = (String, &'static str, &'static Value)> 
 }
 
 #[test]
-fn the_document_has_the_endpoints_that_there_are_and_no_others() {
+fn the_document_lists_exactly_the_existing_endpoints() {
     let described: BTreeSet<(String, &str)> =
         operations().map(|(method, path, _)| (method, path)).collect();
-    let rows = all().map(|(method, path, _)| (method.to_owned(), path));
-    assert_eq!(described, rows.collect());
+    let existing = all().map(|(method, path, _)| (method.to_owned(), path));
+    assert_eq!(described, existing.collect());
     let has_rest = |path: &&String| path.contains("{*");
     assert_eq!(DOCUMENT["paths"].as_object().unwrap().keys().find(has_rest), None);
     assert!(DOCUMENT["x-catch-alls"].as_object().unwrap().keys().all(|path| has_rest(&path)));
 }
 
 #[test]
-fn the_document_asks_for_the_credentials_that_the_endpoints_do() {
+fn the_document_requires_the_same_credentials_as_the_routes() {
     for (method, path, operation) in operations() {
-        let row = ROUTES.iter().find(|row| row.path == path).unwrap();
-        let asked: BTreeSet<&str> = operation["security"]
+        let route = ROUTES.iter().find(|route| route.path == path).unwrap();
+        let schemes: BTreeSet<&str> = operation["security"]
             .as_array()
             .unwrap_or_else(|| panic!("{method} {path}"))
             .iter()
-            .map(|way| way.as_object().unwrap().keys().next().map_or("", String::as_str))
+            .map(|requirement| {
+                requirement.as_object().unwrap().keys().next().map_or("", String::as_str)
+            })
             .collect();
-        let is_optional = asked.is_empty() || asked.contains("");
-        match row.access {
+        let is_optional = schemes.is_empty() || schemes.contains("");
+        match route.access {
             Access::Open => assert!(is_optional, "{method} {path}"),
             Access::User => assert!(
-                asked.contains("loginToken") && !asked.contains("agentKey"),
+                schemes.contains("loginToken") && !schemes.contains("agentKey"),
                 "{method} {path}"
             ),
-            Access::UserOrAgent => assert!(asked.contains("loginToken"), "{method} {path}"),
-            Access::Agent => assert_eq!(asked, BTreeSet::from(["agentKey"]), "{method} {path}"),
+            Access::UserOrAgent => assert!(schemes.contains("loginToken"), "{method} {path}"),
+            Access::Agent => assert_eq!(schemes, BTreeSet::from(["agentKey"]), "{method} {path}"),
             Access::Registration => {
-                assert_eq!(asked, BTreeSet::from(["registrationToken"]), "{method} {path}")
+                assert_eq!(schemes, BTreeSet::from(["registrationToken"]), "{method} {path}")
             }
             Access::Operator => {
-                assert_eq!(asked, BTreeSet::from(["operatorToken"]), "{method} {path}")
+                assert_eq!(schemes, BTreeSet::from(["operatorToken"]), "{method} {path}")
             }
         }
-        assert_eq!(is_optional, row.access == Access::Open, "{method} {path}");
+        assert_eq!(is_optional, route.access == Access::Open, "{method} {path}");
     }
 }
 
-/// Calls back with everything in the document that has a schema: where the schema is, and the
-/// examples.
-fn with_schemas(pointer: &str, value: &Value, found: &mut impl FnMut(&str, Vec<&Value>)) {
-    // Schemas have examples of another form.
+/// Calls `visit` for every object with a schema: with the JSON pointer of the schema and the
+/// examples beside it.
+fn visit_schemas(pointer: &str, value: &Value, visit: &mut impl FnMut(&str, Vec<&Value>)) {
+    // Inside schemas, examples have another form.
     if pointer.starts_with("/components/schemas") {
         return;
     }
@@ -86,16 +89,16 @@ fn with_schemas(pointer: &str, value: &Value, found: &mut impl FnMut(&str, Vec<&
                     members.get("examples").and_then(Value::as_object).into_iter().flatten();
                 let examples =
                     named.map(|(_, example)| &example["value"]).chain(members.get("example"));
-                found(&format!("{pointer}/schema"), examples.collect());
+                visit(&format!("{pointer}/schema"), examples.collect());
             }
             for (name, member) in members {
                 let name = name.replace('~', "~0").replace('/', "~1");
-                with_schemas(&format!("{pointer}/{name}"), member, found);
+                visit_schemas(&format!("{pointer}/{name}"), member, visit);
             }
         }
         Value::Array(items) => {
             for (index, item) in items.iter().enumerate() {
-                with_schemas(&format!("{pointer}/{index}"), item, found);
+                visit_schemas(&format!("{pointer}/{index}"), item, visit);
             }
         }
         _ => {}
@@ -103,9 +106,9 @@ fn with_schemas(pointer: &str, value: &Value, found: &mut impl FnMut(&str, Vec<&
 }
 
 #[test]
-fn everything_has_an_example_that_is_as_its_schema_says() {
+fn every_schema_has_examples_that_match_it() {
     let (mut problems, mut count) = (Vec::new(), 0);
-    with_schemas("", &DOCUMENT, &mut |schema, examples| {
+    visit_schemas("", &DOCUMENT, &mut |schema, examples| {
         count += 1;
         if examples.is_empty() {
             problems.push(format!("{schema} has no example"));
@@ -121,20 +124,22 @@ fn everything_has_an_example_that_is_as_its_schema_says() {
 }
 
 #[test]
-fn everything_says_what_it_is() {
-    let mut silent = Vec::new();
+fn every_schema_and_field_has_a_description() {
+    let mut undescribed = Vec::new();
     for (name, schema) in DOCUMENT["components"]["schemas"].as_object().unwrap() {
         if schema["description"].as_str().is_none_or(str::is_empty) {
-            silent.push(name.clone());
+            undescribed.push(name.clone());
         }
-        for (field, is) in schema["properties"].as_object().into_iter().flatten() {
-            // What a reference leads to says it, where there is nothing to add.
-            if is["description"].as_str().is_none_or(str::is_empty) && is.get("$ref").is_none() {
-                silent.push(format!("{name}.{field}"));
+        for (field, property) in schema["properties"].as_object().into_iter().flatten() {
+            // A reference needs no description of its own, because its target has one.
+            if property["description"].as_str().is_none_or(str::is_empty)
+                && property.get("$ref").is_none()
+            {
+                undescribed.push(format!("{name}.{field}"));
             }
         }
     }
-    assert!(silent.is_empty(), "{silent:?}");
+    assert!(undescribed.is_empty(), "{undescribed:?}");
 }
 
 /// Generators of clients give a type to a schema with a name only, and some read no `allOf`.
@@ -164,30 +169,30 @@ fn every_json_body_has_a_named_schema() {
 }
 
 #[test]
-fn the_document_has_the_codes_that_there_are_and_no_others() {
+fn the_document_lists_exactly_the_existing_error_codes() {
     let described = DOCUMENT["components"]["schemas"]["ErrorCode"]["enum"].as_array().unwrap();
     let described: BTreeSet<&str> = described.iter().map(|code| code.as_str().unwrap()).collect();
     assert_eq!(described, Code::ALL.iter().map(|code| code.as_str()).collect());
-    // Each is told of some answer.
+    // At least one response must mention each code.
     let components = &DOCUMENT["components"];
-    let told = [
+    let parts = [
         &DOCUMENT["paths"],
         &components["responses"],
         &components["headers"],
         &components["schemas"]["InternalError"],
     ];
-    let answers = told.map(ToString::to_string).concat();
+    let responses = parts.map(ToString::to_string).concat();
     for code in described {
-        let told = format!("\"{code}\"");
+        let quoted = format!("\"{code}\"");
         assert!(
-            answers.contains(&told)
-                || DOCUMENT["components"]["schemas"]["CommandErrors"].to_string().contains(&told)
+            responses.contains(&quoted)
+                || DOCUMENT["components"]["schemas"]["CommandErrors"].to_string().contains(&quoted)
         );
     }
 }
 
 #[tokio::test]
-async fn the_document_is_served_to_everybody() {
+async fn anyone_may_read_the_document() {
     let workspace = Workspace::new().await;
     for api in [
         &workspace.anonymous,
@@ -204,8 +209,8 @@ async fn the_document_is_served_to_everybody() {
         .expect_detail(404, None);
 }
 
-/// An answer as the service gives it, to be made wrong.
-struct Answer {
+/// An exchange that agrees with the document. The tests change it and expect a difference.
+struct SampleExchange {
     method: &'static str,
     path: &'static str,
     request: Value,
@@ -214,8 +219,8 @@ struct Answer {
     body: Value,
 }
 
-impl Answer {
-    fn to(
+impl SampleExchange {
+    fn new(
         method: &'static str,
         path: &'static str,
         request: Value,
@@ -234,9 +239,9 @@ impl Answer {
         Self { method, path, request, status, headers, body }
     }
 
-    /// What the checks find, as one text.
-    fn found(&self) -> String {
-        let asked = HeaderMap::from_iter([(
+    /// The differences from the document, one on each line.
+    fn differences(&self) -> String {
+        let request_headers = HeaderMap::from_iter([(
             "content-type".parse().unwrap(),
             "application/json".parse().unwrap(),
         )]);
@@ -245,7 +250,7 @@ impl Answer {
             method: self.method,
             path: self.path,
             query: vec![],
-            request_headers: &asked,
+            request_headers: &request_headers,
             request_body: Some(request.as_bytes()),
             status: self.status,
             headers: &self.headers,
@@ -256,92 +261,97 @@ impl Answer {
 }
 
 #[test]
-fn what_differs_from_the_document_is_found() {
-    let status = || Answer::to("GET", "/api/status/", Value::Null, 200, json!({"status": "ok"}));
-    assert_eq!(status().found(), "");
-    let wrong = |change: fn(&mut Answer), of: &str| {
-        let mut answer = status();
-        change(&mut answer);
-        assert!(answer.found().contains(of), "{of}: {}", answer.found());
+fn the_comparison_finds_differences_from_the_document() {
+    let status =
+        || SampleExchange::new("GET", "/api/status/", Value::Null, 200, json!({"status": "ok"}));
+    assert_eq!(status().differences(), "");
+    let assert_found = |change: fn(&mut SampleExchange), expected: &str| {
+        let mut sample = status();
+        change(&mut sample);
+        let differences = sample.differences();
+        assert!(differences.contains(expected), "{expected}: {differences}");
     };
-    wrong(|answer| answer.body = json!({"status": "ok", "more": 1}), "more");
-    wrong(|answer| answer.body = json!({"status": 1}), "/status");
-    wrong(|answer| answer.body = json!({}), "required");
-    wrong(|answer| answer.body = json!([]), "object");
-    wrong(|answer| answer.status = 201, "201");
-    wrong(|answer| answer.status = 503, "503");
-    wrong(|answer| drop(answer.headers.remove("x-request-id")), "x-request-id is missing");
-    wrong(
-        |answer| drop(answer.headers.insert("cache-control", "public".parse().unwrap())),
+    assert_found(|sample| sample.body = json!({"status": "ok", "more": 1}), "more");
+    assert_found(|sample| sample.body = json!({"status": 1}), "/status");
+    assert_found(|sample| sample.body = json!({}), "required");
+    assert_found(|sample| sample.body = json!([]), "object");
+    assert_found(|sample| sample.status = 201, "201");
+    assert_found(|sample| sample.status = 503, "503");
+    assert_found(|sample| drop(sample.headers.remove("x-request-id")), "x-request-id is missing");
+    assert_found(
+        |sample| drop(sample.headers.insert("cache-control", "public".parse().unwrap())),
         "cache-control",
     );
-    wrong(
-        |answer| drop(answer.headers.insert("x-more", "1".parse().unwrap())),
+    assert_found(
+        |sample| drop(sample.headers.insert("x-more", "1".parse().unwrap())),
         "x-more is not described",
     );
-    wrong(
-        |answer| drop(answer.headers.insert("content-type", "text/html".parse().unwrap())),
+    assert_found(
+        |sample| drop(sample.headers.insert("content-type", "text/html".parse().unwrap())),
         "text/html",
     );
-    // A refusal of another form, a code that the status does not have, and one for a path or a
-    // method that there is not.
-    wrong(|answer| (answer.status, answer.body) = (404, json!({"error": "x"})), "error");
-    wrong(
-        |answer| (answer.status, answer.body) = (403, json!({"code": "THROTTLED", "detail": "x"})),
+    // An error in another form, a code that the status does not allow, a 401 without its header,
+    // and an answer from a path or a method that does not exist.
+    assert_found(|sample| (sample.status, sample.body) = (404, json!({"error": "x"})), "error");
+    assert_found(
+        |sample| (sample.status, sample.body) = (403, json!({"code": "THROTTLED", "detail": "x"})),
         "THROTTLED",
     );
-    wrong(
-        |answer| {
-            (answer.status, answer.body) = (401, json!({"code": "UNAUTHENTICATED", "detail": "x"}))
+    assert_found(
+        |sample| {
+            (sample.status, sample.body) = (401, json!({"code": "UNAUTHENTICATED", "detail": "x"}))
         },
         "www-authenticate is missing",
     );
-    wrong(|answer| answer.path = "/api/nothing/", "200");
-    wrong(|answer| answer.method = "POST", "200");
+    assert_found(|sample| sample.path = "/api/nothing/", "200");
+    assert_found(|sample| sample.method = "POST", "200");
 
     let token = json!({"name": "x", "expires_at": null});
-    let mut made = json!({"id": "01936d3e-7a00-7000-8000-000000000001", "name": "x", "enabled": true, "acl": null,
+    let mut created = json!({"id": "01936d3e-7a00-7000-8000-000000000001", "name": "x", "enabled": true, "acl": null,
         "added_at": "2026-11-21T01:23:45.678901+00:00", "updated_at": "2026-11-21T01:23:45.678901+00:00",
         "expires_at": null, "last_used_at": null, "key": "k".repeat(128)});
-    let create = |request: &Value, made: &Value| {
-        let mut answer =
-            Answer::to("POST", "/api/auth/tokens/", request.clone(), 201, made.clone());
-        answer
+    let create = |request: &Value, created: &Value| {
+        let mut sample =
+            SampleExchange::new("POST", "/api/auth/tokens/", request.clone(), 201, created.clone());
+        sample
             .headers
             .insert("location", "http://acme.eu1.example.com/api/auth/tokens/x/".parse().unwrap());
-        answer.found()
+        sample.differences()
     };
-    assert_eq!(create(&token, &made), "");
-    // What was taken must be what the document lets one send.
-    assert!(create(&json!({"name": "x"}), &made).contains("the request's body"));
-    made["added_at"] = json!("2026-11-21T01:23:45+00:00");
-    assert!(create(&token, &made).contains("/added_at"));
+    assert_eq!(create(&token, &created), "");
+    // The service must accept only the request bodies that the document allows.
+    assert!(create(&json!({"name": "x"}), &created).contains("the request's body"));
+    created["added_at"] = json!("2026-11-21T01:23:45+00:00");
+    assert!(create(&token, &created).contains("/added_at"));
 }
 
-/// Runs a program of the tests with Node, in the project's folder.
+/// Runs a script of `tests/support/client` with Node in the project's folder, and returns what it
+/// prints.
 ///
 /// # Panics
-/// When it fails, with what it says.
-async fn node(program: &str, args: &[&str]) -> String {
+/// If the script fails, with its error output.
+async fn run_node(program: &str, args: &[&str]) -> String {
     let mut command = Command::new("node");
     command.arg(format!("tests/support/client/{program}")).args(args);
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).kill_on_drop(true);
-    let output =
-        tokio::time::timeout(4 * PATIENCE, command.output()).await.expect("it ends").unwrap();
+    let output = tokio::time::timeout(4 * PATIENCE, command.output())
+        .await
+        .expect("the script ends in time")
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 #[tokio::test]
-async fn a_client_made_from_the_document_runs_a_command() {
+async fn a_client_generated_from_the_document_runs_a_command() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
-    node("make.mjs", &[path]).await;
+    run_node("make.mjs", &[path]).await;
 
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let answers = tokio::spawn(async move {
+    let delivered = tokio::spawn(async move {
         let command = agent.next_command().await;
         agent.ack(command["id"].as_str().unwrap()).await;
         agent.fin(command["id"].as_str().unwrap(), 0, "up 4 days\n").await;
@@ -349,11 +359,11 @@ async fn a_client_made_from_the_document_runs_a_command() {
     });
     let port = workspace.anonymous.url.rsplit(':').next().unwrap();
     let url = format!("http://{}:{port}", workspace.anonymous.host);
-    let told =
-        node("run.mjs", &[path, "127.0.0.1", &url, "boss", PASSWORD, "web-1", "uptime"]).await;
-    let told: Value = serde_json::from_str(&told).unwrap();
+    let output =
+        run_node("run.mjs", &[path, "127.0.0.1", &url, "boss", PASSWORD, "web-1", "uptime"]).await;
+    let output: Value = serde_json::from_str(&output).unwrap();
     let expected = json!({"authenticated": true, "result": "up 4 days\n", "status": "Success", "count": 1,
         "code": "INVALID_COMMAND"});
-    assert_eq!(told, expected);
-    assert_eq!(answers.await.unwrap()["line"], "uptime");
+    assert_eq!(output, expected);
+    assert_eq!(delivered.await.unwrap()["line"], "uptime");
 }
