@@ -1,5 +1,5 @@
-//! The examples of the tutorial, of some guides and of some how-to pages run as they stand, and
-//! print what stands there. Blocks between `~~~` are not run.
+//! The examples in the tutorial and in some guides and how-to pages run unchanged, and print the
+//! output that the page shows. Blocks between `~~~` are not run.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use farhand_tests::{Api, Instance, PATIENCE, setting};
 use serde_json::Value;
 use tokio::process::Command;
 
-/// What stands for any value in an answer.
+/// Matches any value in the expected output.
 const ANY: &str = "…";
-/// Between the outputs of two examples.
-const MARK: char = '\u{1e}';
+/// The script prints this character after the output of each example.
+const SEPARATOR: char = '\u{1e}';
 
-/// What an example prints.
+/// The output that a page shows for an example.
 enum Answer {
     /// JSON, in any form; `…` stands for any value.
     Json(Value),
@@ -21,7 +21,7 @@ enum Answer {
     Text(String),
 }
 
-/// An example: lines for a shell, and what they print, or nothing.
+/// Lines for a shell, and the output that the page shows. Without one, they must print nothing.
 struct Example {
     lines: String,
     answer: Option<Answer>,
@@ -30,8 +30,7 @@ struct Example {
 fn examples(text: &str) -> Vec<Example> {
     let mut found: Vec<Example> = Vec::new();
     let mut blocks = text.split("\n```");
-    // What comes before the first fence is no block; then texts in fences and between them take
-    // turns.
+    // Prose and code blocks alternate, and the text before the first fence is prose.
     blocks.next();
     while let Some(block) = blocks.next() {
         let (language, lines) = block.split_once('\n').unwrap();
@@ -50,7 +49,7 @@ fn examples(text: &str) -> Vec<Example> {
             }
             other => panic!("a block of {other:?}"),
         }
-        blocks.next().expect("a fence is closed");
+        blocks.next().expect("every fence is closed");
     }
     found
 }
@@ -72,7 +71,7 @@ fn matches(expected: &Value, found: &Value) -> bool {
     }
 }
 
-/// Whether a text has the parts of a pattern in their order, with any characters for each `…`.
+/// Whether a text matches a pattern in which each `…` stands for any characters.
 fn text_matches(pattern: &str, found: &str) -> bool {
     let mut parts = pattern.split('…');
     let first = parts.next().unwrap_or_default();
@@ -85,14 +84,18 @@ fn text_matches(pattern: &str, found: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Runs the examples of a document, at least so many, against `npm start`.
-async fn run(document: &str, at_least: usize) {
+/// Runs the examples of a document against the service as `npm start` runs it, and compares what
+/// they print.
+///
+/// # Panics
+/// If the document has fewer examples than `min_count`, or an output differs.
+async fn run(document: &str, min_count: usize) {
     let folder = state_folder();
-    // The examples are for a checkout in which the service runs with its state where it is by
-    // default.
+    // The examples expect a checkout with the service's state in its default folder.
     let state = folder.path().join(".wrangler/state");
     let instance = Instance::start(&state, &[]).await;
-    // A reader has other servers too, and the newest comes first in lists.
+    // Readers may have other servers, and lists show the newest one first. The examples must
+    // choose the right one.
     let demo: Value =
         serde_json::from_str(&std::fs::read_to_string(state.join("demo.json")).unwrap()).unwrap();
     let admin =
@@ -100,15 +103,15 @@ async fn run(document: &str, at_least: usize) {
     admin.post("/api/servers/", &serde_json::json!({"name": "newer"})).await.expect(201);
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let examples = examples(&std::fs::read_to_string(docs.join(document)).unwrap());
-    assert!(examples.len() >= at_least, "{}", examples.len());
-    // Twice, in one shell each: nothing that they leave keeps the next reader from doing the same.
+    assert!(examples.len() >= min_count, "{}", examples.len());
+    // All examples run in one shell. The second round shows that they can be repeated.
     for _ in 0..2 {
         let script: String = examples
             .iter()
-            .map(|example| format!("{}\nprintf '{MARK}'\n", example.lines))
+            .map(|example| format!("{}\nprintf '{SEPARATOR}'\n", example.lines))
             .collect();
         let mut shell = Command::new("bash");
-        // The agent is to be found by its name.
+        // The examples start the agent by its name.
         let agent = setting("FARHAND_AGENT");
         let path = format!(
             "{}:{}",
@@ -120,16 +123,17 @@ async fn run(document: &str, at_least: usize) {
             .current_dir(folder.path())
             .env("PATH", path)
             .kill_on_drop(true);
-        // What they leave running, where one of them fails, ends with the instance.
+        // The instance ends all processes whose environment names its state folder. So this
+        // variable also ends what a failed example left running.
         shell.env("FARHAND_EXAMPLES", &state).process_group(0);
-        // One example waits for a mail, for as long as it takes.
+        // The limit also covers the example that waits for a mail.
         let output = tokio::time::timeout(PATIENCE, shell.output())
             .await
             .expect("the examples end")
             .unwrap();
         let (printed, errors) =
             (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
-        let answers: Vec<&str> = printed.split(MARK).collect();
+        let answers: Vec<&str> = printed.split(SEPARATOR).collect();
         assert_eq!(answers.len(), examples.len() + 1, "the shell ended early: {errors}{printed}");
         for (example, printed) in examples.iter().zip(answers) {
             match &example.answer {
