@@ -31,7 +31,7 @@ const PORT = 8790;
 /** The path in the site of each file that is a page. */
 function sitePaths() {
   const docs = filesBelow(["docs"]).map((file) => relative(root, file)).filter((path) => path.endsWith(".md"));
-  return { ...Object.fromEntries(docs.map((path) => [path, path.slice("docs/".length)])), ...OTHER_PAGES };
+  return { ...Object.fromEntries(docs.map((path) => [path, path.slice("docs/".length).replace(/README\.md$/, "index.md")])), ...OTHER_PAGES };
 }
 
 /**
@@ -89,9 +89,10 @@ const MEDIA_TYPES = {
 function serve(folder, port) {
   const isFile = (path) => existsSync(path) && statSync(path).isFile();
   const server = createServer((request, response) => {
-    // The URL has resolved `..` already.
-    const path = decodeURIComponent(new URL(request.url, "http://localhost").pathname);
-    const file = [path, `${path}.html`, `${path}index.html`].map((name) => join(folder, name)).find(isFile);
+    // Names of pages need no escapes. So `..` cannot hide in one: the URL has resolved all others.
+    const url = `http://localhost${request.url}`;
+    const pathname = URL.canParse(url) ? new URL(url).pathname : "/404";
+    const file = [pathname, `${pathname}.html`, `${pathname}index.html`].map((name) => join(folder, name)).find(isFile);
     const shown = file ?? join(folder, "404.html");
     response.writeHead(file ? 200 : 404, { "Content-Type": MEDIA_TYPES[extname(shown)] ?? "application/octet-stream" });
     response.end(readFileSync(shown));
