@@ -10,7 +10,7 @@ use crate::http::response::Reply;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The path, media type and text of each file. They are small, so they are compiled into the Worker.
+/// The path, media type and text of each file. They are small: the Worker contains them.
 const FILES: [(&str, &str, &str); 3] = [
     (
         "/reset-password/",
