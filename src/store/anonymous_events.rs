@@ -66,7 +66,8 @@ fn write_pending(
     let rest =
         "FROM anonymous_events a WHERE a.workspace_id = :workspace_id AND a.action = :action AND a.object_id = :object
         AND a.pending > 0 AND a.written_at <= :until";
-    let insert = Insert { event: &event_sql, ..Insert::whole(":workspace_id", ":event", rest) };
+    let insert =
+        Insert { event: &event_sql, ..Insert::from_event(":workspace_id", ":event", rest) };
     let insert = Statement::new(insert.sql()).bind_all(params! {
         workspace_id, event: text(event)?, action: &event.action, object,
         until: now.plus_seconds(-MIN_INTERVAL_SECONDS),
@@ -99,7 +100,7 @@ pub fn after_reset_request(
     let insert = Insert {
         object_id: user,
         event: &event_sql,
-        ..Insert::whole("r.workspace_id", ":event", rest)
+        ..Insert::from_event("r.workspace_id", ":event", rest)
     };
     let reset_count = "UPDATE anonymous_events SET pending = 0, written_at = :now
         WHERE changes() > 0 AND action = :action AND object_id = ''

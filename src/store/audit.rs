@@ -77,7 +77,7 @@ impl Insert<'static> {
     }
 
     /// An event whose fields are all taken from the event itself.
-    pub fn whole(workspace: &'static str, event: &'static str, rest: &'static str) -> Self {
+    pub fn from_event(workspace: &'static str, event: &'static str, rest: &'static str) -> Self {
         Self { workspace, event, by: None, object_id: None, object_name: None, details: None, rest }
     }
 }
@@ -127,7 +127,7 @@ pub fn text(event: &Event) -> Result<String, Error> {
 
 /// The statement that inserts an event if the statement before it changed something.
 pub fn after_change(workspace_id: i64, event: &Event) -> Result<Statement, Error> {
-    let insert = Insert::whole(":workspace_id", ":event", "WHERE changes() > 0");
+    let insert = Insert::from_event(":workspace_id", ":event", "WHERE changes() > 0");
     Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: text(event)? }))
 }
 
@@ -174,7 +174,7 @@ pub fn pending(
     let rest = format!(
         "FROM {table} r WHERE r.workspace_id = :workspace_id AND r.id = :id AND r.{revision} < :revision"
     );
-    let sql = Insert { rest: &rest, ..Insert::whole("r.workspace_id", ":event", "") }.sql();
+    let sql = Insert { rest: &rest, ..Insert::from_event("r.workspace_id", ":event", "") }.sql();
     let statement = |PendingEvent { revision, event }: &PendingEvent| {
         let event = text(event)?;
         Ok(Statement::new(&sql).bind_all(params! { workspace_id, id, event, revision: *revision }))
@@ -196,7 +196,7 @@ pub fn of_service(action: &str) -> Result<Event, Error> {
 /// workspace 0 is the region cell.
 pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), Error> {
     let rest = "WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL)";
-    let insert = Insert::whole(":workspace_id", ":event", rest);
+    let insert = Insert::from_event(":workspace_id", ":event", rest);
     db::run(
         env,
         Statement::new(insert.sql()).bind_all(params! {

@@ -160,7 +160,7 @@ pub async fn consume(
     // The update has voided the request, so the event finds the user by its own object.
     let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = :event ->> '$.object.id'
         WHERE w.slug = :slug AND w.deleted_at IS NULL AND changes() > 0";
-    let insert_event = Insert::whole("u.workspace_id", ":event", rest);
+    let insert_event = Insert::from_event("u.workspace_id", ":event", rest);
     let insert_event = Statement::new(insert_event.sql()).bind_all(params! {
         event: audit::text(event)?, slug: workspace,
     });

@@ -83,7 +83,7 @@ pub async fn insert(
         token_hash: new.token_hash, user_agent: new.user_agent, remote_ip: new.remote_ip, now,
         expires_at: new.expires_at,
     });
-    let insert_event = Insert::whole(
+    let insert_event = Insert::from_event(
         "s.workspace_id",
         ":event",
         "FROM sessions s WHERE s.id = :id AND changes() > 0",

@@ -266,7 +266,7 @@ fn update_event(
             '$.details.released_servers_total', (SELECT count(*) {owned_servers})) AS event) e
          WHERE changes() > 0"
     );
-    let insert = Insert { rest: &rest, ..Insert::whole(":workspace_id", "e.event", "") };
+    let insert = Insert { rest: &rest, ..Insert::from_event(":workspace_id", "e.event", "") };
     Ok(Statement::new(insert.sql())
         .bind_all(params! { workspace_id, event: audit::text(event)?, user_id: account.id }))
 }

@@ -95,7 +95,8 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
     });
     let insert_event = |workspace: &'static str, id: &'static str, event: &Event| {
         let rest = "FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL";
-        let insert = Insert { object_id: Some(id), ..Insert::whole(workspace, ":event", rest) };
+        let insert =
+            Insert { object_id: Some(id), ..Insert::from_event(workspace, ":event", rest) };
         Ok::<_, Error>(Statement::new(insert.sql()).bind_all(params! {
             slug: new.slug, event: audit::text(event)?,
         }))
@@ -139,7 +140,7 @@ async fn update_with_event(
     // or within its grace period, so only that one can have changed.
     let rest =
         "FROM workspaces w WHERE w.slug = :slug AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
-    let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::whole("0", ":event", rest) };
+    let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::from_event("0", ":event", rest) };
     let insert_event =
         Statement::new(insert.sql()).bind_all(params! { slug, event: audit::text(event)? });
     let results = db::batch(env, vec![update, insert_event]).await?;

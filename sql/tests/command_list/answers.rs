@@ -32,8 +32,8 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
     ];
     // In half of the queries, only states of commands that have not ended.
     let states = if dice.once_in(2) { &states[..4] } else { &states };
-    let some: Vec<&str> = (0..1 + dice.roll(4)).map(|_| *dice.pick(states)).collect();
-    add(dice.once_in(4), "state", some.join(","));
+    let picked: Vec<&str> = (0..1 + dice.roll(4)).map(|_| *dice.pick(states)).collect();
+    add(dice.once_in(4), "state", picked.join(","));
     add(dice.once_in(6), "success", (*dice.pick(&["true", "false"])).to_owned());
     add(dice.once_in(8), "exit_code", (*dice.pick(&["-1", "0", "1", "7"])).to_owned());
     add(dice.once_in(6), "username", (*dice.pick(&["root", "Deploy", "nobody"])).to_owned());
