@@ -21,8 +21,9 @@ pub fn last(workspace: &str) -> String {
     key(workspace, NUMBER)
 }
 
-/// SQL for the condition that a key is one of the workspace. Do not combine it with another bound of
-/// the key: SQLite uses only one lower and one upper bound for its search, perhaps the wrong ones.
+/// SQL for the condition that a key is one of the workspace. Do not combine it with another bound
+/// of the key: SQLite uses only one lower and one upper bound for its search, perhaps the wrong
+/// ones.
 pub fn is_of(key: &str, workspace: &str) -> String {
     format!("{key} BETWEEN ({workspace} << 40) AND {}", last(workspace))
 }

@@ -2,9 +2,9 @@
 //! the client, and retries those that failed. The region cell has one such object.
 //!
 //! The object stores only the ids of reset requests and when to try next. It looks up the address
-//! and builds the link when it sends the mail. Requests for unknown addresses are stored in the same
-//! way and dropped at that time, so that the duration of a response does not reveal which addresses
-//! are registered.
+//! and builds the link when it sends the mail. Requests for unknown addresses are stored in the
+//! same way and dropped at that time, so that the duration of a response does not reveal which
+//! addresses are registered.
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;

@@ -26,8 +26,8 @@ use crate::platform::{self, internal};
 /// The number of objects. Another number moves attempts to other objects, which resets their
 /// counters.
 const SHARDS: u32 = 64;
-/// How long a waiting attempt sleeps before it checks again. The attempt that it waits for may never
-/// end.
+/// How long a waiting attempt sleeps before it checks again. The attempt that it waits for may
+/// never end.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The maximum seconds that an attempt waits. Shorter than the lease, because the attempt may hold
 /// a lease of another object while it waits here.

@@ -80,8 +80,8 @@ pub fn tell_acl(event: &mut Event, acl: Option<&Acl>) -> Result<(), Error> {
     Ok(())
 }
 
-/// SQL for whether a token outlives the API token of the request. `end` is SQL for the time at which
-/// the token expires; null means never.
+/// SQL for whether a token outlives the API token of the request. `end` is SQL for the time at
+/// which the token expires; null means never.
 fn outlives(end: &str) -> String {
     format!(
         "(me.kind = 'api_token' AND me.expires_at IS NOT NULL AND ({end} IS NULL OR {end} > me.expires_at))"
@@ -164,8 +164,9 @@ pub fn update(
 const EVENT_TOKEN: &str = "FROM me CROSS JOIN api_tokens d ON d.id = :event ->> '$.object.id'
     AND d.workspace_id = me.workspace_id AND d.user_id = me.user_id";
 
-/// The statement for the audit event of [`update`]. It comes before the update: it needs the token's
-/// old name, and the update may disable the API token of the request, which makes `me` empty.
+/// The statement for the audit event of [`update`]. It comes before the update: it needs the
+/// token's old name, and the update may disable the API token of the request, which makes `me`
+/// empty.
 fn before_update(
     scope: &Scope<'_>,
     mut event: Event,

@@ -144,8 +144,8 @@ pub enum Numbered {
     Group,
 }
 
-/// The statement that inserts an event of the caller if the statement before it inserted a user or a
-/// group. The event's object gets the id that D1 assigned.
+/// The statement that inserts an event of the caller if the statement before it inserted a user or
+/// a group. The event's object gets the id that D1 assigned.
 pub fn after_insert_by(
     scope: &Scope<'_>,
     what: Numbered,
@@ -227,9 +227,9 @@ fn total(workspace: &str) -> String {
     format!("coalesce({last} - {first} + 1 - coalesce({end} - {beginning} + 1, 0), 0)")
 }
 
-/// The common table `span`, which follows `me`: the range of keys (after `after`, up to `last`) that
-/// contains all events in the filter's range of time, according to the times of the seals. Unsealed
-/// events have no such times: they are all within the range if one of them may match.
+/// The common table `span`, which follows `me`: the range of keys (after `after`, up to `last`)
+/// that contains all events in the filter's range of time, according to the times of the seals.
+/// Unsealed events have no such times: they are all within the range if one of them may match.
 fn span(filter: &EventFilter) -> String {
     let workspace = "me.workspace_id";
     let (first, last) = (key(workspace, "0"), highest("audit_events", "seq", workspace));
@@ -309,8 +309,8 @@ pub fn list(filter: EventFilter) -> List {
     events(filter, "(me.is_staff OR me.is_superuser)")
 }
 
-/// A page of the events of the region cell, the last written first, and their number. `workspace` is
-/// the id that stands for the cell.
+/// A page of the events of the region cell, the last written first, and their number. `workspace`
+/// is the id that stands for the cell.
 pub async fn list_of_cell(
     env: &Env,
     workspace: i64,

@@ -24,9 +24,9 @@ fn hash(workspace: &str, key: &str, condition: &str) -> String {
     )
 }
 
-/// SQL for the hash of a row of `audit_events e`; null until the event is sealed. A seal whose range
-/// of times does not include the event is ignored: someone changed one of them, and the filter by
-/// time would not find the event.
+/// SQL for the hash of a row of `audit_events e`; null until the event is sealed. A seal whose
+/// range of times does not include the event is ignored: someone changed one of them, and the
+/// filter by time would not find the event.
 pub(super) fn hash_of_event() -> String {
     hash("e.workspace_id", "e.seq", "e.occurred_at BETWEEN s.earliest AND s.latest")
 }
@@ -49,8 +49,8 @@ fn read_rows(result: &Outcome) -> Result<Vec<Row>, Error> {
 
 /// The pending work of a workspace's sealer.
 pub struct Unsealed {
-    /// The next events after the end of the chain, in the order in which they were written. Empty if
-    /// the workspace is deleted.
+    /// The next events after the end of the chain, in the order in which they were written. Empty
+    /// if the workspace is deleted.
     pub rows: Vec<Row>,
     /// An upper bound of the number of commands that the counters of lists do not include.
     pub uncounted: u64,
@@ -136,8 +136,8 @@ pub async fn links(
     (first, last): (i64, i64),
     end: i64,
 ) -> Result<Links, Error> {
-    // Each of the two tables is sorted and limited by its own index. Otherwise SQLite would read all
-    // matching rows and sort them.
+    // Each of the two tables is sorted and limited by its own index. Otherwise SQLite would read
+    // all matching rows and sort them.
     let expired_hash = hash("x.workspace_id", &key("x.workspace_id", "x.link"), "true");
     let select = |has_key: &str, has_number: &str, order: &str| {
         let sql = format!(

@@ -1,7 +1,11 @@
-// Calls D1 for `db.rs`. Each call between wasm and JavaScript costs time, so one call makes a whole round trip: the texts of the
-// statements are one string, and their parameters and results are JSON.
+// Calls D1 for `db.rs`. Each call between wasm and JavaScript costs time, so one call makes a whole
+// round trip: the texts of the statements are one string, and their parameters and results are
+// JSON.
 
-/** Prepares the statements of `texts`, which NUL separates, with their `parameters`: a JSON array for each. */
+/**
+ * Prepares the statements of `texts`, which are separated by NUL. `parameters` is a JSON array with
+ * an array for each statement.
+ */
 function prepare({ DB }, texts, parameters) {
   const values = JSON.parse(parameters);
   return texts.split("\0").map((text, index) => DB.prepare(text).bind(...values[index]));
@@ -10,7 +14,7 @@ function prepare({ DB }, texts, parameters) {
 /** The part of a result that `db.rs` reads. */
 const outcome = ({ rows_read, rows_written, changes }, rows) => ({ rows_read, rows_written, changes, rows });
 
-/** Runs statements in one round trip and one transaction. Returns their outcomes, as a JSON array. */
+/** Runs statements in one round trip and one transaction. Returns their outcomes as a JSON array. */
 export async function run(env, texts, parameters) {
   const statements = prepare(env, texts, parameters);
   const results = statements.length === 1 ? [await statements[0].all()] : await env.DB.batch(statements);
@@ -18,8 +22,9 @@ export async function run(env, texts, parameters) {
 }
 
 /**
- * Runs the statement of a list's page. Its rows have one or several items as JSON in the column `body`. Returns the outcome with the
- * other columns of the first row, as JSON, and the items as a JSON array, which remains a JavaScript string.
+ * Runs the statement of a list's page. Its rows have one or several items as JSON in the column
+ * `body`. Returns the outcome with the other columns of the first row, as JSON, and the items as a
+ * JSON array, which remains a JavaScript string.
  */
 export async function runList(env, text, parameters) {
   const [statement] = prepare(env, text, parameters);

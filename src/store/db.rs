@@ -89,8 +89,8 @@ fn build(statements: impl IntoIterator<Item = Statement>) -> Result<(String, Str
     Ok((texts.join("\0"), serde_json::Value::Array(parameters).to_string()))
 }
 
-/// The statement of a list's page. The items are in the column `body` of all rows, the other columns
-/// in the first row. The statement can run several times with different parameters.
+/// The statement of a list's page. The items are in the column `body` of all rows, the other
+/// columns in the first row. The statement can run several times with different parameters.
 pub struct PageStatement {
     /// A JavaScript string.
     text: JsValue,

@@ -260,7 +260,8 @@ const HAS_OTHER_OWNER: &str =
     "EXISTS (SELECT 1 FROM memberships o WHERE o.workspace_id = m.workspace_id
     AND o.group_id = m.group_id AND o.role = 'owner' AND o.id <> m.id)";
 
-/// SQL for whether a user is the only owner of a group. `users` is the table of users, or its alias.
+/// SQL for whether a user is the only owner of a group. `users` is the table of users, or its
+/// alias.
 pub fn is_only_owner(users: &str) -> String {
     format!(
         "EXISTS (SELECT 1 FROM memberships m
@@ -323,8 +324,8 @@ pub fn for_joining(group: i64, user: i64) -> Query {
     Query::new(sql, params! { group, user })
 }
 
-/// Adds a user to a group, if the caller still has the permission and both still exist. The reply is
-/// the membership.
+/// Adds a user to a group, if the caller still has the permission and both still exist. The reply
+/// is the membership.
 pub fn insert_membership(
     scope: &Scope<'_>,
     id: Uuid,

@@ -36,8 +36,8 @@ pub struct Select {
 
 impl Select {
     /// The text of the statement for a page, after the common table `me`. The first row has `total`
-    /// and the given `columns`. The items are in the column `body` of that row, or, on a large page,
-    /// of one further row each.
+    /// and the given `columns`. The items are in the column `body` of that row, or, on a large
+    /// page, of one further row each.
     pub fn text(&self, columns: &[&str], page: Page) -> String {
         let Self { tables, items, .. } = self;
         let names: String = columns.iter().map(|column| format!(", {column}")).collect();

@@ -124,8 +124,8 @@ pub struct Recipient {
     pub expires_at: Timestamp,
 }
 
-/// Looks up the recipient of the mail for a request. Returns `None` if the address is unknown, or if
-/// the request was used, invalidated or has expired.
+/// Looks up the recipient of the mail for a request. Returns `None` if the address is unknown, or
+/// if the request was used, invalidated or has expired.
 pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Recipient>, Error> {
     let sql = format!(
         "SELECT w.slug AS workspace, w.name AS workspace_name, u.username AS username, u.email AS email,
@@ -135,9 +135,9 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
 }
 
 /// Sets the password of a request's user, and writes the audit event. The user's sessions end, and
-/// triggers void all of the user's requests. So if two clients use a request concurrently, only
-/// one succeeds. Returns the workspace's id and the hashes of the login tokens that ended, or `None`
-/// if the request is not open.
+/// triggers void all of the user's requests. So if two clients use a request concurrently, only one
+/// succeeds. Returns the workspace's id and the hashes of the login tokens that ended, or `None` if
+/// the request is not open.
 pub async fn consume(
     env: &Env,
     workspace: &str,

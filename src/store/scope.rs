@@ -14,12 +14,13 @@ use serde::Deserialize;
 use super::list::Select;
 
 /// The common table `credential`: the caller and the credential. Its parameters are the workspace's
-/// `:slug`, the `:token_hash`, `:now`, and `:dead_until`: sessions that expired by then are invalid.
-/// It is a little before `:now`, because a login token is accepted for some time after its expiry.
+/// `:slug`, the `:token_hash`, `:now`, and `:dead_until`: sessions that expired by then are
+/// invalid. It is a little before `:now`, because a login token is accepted for some time after its
+/// expiry.
 ///
-/// The table `me` follows it and has the same columns. `me` is empty for an API token with an access
-/// control list if the endpoint does not accept such tokens. So the statement of a handler writes
-/// nothing for them.
+/// The table `me` follows it and has the same columns. `me` is empty for an API token with an
+/// access control list if the endpoint does not accept such tokens. So the statement of a handler
+/// writes nothing for them.
 const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
         'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,

@@ -148,8 +148,8 @@ pub fn problem_of_groups(groups: &[i64]) -> Query {
 }
 
 /// SQL for why a server cannot be added to some groups. `parameter` is SQL for a JSON array of the
-/// groups' ids. The value is `unknown` if a group does not exist in the workspace, `full` if a group
-/// has the maximum number of servers, and null if there is no problem.
+/// groups' ids. The value is `unknown` if a group does not exist in the workspace, `full` if a
+/// group has the maximum number of servers, and null if there is no problem.
 fn group_problem(parameter: &str) -> String {
     format!(
         "(CASE WHEN EXISTS (SELECT 1 FROM json_each({parameter}) wanted WHERE NOT EXISTS (
@@ -182,8 +182,8 @@ pub struct ForChange {
     pub server: Json,
 }
 
-/// Reads a server as [`ForChange`]. `groups` and `owner` are those after the change. Groups that the
-/// server is in already are no problem, even if they are full.
+/// Reads a server as [`ForChange`]. `groups` and `owner` are those after the change. Groups that
+/// the server is in already are no problem, even if they are full.
 pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
     let sql = format!(
         "(SELECT json_object('workspace_id', s.workspace_id,
@@ -255,8 +255,8 @@ pub fn for_approval(id: Uuid) -> Query {
     Query::new(sql, params! { id })
 }
 
-/// Approves a pending server, if the caller is staff and the agent's key still has this fingerprint.
-/// The reply is the server.
+/// Approves a pending server, if the caller is staff and the agent's key still has this
+/// fingerprint. The reply is the server.
 pub fn approve(
     scope: &Scope<'_>,
     id: Uuid,

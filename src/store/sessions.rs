@@ -165,8 +165,8 @@ fn revoke(scope: &Scope<'_>, id: Uuid) -> Statement {
 }
 
 /// SQL that marks all live sessions of some users as revoked. The arguments are SQL: `users` for a
-/// table of the users' `id` and `workspace_id`, `now` for the time, and `dead_until` for the time up
-/// to which sessions have expired.
+/// table of the users' `id` and `workspace_id`, `now` for the time, and `dead_until` for the time
+/// up to which sessions have expired.
 pub fn revoke_all(users: &str, now: &str, dead_until: &str) -> String {
     format!(
         "INSERT OR IGNORE INTO revoked_sessions (workspace_id, id, user_id, revoked_at)
@@ -244,8 +244,8 @@ const KEEP_REVOKED_SECONDS: i64 = 24 * 60 * 60;
 /// The maximum number of revoked sessions that one statement deletes.
 const MAX_PURGED: u64 = 10_000;
 
-/// Deletes the marks of sessions that were revoked long ago, if their users have no waiting command.
-/// Then no command of such a session can be delivered any more.
+/// Deletes the marks of sessions that were revoked long ago, if their users have no waiting
+/// command. Then no command of such a session can be delivered any more.
 pub async fn purge_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
     let sql = "DELETE FROM revoked_sessions WHERE (workspace_id, id) IN (
         SELECT r.workspace_id, r.id FROM revoked_sessions r WHERE r.is_settled = 1 AND r.revoked_at <= :until

@@ -205,9 +205,9 @@ fn bind_unchanged(
 /// Changes a user, if caller and user are unchanged since they were read. The reply is the user. A
 /// deactivation or a lower rank ends the user's login tokens.
 ///
-/// `proved` is the PHC string of the caller's own password, if the caller had to enter it. The audit
-/// event names the caller itself, and does not read `me`: the caller may be inactive after the
-/// change.
+/// `proved` is the PHC string of the caller's own password, if the caller had to enter it. The
+/// audit event names the caller itself, and does not read `me`: the caller may be inactive after
+/// the change.
 pub fn update(
     scope: &Scope<'_>,
     caller: &Caller,

@@ -5,9 +5,9 @@
 //! The condition ignores the list's `servers`, which other conditions check, and `read_only`, which
 //! the HTTP method decides.
 
-/// SQL for a `GLOB` pattern that matches a text with a character which `*` in a line must not match.
-/// The pattern is `*[`, three ranges, the other characters, `]*`. It has 34 bytes; D1 allows 50. One
-/// call of `char` counts less towards D1's maximum depth of an expression than `||` does.
+/// SQL for a `GLOB` pattern that matches a text with a character which `*` in a line must not
+/// match. The pattern is `*[`, three ranges, the other characters, `]*`. It has 34 bytes; D1 allows
+/// 50. One call of `char` counts less towards D1's maximum depth of an expression than `||` does.
 const NOT_PLAIN: &str = "char(42, 91, 1, 45, 31, 127, 45, 159, 8232, 45, 8233,
     59, 38, 124, 60, 62, 96, 36, 40, 41, 123, 125, 92, 35, 39, 34, 126, 93, 42)";
 
@@ -38,9 +38,9 @@ fn count_matches(seed: &str, is_plain: bool) -> String {
     )
 }
 
-/// The limit of the cost of comparing commands with an access control list, in the unit of [`COST`].
-/// One unit takes about 0.1 µs. When the comparisons have cost this much, no older command is
-/// compared.
+/// The limit of the cost of comparing commands with an access control list, in the unit of
+/// [`COST`]. One unit takes about 0.1 µs. When the comparisons have cost this much, no older
+/// command is compared.
 pub const MOST_COST: u32 = 1_500_000;
 
 /// SQL that selects the patterns of lines in an access control list. `acl` is SQL for the list as
@@ -58,13 +58,13 @@ pub fn line_patterns(acl: &str) -> String {
     )
 }
 
-/// SQL that selects the words of a row of [`word_lists`] that contain a `*`. A word that is just `*`
-/// matches every word, and is not selected.
+/// SQL that selects the words of a row of [`word_lists`] that contain a `*`. A word that is just
+/// `*` matches every word, and is not selected.
 const STARRED: &str =
     "FROM json_each(l.words) w WHERE w.key < l.length AND w.value <> '*' AND instr(w.value, '*')";
 
-/// SQL that selects the lists of words (`argv`) in an access control list. `acl` is SQL for the list
-/// as JSON. The columns are:
+/// SQL that selects the lists of words (`argv`) in an access control list. `acl` is SQL for the
+/// list as JSON. The columns are:
 ///
 /// - `words`: the list of words as JSON.
 /// - `length`: the number of words, without a last `...`. `is_open`: whether there is a last `...`.
@@ -92,8 +92,8 @@ pub const COST_OF_ROW: &str =
     "iif(c.argv IS NULL, cost.line + length(c.line) * cost.line_characters / 1000,
     cost.words + length(c.argv) * cost.words_characters / 1000)";
 
-/// SQL for whether an access control list allows a row of `commands c`. `acl` is SQL for the list as
-/// JSON, or null if there is none. `patterns` and `lists` are SQL for tables with the rows of
+/// SQL for whether an access control list allows a row of `commands c`. `acl` is SQL for the list
+/// as JSON, or null if there is none. `patterns` and `lists` are SQL for tables with the rows of
 /// [`line_patterns`] and [`word_lists`].
 ///
 /// D1 limits the depth of an expression. A subquery in FROM does not count towards it, so many

@@ -103,7 +103,8 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
     };
     let events =
         [insert_event("0", OBJECT_ID, new.event)?, insert_event("w.id", "w.slug", new.own_event)?];
-    // If the slug is in use, the first statement violates a uniqueness rule, and nothing is written.
+    // If the slug is in use, the first statement violates a uniqueness rule, and nothing is
+    // written.
     let statements = [workspace, admin]
         .into_iter()
         .chain(events)
@@ -218,7 +219,8 @@ pub async fn next_to_purge(env: &Env, after: i64) -> Result<Option<WorkspaceToPu
 
 /// The maximum number of rows that one statement purges, so that it does not run long.
 const MAX_PURGED_ROWS: u64 = 200;
-/// The tables whose rows are deleted when the objects of their servers are wiped, before all others.
+/// The tables whose rows are deleted when the objects of their servers are wiped, before all
+/// others.
 const SERVER_TABLES: [&str; 2] = ["servers", "gone_servers"];
 
 /// A table with a column `workspace_id`.
@@ -230,7 +232,8 @@ struct TenantTable {
 }
 
 impl TenantTable {
-    /// The columns that identify a row: the primary key if the table is WITHOUT ROWID, else `rowid`.
+    /// The columns that identify a row: the primary key if the table is WITHOUT ROWID, else
+    /// `rowid`.
     fn key(&self) -> &str {
         let without_rowid = self.sql.strip_suffix("WITHOUT ROWID");
         let key = without_rowid.and_then(|sql| sql.rsplit_once("PRIMARY KEY (")?.1.split_once(')'));

@@ -39,7 +39,8 @@ pub struct ListSql {
     pub tables: String,
     /// The query for the page's items: one row per item, as JSON in the column `body`.
     pub items: String,
-    /// Cheaper `tables` and `items` for callers with full access. For other callers `total` is null.
+    /// Cheaper `tables` and `items` for callers with full access. For other callers `total` is
+    /// null.
     pub full_access: Option<(String, String)>,
     pub parameters: Parameters,
 }

@@ -62,7 +62,8 @@ impl Parts<'_> {
         Some(index(self.list)).filter(|index| ![BY_SERVER, BY_SCHEDULE].contains(index))
     }
 
-    /// SQL for the condition that a command is on the server `key`, and that the caller can read it.
+    /// SQL for the condition that a command is on the server `key`, and that the caller can read
+    /// it.
     pub fn is_readable_on_key_server(&self) -> String {
         let is_listed = if self.list.server.is_some() { "key.id = :server AND " } else { "" };
         format!(
@@ -93,8 +94,8 @@ impl Parts<'_> {
     }
 
     /// Merges the first commands of each key: an index has the commands of one key in the list's
-    /// order. `keys` is SQL for the table `key`, `is_of_key` the condition on a command and its key,
-    /// and `access` a condition on the caller.
+    /// order. `keys` is SQL for the table `key`, `is_of_key` the condition on a command and its
+    /// key, and `access` a condition on the caller.
     fn merge_keys(&self, keys: &str, index: &str, is_of_key: &str, access: &str) -> String {
         let (filters, order, applies) = (&self.filters, order_by(self.list), self.applies(access));
         let rows = format!(
@@ -111,8 +112,8 @@ impl Parts<'_> {
         ))
     }
 
-    /// SQL for the condition that a branch applies: to the caller's `access`, and, if the list has a
-    /// search, only if the search finds many commands.
+    /// SQL for the condition that a branch applies: to the caller's `access`, and, if the list has
+    /// a search, only if the search finds many commands.
     fn applies(&self, access: &str) -> String {
         let is_frequent =
             if self.has_found { format!(" AND NOT {IS_RARE}") } else { String::new() };

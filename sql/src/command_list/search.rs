@@ -47,8 +47,8 @@ pub fn is_exact(words: &[Word]) -> bool {
     words.len() <= INDEXED_WORDS && words.iter().all(Word::is_exact)
 }
 
-/// SQL for the condition that a row of `commands c` has each word in its line, or in the name of its
-/// server or its requester. A deleted server has the name that the command stores.
+/// SQL for the condition that a row of `commands c` has each word in its line, or in the name of
+/// its server or its requester. A deleted server has the name that the command stores.
 const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
     WHERE NOT iif(w.value ->> 'glob' IS NULL, instr(lower(c.line), w.value ->> 'line') > 0, c.line GLOB (w.value ->> 'glob'))
     AND NOT EXISTS (SELECT 1 FROM command_servers n
@@ -59,8 +59,8 @@ const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
         AND instr(lower(u.username), w.value ->> 'name') > 0))";
 
 /// SQL for a full-text query that matches any of some numbers. The search index stores each number
-/// as three characters (see the migration). `number` is SQL for a number of a group of rows. Without
-/// rows the query matches nothing.
+/// as three characters (see the migration). `number` is SQL for a number of a group of rows.
+/// Without rows the query matches nothing.
 fn match_any(base: u32, number: &str) -> String {
     let phrase = |number: &str| {
         format!(
@@ -73,8 +73,8 @@ fn match_any(base: u32, number: &str) -> String {
 
 /// Common table expressions of a search.
 ///
-/// - `search_query`: the full-text query. A word may be in the line, or in the name of the server or
-///   the requester; the latter are resolved to numbers first.
+/// - `search_query`: the full-text query. A word may be in the line, or in the name of the server
+///   or the requester; the latter are resolved to numbers first.
 /// - `indexed`: the commands that the search index finds.
 /// - `newest_long`: the newest commands with lines of which the index has only the beginning. Their
 ///   number is limited, so that the time of a search is bounded.

@@ -114,8 +114,8 @@ fn filters_that_match_most_commands_count_the_others_in_an_index() {
     for text in ["success=false", "success=true", "shell=system", "shell=internal"] {
         let [small, large] = steps(&database, text, Me::superuser);
         for (few, many) in small.into_iter().zip(large) {
-            // The large workspace has 29,000 more commands, of which every tenth failed. Counting an
-            // entry of the index takes three steps.
+            // The large workspace has 29,000 more commands, of which every tenth failed. Counting
+            // an entry of the index takes three steps.
             assert!(many < few + few / 5 + 3 * 2_900 + 50, "{text}: {few} steps, then {many}");
         }
     }

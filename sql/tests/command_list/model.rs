@@ -287,8 +287,8 @@ impl Model {
                 count(database, workspace);
             }
         }
-        // Retention deletes commands, counted and uncounted ones. The janitor removes a deleted user
-        // from commands. Servers are renamed and deleted.
+        // Retention deletes commands, counted and uncounted ones. The janitor removes a deleted
+        // user from commands. Servers are renamed and deleted.
         for command in commands.split_off(380).into_iter().chain(commands.drain(100..120)) {
             delete(database, workspace, &command.id);
         }
@@ -387,8 +387,8 @@ impl Model {
                 .is_none_or(|servers| servers.contains(&command.server))
     }
 
-    /// Whether each word is in the server's name, the line or the requester's name, as the API shows
-    /// them.
+    /// Whether each word is in the server's name, the line or the requester's name, as the API
+    /// shows them.
     fn matches(&self, command: &Command, search: &str) -> bool {
         let server =
             self.servers.get(&command.server).map_or(command.server_name.as_str(), |name| name);

@@ -223,8 +223,8 @@ impl DurableObject for Sealer {
     }
 }
 
-/// When to seal again after a notification that came less than [`SEAL_DELAY_MILLIS`] ago: events may
-/// follow that cause no notification. A time in the future is ignored: the clock was wrong.
+/// When to seal again after a notification that came less than [`SEAL_DELAY_MILLIS`] ago: events
+/// may follow that cause no notification. A time in the future is ignored: the clock was wrong.
 fn seal_again_at(notified_at: Timestamp, now: Timestamp) -> Option<Timestamp> {
     Some(notified_at.plus_millis(SEAL_DELAY_MILLIS))
         .filter(|again_at| notified_at <= now && now < *again_at)

@@ -1,9 +1,9 @@
 //! The Durable Object of a server. It holds the agent's connections, the commands and their output.
 //!
 //! All events of a server pass through its object, so they have a total order. The state machine in
-//! `farhand_domain::link` makes the decisions and never calls the platform. This module is the shell
-//! around that machine. It passes each event to the machine and carries out the effects that the
-//! machine returns. `Shell::carry_out` is the only place that carries out effects, and
+//! `farhand_domain::link` makes the decisions and never calls the platform. This module is the
+//! shell around that machine. It passes each event to the machine and carries out the effects that
+//! the machine returns. `Shell::carry_out` is the only place that carries out effects, and
 //! `Shell::query_d1` is the only place that calls D1.
 //!
 //! The writes of one step to the object's SQLite commit together, because there is no `await`

@@ -271,7 +271,8 @@ impl Tables {
     }
 
     /// Computes the SHA-256 of a command's kept chunks, or of its result if it has no chunks.
-    /// Returns `None` if chunks are missing. If `is_late`, missing chunks are not expected any more.
+    /// Returns `None` if chunks are missing. If `is_late`, missing chunks are not expected any
+    /// more.
     pub fn hash_output(&self, stored: &StoredCommand, is_late: bool) -> Result<Option<String>> {
         if !is_late && !stored.has_all_chunks() {
             return Ok(None);
