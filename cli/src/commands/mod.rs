@@ -1,0 +1,45 @@
+//! The subcommands, one file each.
+
+pub mod api;
+pub mod audit;
+pub mod end;
+pub mod groups;
+pub mod history;
+pub mod login;
+pub mod logout;
+pub mod logs;
+pub mod lookup;
+pub mod manual;
+pub mod profiles;
+pub mod run;
+pub mod servers;
+pub mod tokens;
+pub mod users;
+pub mod whoami;
+
+use std::io::{self, IsTerminal};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::output::note;
+
+/// How many items a list shows without `--limit`.
+const LIMIT: &str = "50";
+
+/// An item of a list as a type.
+fn typed<T: DeserializeOwned>(item: &Value) -> Result<T> {
+    T::deserialize(item).map_err(|error| {
+        Error::local(format!(
+            "The service sent another answer than this version of farhand expects ({error})."
+        ))
+    })
+}
+
+/// Tells a person that a list is longer than what was printed.
+fn note_rest(shown: usize, count: usize) {
+    if shown < count && io::stdout().is_terminal() {
+        note(&format!("{shown} of {count} shown. `--limit` shows more."));
+    }
+}

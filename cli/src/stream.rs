@@ -1,0 +1,213 @@
+//! Follows a command's output: Server-Sent Events, resumed after a lost connection.
+
+use std::io::{BufRead, BufReader, Read};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::output::note;
+use crate::types::{Chunk, Command, CommandEnd};
+
+/// How long a lost connection is tried again before the command is left alone.
+const RECONNECT_PAUSES: [u64; 8] = [0, 1, 2, 4, 8, 15, 30, 60];
+
+/// How a command ended.
+pub struct End {
+    pub command: Command,
+    /// The same with all fields of the API.
+    pub json: Value,
+    pub output_truncated: bool,
+}
+
+/// One event of a stream.
+#[derive(Debug, Default, PartialEq)]
+struct Event {
+    id: String,
+    name: String,
+    data: String,
+}
+
+/// Reads one event. `None` if the stream was cut off before its end.
+fn next_event(lines: &mut impl BufRead) -> Option<Event> {
+    let mut event = Event::default();
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        lines.read_until(b'\n', &mut line).ok()?;
+        let text = str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
+        let text = text.strip_suffix('\r').unwrap_or(text);
+        if text.is_empty() {
+            if event.name.is_empty() {
+                continue;
+            }
+            return Some(event);
+        }
+        // A line that begins with a colon is a comment.
+        let (field, value) = text.split_once(':').unwrap_or((text, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "id" => value.clone_into(&mut event.id),
+            "event" => value.clone_into(&mut event.name),
+            "data" => event.data.push_str(value),
+            _ => {}
+        }
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(data: &str) -> Result<T> {
+    serde_json::from_str(data)
+        .map_err(|error| Error::local(format!("The service sent a malformed event ({error}).")))
+}
+
+/// Reads events until the end of the command. `None` if the stream was cut off. `last` is the id
+/// of the last chunk.
+fn read(
+    stream: impl Read,
+    last: &mut Option<String>,
+    on_chunk: &mut impl FnMut(&str) -> Result<()>,
+) -> Result<Option<End>> {
+    let mut lines = BufReader::new(stream);
+    while let Some(event) = next_event(&mut lines) {
+        match event.name.as_str() {
+            "chunk" => {
+                on_chunk(&parse::<Chunk>(&event.data)?.content)?;
+                *last = Some(event.id);
+            }
+            "end" => {
+                let json = parse(&event.data)?;
+                let command = parse(&event.data)?;
+                let end: CommandEnd = parse(&event.data)?;
+                let output_truncated = end.output_truncated;
+                return Ok(Some(End { command, json, output_truncated }));
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Follows a command to its end. `on_chunk` gets the output while it comes.
+pub fn follow(
+    client: &Client,
+    id: &str,
+    mut on_chunk: impl FnMut(&str) -> Result<()>,
+) -> Result<End> {
+    let path = format!("/api/events/commands/{}/stream/", crate::client::segment(id));
+    let mut last = None;
+    let mut failures = 0;
+    loop {
+        let before = last.clone();
+        let failure = match client.stream(&path, last.as_deref()) {
+            Ok(stream) => {
+                if let Some(end) = read(stream, &mut last, &mut on_chunk)? {
+                    return Ok(end);
+                }
+                if last != before {
+                    failures = 0;
+                }
+                "The stream was cut off.".to_owned()
+            }
+            Err(Error::Connection(message)) => message,
+            Err(Error::Refused(refusal)) if refusal.status >= 500 || refusal.status == 429 => {
+                refusal.to_string()
+            }
+            Err(error) => return Err(error),
+        };
+        let Some(seconds) = RECONNECT_PAUSES.get(failures) else {
+            return Err(Error::local(format!("Lost the output of {id}: {failure}")));
+        };
+        if failures == 1 {
+            note("The connection was lost. Trying again.");
+        }
+        failures += 1;
+        thread::sleep(Duration::from_secs(*seconds));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMMAND: &str = r#"{"id": "1", "line": "x", "username": "u", "server_name": "web-1",
+        "requested_by": null, "state": "failed", "status": {"text": "Failed", "message": "Failed."},
+        "success": false, "exit_code": 3, "output_bytes": 4, "elapsed_time": 0.1,
+        "scheduled_at": "2026-11-21T01:23:45.678901+00:00", "output_truncated": true}"#;
+
+    fn events(text: &str) -> (String, Option<String>, Option<End>) {
+        let (mut output, mut last) = (String::new(), None);
+        let end = read(text.as_bytes(), &mut last, &mut |content| {
+            output.push_str(content);
+            Ok(())
+        });
+        (output, last, end.unwrap())
+    }
+
+    #[test]
+    fn chunks_and_the_end() {
+        let command = COMMAND.replace('\n', " ");
+        let text = format!(
+            "retry: 1000\n\n: comment\n\nid: 0\nevent: chunk\ndata: {{\"seq\":0,\"content\":\"a\\n\"}}\n\n\
+             id: 1\r\nevent: chunk\r\ndata: {{\"seq\":1,\"content\":\"b\"}}\r\n\r\nevent: end\ndata: {command}\n\n"
+        );
+        let (output, last, end) = events(&text);
+        let end = end.unwrap();
+        assert_eq!((output.as_str(), last.as_deref()), ("a\nb", Some("1")));
+        assert_eq!((end.command.exit_code, end.output_truncated), (Some(3), true));
+    }
+
+    #[test]
+    fn an_event_that_was_cut_off_is_read_again() {
+        let text = "id: 4\nevent: chunk\ndata: {\"seq\":4,\"content\":\"a\"}\n\nid: 5\nevent: chunk\ndata: {\"seq\"";
+        let (output, last, end) = events(text);
+        assert_eq!((output.as_str(), last.as_deref(), end.is_none()), ("a", Some("4"), true));
+    }
+
+    /// Serves one response on each connection. Returns the requests.
+    fn serve(responses: Vec<String>) -> (String, std::thread::JoinHandle<Vec<String>>) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let requests = std::thread::spawn(move || {
+            let answer = |body: String| {
+                let (mut socket, _) = listener.accept().unwrap();
+                let (mut request, mut bytes) = (String::new(), [0; 4096]);
+                while !request.contains("\r\n\r\n") {
+                    let length = socket.read(&mut bytes).unwrap();
+                    request.push_str(str::from_utf8(&bytes[..length]).unwrap());
+                }
+                let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
+                std::io::Write::write_all(&mut socket, (head.to_owned() + &body).as_bytes())
+                    .unwrap();
+                request
+            };
+            responses.into_iter().map(answer).collect()
+        });
+        (url, requests)
+    }
+
+    #[test]
+    fn a_lost_connection_is_continued_where_it_stopped() {
+        let chunk = |seq: u32| {
+            format!("id: {seq}\nevent: chunk\ndata: {{\"seq\":{seq},\"content\":\"{seq} \"}}\n\n")
+        };
+        let end = format!("event: end\ndata: {}\n\n", COMMAND.replace('\n', " "));
+        let first = chunk(0) + &chunk(1) + "id: 2\nevent: chunk\nda";
+        let (url, requests) = serve(vec![first, chunk(2) + &end]);
+        let address = crate::address::Address::parse(&url, false).unwrap();
+        let client = Client::new(address, Some("abc".to_owned())).unwrap();
+        let mut output = String::new();
+        let end = follow(&client, "1", |content| {
+            output.push_str(content);
+            Ok(())
+        });
+        assert_eq!((output.as_str(), end.unwrap().command.exit_code), ("0 1 2 ", Some(3)));
+        let requests: Vec<String> =
+            requests.join().unwrap().iter().map(|request| request.to_lowercase()).collect();
+        assert!(requests[0].starts_with("get /api/events/commands/1/stream/ http/1.1"));
+        assert!(!requests[0].contains("last-event-id"));
+        assert!(requests[1].contains("last-event-id: 1\r\n"), "{}", requests[1]);
+        assert!(requests[1].contains("authorization: token=\"abc\"\r\n"), "{}", requests[1]);
+    }
+}

@@ -1,0 +1,275 @@
+//! The fields of the API that tables and exit codes need. A test compares them with
+//! `docs/openapi.yaml`.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Defines structs whose fields the test can compare.
+macro_rules! api_types {
+    ($($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Debug, Deserialize)]
+        pub struct $name { $(pub $field: $type),* }
+
+        #[cfg(test)]
+        impl documented::Documented for $name {
+            fn check(schema: &documented::Schema<'_>) {
+                $(<$type>::check(&schema.field(stringify!($field)));)*
+            }
+        }
+    )*};
+}
+
+api_types! {
+    /// A page of a list. Items stay JSON, so that `--output json` shows all fields.
+    Page { count: i64, next: Option<String>, results: Vec<Value> }
+
+    LoginToken { token: String }
+
+    User {
+        id: i64,
+        username: String,
+        email: String,
+        is_active: bool,
+        is_staff: bool,
+        is_superuser: bool,
+        last_login: Option<String>,
+    }
+
+    UserSummary { username: String }
+
+    Group { id: i64, name: String, display_name: String, num_members: i64, servers: Vec<String> }
+
+    Server {
+        id: String,
+        name: String,
+        is_connected: bool,
+        registration: String,
+        remote_ip: Option<String>,
+        os_name: Option<String>,
+        os_version: Option<String>,
+        agent_version: Option<String>,
+        load: Option<f64>,
+        last_seen_at: Option<String>,
+    }
+
+    Status { message: String }
+
+    Command {
+        id: String,
+        line: String,
+        username: String,
+        server_name: String,
+        requested_by: Option<UserSummary>,
+        state: String,
+        status: Status,
+        success: Option<bool>,
+        exit_code: Option<i64>,
+        elapsed_time: Option<f64>,
+        scheduled_at: String,
+    }
+
+    Chunk { content: String }
+
+    /// What the last event of a stream has beyond the command.
+    CommandEnd { output_truncated: bool }
+
+    ApiToken {
+        id: String,
+        name: String,
+        enabled: bool,
+        acl: Option<Value>,
+        expires_at: Option<String>,
+        last_used_at: Option<String>,
+    }
+
+    NewToken { id: String, name: String, key: Option<String>, expires_at: Option<String> }
+
+    Actor { name: Option<String> }
+
+    /// What an audit event is about.
+    Object { id: Option<String>, name: Option<String> }
+
+    AuditEvent {
+        occurred_at: String,
+        actor: Actor,
+        action: String,
+        object: Option<Object>,
+        outcome: String,
+        remote_ip: Option<String>,
+    }
+
+    BrokenEntry { link: i64, problem: String }
+
+    AuditVerified {
+        valid: bool,
+        links: i64,
+        unsealed: i64,
+        first_broken: Option<BrokenEntry>,
+        next_link: Option<i64>,
+    }
+}
+
+#[cfg(test)]
+mod documented {
+    //! Compares types with schemas.
+
+    use serde_json::Value;
+
+    /// A schema of the document.
+    pub struct Schema<'a> {
+        document: &'a Value,
+        value: &'a Value,
+        /// The name of the schema and of the field, for messages.
+        path: String,
+    }
+
+    /// A type that reads values of a schema.
+    pub trait Documented {
+        /// # Panics
+        /// If the schema allows values that the type cannot read.
+        fn check(schema: &Schema<'_>);
+    }
+
+    impl<'a> Schema<'a> {
+        pub fn named(document: &'a Value, name: &str) -> Self {
+            let value = &document["components"]["schemas"][name];
+            assert!(value.is_object(), "no schema {name}");
+            Self { document, value, path: name.to_owned() }
+        }
+
+        fn at(&self, value: &'a Value, path: String) -> Self {
+            let value = match value["$ref"].as_str() {
+                Some(reference) => {
+                    self.document.pointer(reference.trim_start_matches('#')).unwrap()
+                }
+                None => value,
+            };
+            Self { document: self.document, value, path }
+        }
+
+        pub fn field(&self, name: &str) -> Self {
+            let path = format!("{}.{name}", self.path);
+            let is_required =
+                self.value["required"].as_array().unwrap().iter().any(|field| field == name);
+            assert!(is_required, "{path} is not required");
+            self.at(&self.value["properties"][name], path)
+        }
+
+        fn items(&self) -> Self {
+            self.at(&self.value["items"], format!("{}[]", self.path))
+        }
+
+        /// The types that the schema allows, and the schema without null.
+        fn types(&self) -> (Vec<&'a str>, Self) {
+            let value: &'a Value = self.value;
+            if let Some(choices) = value["anyOf"].as_array() {
+                let (nulls, others): (Vec<_>, Vec<_>) =
+                    choices.iter().partition(|choice| choice["type"] == "null");
+                assert_eq!(others.len(), 1, "{}", self.path);
+                let inner = self.at(others[0], self.path.clone());
+                let (mut types, _) = inner.types();
+                types.extend(nulls.iter().map(|_| "null"));
+                return (types, inner);
+            }
+            let types = match &value["type"] {
+                Value::String(name) => vec![name.as_str()],
+                Value::Array(names) => names.iter().map(|name| name.as_str().unwrap()).collect(),
+                _ if value["enum"].is_array() => vec!["string"],
+                other => panic!("{} has the type {other}", self.path),
+            };
+            (types, self.at(value, self.path.clone()))
+        }
+
+        fn expect(&self, allowed: &[&str]) {
+            let (types, _) = self.types();
+            for found in &types {
+                assert!(allowed.contains(found), "{} has the types {types:?}", self.path);
+            }
+        }
+    }
+
+    macro_rules! scalars {
+        ($($type:ty: $allowed:expr),*) => {$(
+            impl Documented for $type {
+                fn check(schema: &Schema<'_>) {
+                    schema.expect(&$allowed);
+                }
+            }
+        )*};
+    }
+    scalars!(String: ["string"], bool: ["boolean"], i64: ["integer"], f64: ["number", "integer"]);
+
+    impl Documented for Value {
+        fn check(_: &Schema<'_>) {}
+    }
+
+    impl<T: Documented> Documented for Vec<T> {
+        fn check(schema: &Schema<'_>) {
+            schema.expect(&["array"]);
+            T::check(&schema.items());
+        }
+    }
+
+    impl<T: Documented> Documented for Option<T> {
+        fn check(schema: &Schema<'_>) {
+            let (types, inner) = schema.types();
+            assert!(types.contains(&"null"), "{} is never null", schema.path);
+            // A schema whose types are a list stays one; without null it is the inner schema.
+            let mut value = inner.value.clone();
+            if let Value::Array(types) = &mut value["type"] {
+                types.retain(|name| name != "null");
+            }
+            let bare = Schema { document: schema.document, value: &value, path: inner.path };
+            T::check(&bare);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::documented::{Documented, Schema};
+    use super::*;
+
+    fn document() -> Value {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.yaml");
+        serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn all_fields_are_in_the_openapi_document_with_their_types() {
+        let document = document();
+        fn check<T: Documented>(document: &Value, names: &[&str]) {
+            for name in names {
+                T::check(&Schema::named(document, name));
+            }
+        }
+        let pages = [
+            "UserPage",
+            "GroupPage",
+            "ServerPage",
+            "CommandPage",
+            "ApiTokenPage",
+            "AuditEventPage",
+        ];
+        check::<Page>(&document, &pages);
+        check::<LoginToken>(&document, &["LoginToken"]);
+        check::<User>(&document, &["User"]);
+        check::<Group>(&document, &["Group"]);
+        check::<Server>(&document, &["Server"]);
+        check::<Command>(&document, &["Command", "CommandEnd"]);
+        check::<Chunk>(&document, &["Chunk"]);
+        check::<CommandEnd>(&document, &["CommandEnd"]);
+        check::<ApiToken>(&document, &["ApiToken"]);
+        check::<NewToken>(&document, &["ApiTokenWithKey"]);
+        check::<AuditEvent>(&document, &["AuditEvent"]);
+        check::<AuditVerified>(&document, &["AuditVerified"]);
+    }
+
+    #[test]
+    #[should_panic(expected = "Server.remote_ip has the types")]
+    fn a_type_that_may_be_null_must_be_optional() {
+        let document = document();
+        String::check(&Schema::named(&document, "Server").field("remote_ip"));
+    }
+}
