@@ -2,7 +2,7 @@
 //
 //   npm test                             lints, supply chain, unit tests, and all end-to-end tests
 //   npm test -- lint                     documents, formatting, lints and supply chain
-//   npm test -- unit                     the unit tests of domain, SQL, Worker and agent
+//   npm test -- unit                     the unit tests of domain, SQL, Worker, agent and command line
 //   npm test -- e2e [NAME]               the end-to-end tests whose names contain NAME
 //   npm test -- e2e --keep NAME          the same, on an instance that stays up for the next run
 //   npm test -- stop                     stops that instance
@@ -182,6 +182,7 @@ async function unit() {
   await stage("unit tests: SQL", () => cargoTest(["-p", "farhand-sql"]));
   await stage("unit tests: Worker", () => cargoTest(["-p", "farhand"]));
   await stage("unit tests: agent", () => cargoTest(["-p", "farhand-agent"]));
+  await stage("unit tests: command line", () => cargoTest(["-p", "farhand-cli"]));
 }
 
 /** Builds the end-to-end tests. Returns the names of those that the filter selects. */
@@ -191,6 +192,12 @@ async function selectedTests() {
   const names = [...text.matchAll(/^(.*): test$/gm)].map(([, name]) => name);
   if (names.length === 0) throw new Error(`no end-to-end test matches ${filter.join(" ")}`);
   return names;
+}
+
+/** Builds the command line without optimisation. Returns the path of the binary. */
+function buildCommandLine() {
+  run("cargo", ["build", "--quiet", "-p", "farhand-cli"]);
+  return join(root, "target", "debug", "farhand");
 }
 
 /**
@@ -251,6 +258,7 @@ async function endToEnd() {
   await stage("e2e: build of the Worker", build);
   const environment = { ...process.env, ...testPrograms(tests) };
   environment.FARHAND_AGENT = await stage("e2e: build of the agent", buildAgent);
+  environment.FARHAND_CLI = await stage("e2e: build of the command line", buildCommandLine);
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;
   let isComplete = false;
   try {

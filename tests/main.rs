@@ -3,6 +3,7 @@
 
 mod agent;
 mod api;
+mod cli;
 mod cost;
 mod docs;
 mod faults;

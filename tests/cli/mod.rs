@@ -1,0 +1,151 @@
+//! The command line `farhand` against the service and the project's agent.
+
+mod interrupts;
+mod lists;
+mod login;
+mod run;
+mod terminal;
+
+use std::process::{Output, Stdio};
+
+use farhand_tests::agents::own_account;
+use farhand_tests::{Api, PATIENCE, RealAgent, Workspace, secrets, setting};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+/// The user of the tests' workspaces.
+const USER: &str = "boss";
+
+/// A caller of `farhand` with a folder of profiles.
+struct Farhand {
+    /// The URL of the workspace.
+    url: String,
+    config: TempDir,
+    token: Option<String>,
+}
+
+/// What a call of `farhand` left.
+#[derive(Debug)]
+struct Called {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Called {
+    fn from(output: &Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let code = output.status.code().expect("no signal ends farhand");
+        Self { code, out: text(&output.stdout), err: text(&output.stderr) }
+    }
+
+    /// Asserts a success, and returns the output.
+    #[track_caller]
+    fn success(self) -> String {
+        assert_eq!(self.code, 0, "{self:?}");
+        self.out
+    }
+
+    /// Asserts a success, and returns the output as JSON.
+    #[track_caller]
+    fn json(self) -> Value {
+        serde_json::from_str(&self.success()).unwrap()
+    }
+
+    /// Asserts a failure of farhand itself: one line on stderr, and nothing else.
+    #[track_caller]
+    fn failure(self, message: &str) {
+        assert_eq!((self.code, self.out.as_str()), (125, ""), "{self:?}");
+        assert!(self.err.contains(message), "{self:?}");
+        assert_eq!(self.err.lines().count(), 1, "{self:?}");
+    }
+}
+
+/// The token of a client.
+fn token_of(api: &Api) -> String {
+    let header = api.authorization.as_ref().unwrap();
+    header.trim_start_matches("token=").trim_matches('"').to_owned()
+}
+
+impl Farhand {
+    /// Without a credential.
+    fn new(workspace: &Workspace) -> Self {
+        let port = workspace.anonymous.url.rsplit(':').next().unwrap();
+        let url = format!("http://{}:{port}", workspace.anonymous.host);
+        Self { url, config: tempfile::tempdir().unwrap(), token: None }
+    }
+
+    /// With the API token of the superuser in the environment.
+    fn admin(workspace: &Workspace) -> Self {
+        Self { token: Some(token_of(&workspace.admin)), ..Self::new(workspace) }
+    }
+
+    /// A program that calls farhand or is farhand, with its environment.
+    fn program(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env_remove("FARHAND_URL")
+            .env_remove("FARHAND_TOKEN")
+            .env("XDG_CONFIG_HOME", self.config.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        if let Some(token) = &self.token {
+            command.env("FARHAND_URL", &self.url).env("FARHAND_TOKEN", token);
+        }
+        command
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.program(&setting("FARHAND_CLI"));
+        command.args(arguments);
+        command
+    }
+
+    /// A call in a terminal of its own. What is written to its standard input is typed.
+    fn in_terminal(&self, arguments: &str) -> Command {
+        let mut command = self.program("script");
+        let line = format!("{} {arguments}", setting("FARHAND_CLI"));
+        command
+            .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+            .stdin(Stdio::piped());
+        command
+    }
+
+    async fn call(&self, arguments: &[&str]) -> Called {
+        self.call_with(arguments, "").await
+    }
+
+    /// A call with a standard input.
+    async fn call_with(&self, arguments: &[&str], input: &str) -> Called {
+        let mut child = self.command(arguments).stdin(Stdio::piped()).spawn().unwrap();
+        // Calls that do not read their input may have ended.
+        child.stdin.take().unwrap().write_all(input.as_bytes()).await.ok();
+        let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
+        Called::from(&output.expect("farhand ends").unwrap())
+    }
+
+    /// The file of the profiles.
+    fn profiles(&self) -> (std::path::PathBuf, Value) {
+        let path = self.config.path().join("farhand/profiles.json");
+        let profiles = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        secrets::record_in(&profiles);
+        (path, profiles)
+    }
+}
+
+/// A workspace with a server and its agent.
+async fn start(name: &str) -> (Workspace, RealAgent) {
+    let workspace = Workspace::new().await;
+    let agent = add_server(&workspace, name).await;
+    (workspace, agent)
+}
+
+async fn add_server(workspace: &Workspace, name: &str) -> RealAgent {
+    let body = json!({"name": name, "default_username": own_account()});
+    let server = workspace.admin.post("/api/servers/", &body).await.expect(201);
+    RealAgent::start(workspace, &server).await
+}

@@ -1,0 +1,47 @@
+//! A terminal for tests: what a person sees and types.
+
+use std::process::Stdio;
+
+use farhand_tests::PATIENCE;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+
+/// A program in a terminal, whose output is read until a text comes.
+pub struct Terminal {
+    child: Child,
+    shown: String,
+}
+
+impl Terminal {
+    pub fn start(mut command: Command) -> Self {
+        Self { child: command.stderr(Stdio::inherit()).spawn().unwrap(), shown: String::new() }
+    }
+
+    /// Waits until the terminal has shown a text.
+    pub async fn wait_for(&mut self, text: &str) {
+        let stdout = self.child.stdout.as_mut().unwrap();
+        let read = async {
+            while !self.shown.contains(text) {
+                let mut bytes = [0; 1024];
+                let length = stdout.read(&mut bytes).await.unwrap();
+                assert!(length > 0, "{text:?} did not come: {}", self.shown);
+                self.shown.push_str(&String::from_utf8_lossy(&bytes[..length]));
+            }
+        };
+        tokio::time::timeout(PATIENCE, read).await.expect(text);
+    }
+
+    /// Types a text.
+    pub async fn type_text(&mut self, text: &str) {
+        self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).await.unwrap();
+    }
+
+    /// Waits for the end. Returns the exit code and all that was shown.
+    pub async fn end(mut self) -> (i32, String) {
+        let mut rest = String::new();
+        let read = self.child.stdout.as_mut().unwrap().read_to_string(&mut rest);
+        tokio::time::timeout(PATIENCE, read).await.expect("the end").unwrap();
+        let code = self.child.wait().await.unwrap().code().unwrap();
+        (code, self.shown + &rest)
+    }
+}
