@@ -111,11 +111,12 @@ async fn run(document: &str, min_count: usize) {
             .map(|example| format!("{}\nprintf '{SEPARATOR}'\n", example.lines))
             .collect();
         let mut shell = Command::new("bash");
-        // The examples start the agent by its name.
-        let agent = setting("FARHAND_AGENT");
+        // The examples start the agent and the command line by their names.
+        let folder_of = |program: &str| Path::new(&setting(program)).parent().unwrap().to_owned();
         let path = format!(
-            "{}:{}",
-            Path::new(&agent).parent().unwrap().display(),
+            "{}:{}:{}",
+            folder_of("FARHAND_AGENT").display(),
+            folder_of("FARHAND_CLI").display(),
             std::env::var("PATH").unwrap()
         );
         shell
@@ -172,6 +173,11 @@ async fn the_examples_of_commands_run_as_they_stand() {
 #[tokio::test]
 async fn the_examples_of_agents_run_as_they_stand() {
     run("agents.md", 6).await;
+}
+
+#[tokio::test]
+async fn the_examples_of_the_command_line_run_as_they_stand() {
+    run("cli.md", 15).await;
 }
 
 #[tokio::test]
