@@ -18,7 +18,7 @@ pub const REQUIRED: &str = "This field is required.";
 /// The message for a text that is empty or has only whitespace.
 pub const BLANK: &str = "This field may not be blank.";
 /// The message for a null in a field that needs a value.
-const NULL: &str = "This field may not be null.";
+pub const NULL: &str = "This field may not be null.";
 
 /// The message for a field that the endpoint does not read.
 pub const UNKNOWN: &str = "Unknown field.";
