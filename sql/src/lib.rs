@@ -3,4 +3,5 @@
 pub mod command_counts;
 pub mod command_list;
 pub mod numbering;
+pub mod selector;
 pub mod statement;
