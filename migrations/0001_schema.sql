@@ -127,7 +127,7 @@ CREATE INDEX revoked_sessions_by_user ON revoked_sessions (workspace_id, user_id
 -- Serves: the janitor's search for users whose commands are to be cancelled.
 CREATE INDEX revoked_sessions_open ON revoked_sessions (workspace_id, user_id, id) WHERE is_settled = 0;
 
--- An API token. `acl` is a JSON object or null.
+-- An API token. `acl` is a JSON object or null. `selector` has the terms of its selector, as sql/src/selector.rs compares them.
 CREATE TABLE api_tokens (
   id TEXT PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -139,7 +139,8 @@ CREATE TABLE api_tokens (
   added_at TEXT NOT NULL,
   updated_at TEXT NOT NULL,
   expires_at TEXT,
-  last_used_at TEXT
+  last_used_at TEXT,
+  selector TEXT
 ) STRICT;
 
 -- Serves: the credential check of every request with an API token.
@@ -209,7 +210,9 @@ CREATE TABLE servers (
   -- The account for commands that name none, if a user set it. Null: `reported_username` applies.
   default_username TEXT,
   -- The only account that the agent can use, if the agent does not run as root and reported it.
-  reported_username TEXT
+  reported_username TEXT,
+  -- A JSON object of strings. Selectors are compared with each server of the workspace.
+  labels TEXT NOT NULL DEFAULT '{}'
 ) STRICT;
 
 -- Serves: the deletion of servers that were not approved in time.
@@ -317,7 +320,10 @@ CREATE TABLE registration_tokens (
   networks TEXT,
   -- Whether staff must approve each server before it runs commands.
   approval INTEGER NOT NULL DEFAULT 0 CHECK (approval IN (0, 1)),
-  added_at TEXT NOT NULL
+  added_at TEXT NOT NULL,
+  -- The labels that each server gets, as a JSON object, and the keys of labels that agents may set, as a JSON array.
+  labels TEXT NOT NULL DEFAULT '{}',
+  label_keys TEXT NOT NULL DEFAULT '[]'
 ) STRICT;
 
 -- Serves: the registration of a server.

@@ -1,7 +1,6 @@
 //! Access control lists: what an API token may do, if its owner limits it (contract 4.12).
 
 use std::borrow::Cow;
-use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -9,10 +8,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+pub use crate::acl_limit::Limit;
 use crate::command::{Command, MAX_LINE, MAX_WORDS, Shell};
 use crate::fields::BLANK;
 use crate::id;
+use crate::labels::Labels;
 use crate::output::sha256;
+use crate::selector::Selector;
 
 /// The largest number of entries in each list.
 const MAX_ENTRIES: usize = 100;
@@ -35,8 +37,8 @@ const MAX_WORDS_TOTAL: usize = 1_000;
 /// The largest number of unknown keys that a response lists.
 const MAX_UNKNOWN: usize = 10;
 /// The keys of an access control list.
-const KEYS: [&str; 7] =
-    ["commands", "argv", "servers", "usernames", "networks", "read_only", "read_all"];
+const KEYS: [&str; 8] =
+    ["commands", "argv", "servers", "selector", "usernames", "networks", "read_only", "read_all"];
 
 /// The limits of an API token. An absent list limits nothing. An empty list allows nothing.
 ///
@@ -61,6 +63,9 @@ pub struct Acl {
     /// The ids of the servers that the token can access.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub servers: Option<Vec<Uuid>>,
+    /// The servers that the token can access, by their labels. With `servers`, both limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<Selector>,
     /// The allowed remote accounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usernames: Option<Vec<String>>,
@@ -74,42 +79,6 @@ pub struct Acl {
     /// list allows. `None` means `false`, and is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_all: Option<bool>,
-}
-
-/// The part of an access control list that does not allow a command.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Limit {
-    /// `read_only` allows no command.
-    ReadOnly,
-    /// `servers` does not have the server.
-    Servers,
-    /// `usernames` does not have the account.
-    Usernames,
-    /// The command has a `groupname`, which lists of accounts or patterns do not cover.
-    Group,
-    /// The command is a built-in command, which lists of accounts or patterns do not cover.
-    Internal,
-    /// The command has inputs, which patterns do not cover.
-    Inputs,
-    /// No pattern in `commands` matches the line.
-    Commands,
-    /// No entry of `argv` matches the arguments.
-    Argv,
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ReadOnly => "read_only allows no command",
-            Self::Servers => "servers does not name the server",
-            Self::Usernames => "usernames does not name the account",
-            Self::Group => "a token with commands, argv or usernames cannot give groupname",
-            Self::Internal => "a token with commands, argv or usernames cannot use shell internal",
-            Self::Inputs => "a token with commands or argv cannot give env, stdin or cwd",
-            Self::Commands => "no pattern in commands allows the line",
-            Self::Argv => "no entry of argv allows the arguments",
-        })
-    }
 }
 
 /// Reads a text of 1 to `max` characters.
@@ -337,6 +306,10 @@ impl Acl {
         let servers = list(object, "servers", &mut problems, |text| {
             id::parse(text).ok_or("Not a valid UUID.".into())
         });
+        let selector = Selector::read(object.get("selector")).unwrap_or_else(|problem| {
+            problems.push(format!("selector: {problem}").into());
+            None
+        });
         let usernames = list(object, "usernames", &mut problems, username);
         let networks = list(object, "networks", &mut problems, |text| {
             network(text).ok_or(
@@ -352,7 +325,8 @@ impl Acl {
             value.as_bool()
         };
         let (read_only, read_all) = (flag("read_only"), flag("read_all"));
-        let acl = Self { commands, argv, servers, usernames, networks, read_only, read_all };
+        let acl =
+            Self { commands, argv, servers, selector, usernames, networks, read_only, read_all };
         problems.extend(acl.problems_of_totals());
         if problems.is_empty() { Ok(acl) } else { Err(problems) }
     }
@@ -414,6 +388,17 @@ impl Acl {
     /// Whether the token can access a server at all.
     pub fn allows_server(&self, server: Uuid) -> bool {
         self.servers.as_ref().is_none_or(|servers| servers.contains(&server))
+    }
+
+    /// Whether the server with these labels can be accessed. [`Acl::refusal`] does not check this:
+    /// [`crate::rights::Rights::refusal`] does.
+    pub fn allows_labels(&self, labels: &Labels) -> bool {
+        self.selector.as_ref().is_none_or(|selector| selector.matches(labels))
+    }
+
+    /// Whether the list limits the servers that the token can access.
+    pub fn limits_servers(&self) -> bool {
+        self.servers.is_some() || self.selector.is_some()
     }
 
     /// Whether `argv` allows the words of a command.
@@ -941,6 +926,28 @@ mod tests {
         );
         assert_eq!(refusal(json!({"servers": []}), &words, false), Some(Limit::Servers));
         assert_eq!(refusal(json!({"read_only": true}), &words, false), Some(Limit::ReadOnly));
+    }
+
+    #[test]
+    fn servers_by_their_labels() {
+        let labels = |value: &str| Labels::from_iter([("env".to_owned(), value.to_owned())]);
+        let limited = acl(json!({"selector": " env in (prod , test)"}));
+        assert_eq!(json!(limited), json!({"selector": "env in (prod,test)"}));
+        assert!(limited.allows_labels(&labels("prod")) && limited.limits_servers());
+        assert!(!limited.allows_labels(&labels("dev")));
+        assert!(!limited.allows_labels(&Labels::default()));
+        let free = acl(json!({"selector": null, "servers": null}));
+        assert!(free.allows_labels(&labels("dev")) && !free.limits_servers());
+        assert!(acl(json!({"servers": []})).limits_servers());
+        assert_eq!(
+            Acl::read(&json!({"selector": "env=prod,"})).unwrap_err(),
+            ["selector: At position 10: a term is missing at the end."]
+        );
+        refused(&json!({"selector": ""}), &["selector"]);
+        refused(&json!({"selector": 7}), &["selector"]);
+        refused(&json!({"selector": ["env"]}), &["selector"]);
+        // A stored list with an invalid selector cannot be read, and so allows nothing.
+        assert!(serde_json::from_value::<Acl>(json!({"selector": "a>1"})).is_err());
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Caller {
 
     /// Whether the caller has full access: to all servers of the workspace (contract 5.5).
     pub fn reaches_all(&self) -> bool {
-        self.is_staff_or_superuser() && self.acl.as_ref().is_none_or(|acl| acl.servers.is_none())
+        self.is_staff_or_superuser() && !self.acl.as_ref().is_some_and(Acl::limits_servers)
     }
 
     /// Whether the API token reads only commands that its access control list allows

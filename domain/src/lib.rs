@@ -10,6 +10,7 @@
 
 pub mod account;
 pub mod acl;
+pub mod acl_limit;
 pub mod address;
 pub mod api_token;
 pub mod audit;

@@ -1,6 +1,7 @@
 //! Registration tokens: with one, an agent registers its host as a server (contract 6.4;
 //! agent-protocol 1.2).
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::acl;
 use crate::api_token;
 use crate::error::Error;
 use crate::fields::Fields;
+use crate::labels::{self, Labels};
 use crate::server;
 use crate::time::Timestamp;
 
@@ -50,6 +52,10 @@ pub struct NewRegistrationToken {
     pub networks: Option<Vec<IpNet>>,
     /// Whether staff must approve each server.
     pub approval: bool,
+    /// The labels that each server gets.
+    pub labels: Labels,
+    /// The keys of labels that an agent may set at its registration. None is in `labels`.
+    pub label_keys: BTreeSet<String>,
 }
 
 /// Reads `name_pattern`: the characters of names, and `*`.
@@ -137,8 +143,21 @@ impl NewRegistrationToken {
         let name_pattern = read_pattern(&mut fields);
         let networks = read_networks(&mut fields);
         let approval = fields.optional_boolean("approval").unwrap_or(false);
+        let labels = labels::read(&mut fields);
+        let label_keys = labels::read_keys(&mut fields, labels.as_ref()).unwrap_or_default();
+        let labels = labels.unwrap_or_default();
         let name = fields.finish_with(name)?;
-        Ok(Self { name, groups, expires_at, uses, name_pattern, networks, approval })
+        Ok(Self {
+            name,
+            groups,
+            expires_at,
+            uses,
+            name_pattern,
+            networks,
+            approval,
+            labels,
+            label_keys,
+        })
     }
 }
 
@@ -149,6 +168,8 @@ pub struct Registration {
     pub name: String,
     /// The family of the host's operating system.
     pub platform: Option<String>,
+    /// The labels that the agent asks for.
+    pub labels: Labels,
 }
 
 impl Registration {
@@ -162,11 +183,12 @@ impl Registration {
             .filter(|platform| !platform.is_empty());
         fields.lower_case("name");
         let name = server::read_name(&mut fields);
+        let labels = labels::read(&mut fields).unwrap_or_default();
         // Agents send more facts about their hosts, which are not used here.
         fields.finish_lenient()?;
         let name =
             name.ok_or_else(|| Error::internal("a name is missing and nothing was noted"))?;
-        Ok(Self { name, platform })
+        Ok(Self { name, platform, labels })
     }
 }
 
@@ -196,6 +218,8 @@ mod tests {
             name_pattern: None,
             networks: None,
             approval: false,
+            labels: Labels::default(),
+            label_keys: BTreeSet::new(),
         };
         assert_eq!(read(json!({"name": "web"})).unwrap(), least);
         let endless = NewRegistrationToken { expires_at: None, uses: None, ..least };
@@ -214,6 +238,11 @@ mod tests {
         let bad =
             json!({"name": "", "groups": [[]], "expires_at": "2026-11-21T00:00:00Z", "uses": 0});
         assert_eq!(wrong(read(bad)), ["expires_at", "groups", "name", "uses"]);
+        let labelled = json!({"name": "web", "labels": {"env": "prod"}, "label_keys": ["b", "a"]});
+        let token = read(labelled).unwrap();
+        assert_eq!(json!([token.labels, token.label_keys]), json!([{"env": "prod"}, ["a", "b"]]));
+        let clash = json!({"name": "web", "labels": {"env": "prod"}, "label_keys": ["env"]});
+        assert_eq!(wrong(read(clash)), ["label_keys"]);
         for uses in [json!(-1), json!(1.5), json!("1"), json!(100_001)] {
             assert_eq!(wrong(read(json!({"name": "web", "uses": uses}))), ["uses"]);
         }
@@ -310,8 +339,15 @@ mod tests {
             read(json!({"name": "Web-1.Example", "platform": "debian", "tags": {"a": 1}})).unwrap();
         assert_eq!(
             full,
-            Registration { name: "web-1.example".into(), platform: Some("debian".into()) }
+            Registration {
+                name: "web-1.example".into(),
+                platform: Some("debian".into()),
+                labels: Labels::default()
+            }
         );
+        let labelled = read(json!({"name": "web", "labels": {"env": "prod"}})).unwrap().labels;
+        assert_eq!(json!(labelled), json!({"env": "prod"}));
+        assert_eq!(wrong(read(json!({"name": "web", "labels": {"Env": "prod"}}))), ["labels"]);
         assert_eq!(read(json!({"name": "web"})).unwrap().platform, None);
         for bad in [
             json!({}),

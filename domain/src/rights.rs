@@ -4,12 +4,13 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::account::read_account;
-use crate::acl::Acl;
+use crate::acl::{Acl, Limit};
 use crate::command::{Command, Origin, ServerRef, Shell, read_line_or_argv, read_server};
 use crate::command_end::Denial;
 use crate::error::Error;
 use crate::fields::Fields;
 use crate::id;
+use crate::labels::Labels;
 
 /// The permissions of a user on a server that matter to a command there.
 #[derive(Clone, Debug, Deserialize)]
@@ -20,6 +21,8 @@ pub struct Rights {
     pub is_staff: bool,
     /// Whether the user may name any remote account on the server (contract 5.6).
     pub any_account: bool,
+    /// The labels of the server.
+    pub labels: Labels,
     /// The access control list of the request's API token, if it has one.
     pub acl: Option<Acl>,
 }
@@ -37,10 +40,21 @@ impl Rights {
         if command.shell == Shell::Internal && !self.is_staff {
             return Err(Denial::Internal);
         }
-        let allows = |acl: &Acl| {
-            acl.allows_command(command, origin.has_inputs) && acl.allows_address(&origin.remote_ip)
-        };
-        if self.acl.as_ref().is_none_or(allows) { Ok(()) } else { Err(Denial::Acl) }
+        let is_near = |acl: &Acl| acl.allows_address(&origin.remote_ip);
+        let is_allowed = self.refusal(command, origin.has_inputs).is_none()
+            && self.acl.as_ref().is_none_or(is_near);
+        if is_allowed { Ok(()) } else { Err(Denial::Acl) }
+    }
+
+    /// The limit of the API token's list that does not allow a command on the server; `None` if the
+    /// list allows it, or there is no list. See [`Acl::refusal`].
+    pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<Limit> {
+        let acl = self.acl.as_ref()?;
+        if acl.allows_labels(&self.labels) {
+            acl.refusal(command, has_inputs)
+        } else {
+            Some(Limit::Selector)
+        }
     }
 }
 
@@ -163,8 +177,13 @@ mod tests {
             remote_ip: "192.0.2.1".into(),
             has_inputs: false,
         };
-        let rights =
-            Rights { username: "alice".into(), is_staff: false, any_account: false, acl: None };
+        let rights = Rights {
+            username: "alice".into(),
+            is_staff: false,
+            any_account: false,
+            labels: Labels::from_iter([("env".to_owned(), "prod".to_owned())]),
+            acl: None,
+        };
         assert_eq!(rights.allow(&command, &origin), Ok(()));
         let as_other = Command { username: "root".into(), ..command.clone() };
         let as_group = Command { groupname: "www".into(), ..command.clone() };
@@ -195,6 +214,18 @@ mod tests {
         );
         denied(json!({"commands": ["ls"]}), &command, &origin);
         denied(json!({"servers": []}), &command, &origin);
+        denied(json!({"selector": "env=test"}), &command, &origin);
+        // Both limit.
+        let both =
+            |servers: Value, selector: &str| json!({"servers": servers, "selector": selector});
+        let within = limited(both(json!([SERVER]), "env"));
+        assert_eq!(within.allow(&command, &origin), Ok(()));
+        assert_eq!(within.refusal(&command, false), None);
+        denied(both(json!([SERVER]), "!env"), &command, &origin);
+        denied(both(json!([]), "env"), &command, &origin);
+        let limit = |acl: Value| limited(acl).refusal(&command, false);
+        assert_eq!(limit(both(json!([SERVER]), "!env")), Some(Limit::Selector));
+        assert_eq!(limit(both(json!([]), "env")), Some(Limit::Servers));
         denied(json!({"read_only": true}), &command, &origin);
     }
 }

@@ -7,8 +7,10 @@ use crate::account::read_account;
 use crate::error::{Error, FieldErrors};
 use crate::fields::{Fields, as_id};
 use crate::id;
+use crate::labels::{self, Labels};
 use crate::page::{Query, boolean_parameter, id_parameter, ordering, parameter, words};
 use crate::secret::Secret;
+use crate::selector::{Selector, SelectorError};
 
 /// The shell commands that start an agent on the host where they are pasted (contract 6.3).
 ///
@@ -112,6 +114,8 @@ pub struct ServerChanges {
     pub name: Option<String>,
     /// The ids of its groups, each once, sorted.
     pub groups: Option<Vec<i64>>,
+    /// All labels of the server.
+    pub labels: Option<Labels>,
     /// The user id of its owner; `Some(None)`: no owner.
     pub owner: Option<Option<i64>>,
     /// The default remote account of commands; `Some(None)`: the account that its agent reports, if
@@ -142,10 +146,11 @@ impl ServerChanges {
         fields.ignore(READ_ONLY);
         let name = fields.has("name").then(|| read_name(&mut fields)).flatten();
         let groups = fields.optional_groups();
+        let labels = labels::read(&mut fields);
         let owner = read_owner(&mut fields);
         let default_username = read_default_username(&mut fields);
         fields.finish()?;
-        Ok(Self { name, groups, owner, default_username })
+        Ok(Self { name, groups, labels, owner, default_username })
     }
 
     /// Reads a `POST`. The creator becomes the owner, so `owner` is an unknown field.
@@ -171,9 +176,10 @@ impl ServerChanges {
     fn read_common(mut fields: Fields, owner: Option<Option<i64>>) -> Result<Self, Error> {
         let name = read_name(&mut fields);
         let groups = fields.optional_groups();
+        let labels = labels::read(&mut fields);
         let default_username = Some(read_default_username(&mut fields).flatten());
         let name = fields.finish_with(name)?;
-        Ok(Self { name: Some(name), groups, owner, default_username })
+        Ok(Self { name: Some(name), groups, labels, owner, default_username })
     }
 }
 
@@ -227,11 +233,24 @@ pub struct ServerList {
     pub platform: Option<String>,
     /// The exact version of the agent.
     pub agent_version: Option<String>,
+    /// A selector that the labels must match.
+    pub label: Option<Selector>,
     /// Words in lower case. The texts of the server must have each of them.
     pub words: Vec<String>,
     /// The fields of the order, each with whether it is descending. Never empty. Servers with equal
     /// fields are ordered by id, in the direction of the first field.
     pub order: Vec<(Key, bool)>,
+}
+
+/// A query parameter that is a selector.
+///
+/// # Errors
+/// Another text, on the parameter, with the position of the error.
+fn selector_parameter(query: &Query, name: &'static str) -> Result<Option<Selector>, Error> {
+    let read = |text: &str| {
+        text.parse().map_err(|error: SelectorError| Error::field(name, error.to_string()))
+    };
+    parameter(query, name).map(read).transpose()
 }
 
 impl ServerList {
@@ -249,6 +268,7 @@ impl ServerList {
         let owner = take(id_parameter(query, "owner"), &mut errors);
         let words = take(words(query), &mut errors);
         let order = take(ordering(query, &Key::ALL, Key::as_str), &mut errors);
+        let label = take(selector_parameter(query, "label"), &mut errors);
         let text = |name| parameter(query, name).map(ToOwned::to_owned);
         let read = || {
             Some(Self {
@@ -258,6 +278,7 @@ impl ServerList {
                 owner: owner?,
                 platform: text("platform"),
                 agent_version: text("agent_version"),
+                label: label?,
                 words: words?,
                 order: order?.unwrap_or_else(|| vec![(Key::Added, true)]),
             })
@@ -357,11 +378,16 @@ mod tests {
             ("owner", ""),
             ("search", "\0"),
             ("ordering", "load"),
+            ("label", "env="),
+            ("label", "env=prod,"),
         ];
         let wrong = of(&wrong).unwrap_err();
         assert_eq!(
             wrong.fields.keys().collect::<Vec<_>>(),
-            ["group", "is_connected", "ordering", "owner", "search"]
+            ["group", "is_connected", "label", "ordering", "owner", "search"]
         );
+        assert_eq!(wrong.fields["label"], ["At position 10: a term is missing at the end."]);
+        let list = of(&[("label", "env = prod")]).unwrap();
+        assert_eq!(list.label.unwrap().to_string(), "env=prod");
     }
 }

@@ -73,7 +73,7 @@ fn refusal_reason(
     let origin =
         Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: false };
     let denial = rights.allow(&command, &origin).err()?;
-    let limit = rights.acl.as_ref().and_then(|acl| acl.refusal(&command, false));
+    let limit = rights.refusal(&command, false);
     Some(match (denial, limit) {
         (Denial::Acl, Some(limit)) => {
             format!("The access control list does not allow this: {limit}.")

@@ -1,11 +1,13 @@
 //! Creation of commands (contract 7.2 to 7.4).
 
+use farhand_domain::acl::Acl;
 use farhand_domain::audit::{Object, show_ids, shown_line};
 use farhand_domain::caller::Caller;
 use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester};
 use farhand_domain::command_end::Denial;
 use farhand_domain::command_object::{self, Shown};
 use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::labels::Labels;
 use farhand_domain::output::sha256;
 use farhand_domain::rights::Rights;
 use farhand_domain::secret::{Guessable, SecretKey};
@@ -35,6 +37,8 @@ pub struct Target {
     pub is_pending: bool,
     /// The account of commands without `username`, if the server has one.
     pub default_username: Option<String>,
+    /// Its labels.
+    pub labels: Labels,
 }
 
 impl Target {
@@ -51,6 +55,7 @@ impl Target {
             username: caller.username.clone(),
             is_staff: caller.is_staff_or_superuser(),
             any_account: self.any_account,
+            labels: self.labels.clone(),
             acl: caller.acl.clone(),
         }
     }
@@ -121,7 +126,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
             // With a list of servers, an unknown server gets the same refusal as one that is not
             // in the list. So the answer does not reveal which servers exist.
-            None if caller.acl.as_ref().is_some_and(|acl| acl.servers.is_some()) => {
+            None if caller.acl.as_ref().is_some_and(Acl::limits_servers) => {
                 return Err(Error::acl_not_allowed());
             }
             None => None,
@@ -292,8 +297,7 @@ fn authorize(
             .set(Some(DenialDetails { object: Some(object), details: event.details.clone() }));
         match denial {
             Denial::Acl => {
-                let limit =
-                    rights.acl.as_ref().and_then(|acl| acl.refusal(&command, origin.has_inputs));
+                let limit = rights.refusal(&command, origin.has_inputs);
                 limit.map_or_else(Error::acl_not_allowed, Error::acl_refusal)
             }
             denial => Error::permission_denied(run_as_rule(denial)),

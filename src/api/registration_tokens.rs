@@ -66,6 +66,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "name_pattern": new.name_pattern,
         "networks": new.networks,
         "approval": new.approval,
+        "labels": new.labels,
+        "label_keys": new.label_keys,
     });
     show_ids(&mut details, "groups", &new.groups);
     let batch = registration_tokens::insert(
@@ -139,7 +141,7 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
     let registered =
         registration_tokens::register(&call.env, &workspace, &token, new, call.now).await?;
     let Some(registered) = registered else {
-        let requested = (Some(registration.name.as_str()), remote_ip.as_str());
+        let requested = (Some(&registration), remote_ip.as_str());
         registration_tokens::refusal(&call.env, &workspace, &token, requested, call.now).await?;
         return Err(Error::field(
             "name",

@@ -5,6 +5,7 @@ use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
 use farhand_domain::fingerprint;
 use farhand_domain::group::MAX_SERVERS;
+use farhand_domain::labels::Labels;
 use farhand_domain::registration_token;
 use farhand_domain::secret::{Purpose, Secret, credential_hash};
 use farhand_domain::server::{self, ServerChanges, ServerList};
@@ -105,6 +106,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
     let (name, groups) = (new.name.unwrap_or_default(), new.groups.unwrap_or_default());
     let default_username = new.default_username.flatten();
+    let labels = new.labels.unwrap_or_default();
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, new_key()?);
     let new = servers::New {
         id,
@@ -112,10 +114,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         key_hash: &key_hash,
         groups: &groups,
         default_username: default_username.as_deref(),
+        labels: &labels,
     };
     let event = call.audit_event()?.on(Some(id.to_string()), Some(&name));
     let mut details = json!({});
     show_ids(&mut details, "groups", &groups);
+    if !labels.is_empty() {
+        details["labels"] = json!(labels);
+    }
     let batch = servers::insert(&credential.scope, &new, &event.details(details))?;
     match creation.write(&credential, &id.to_string(), batch).await.map_err(duplicate_name_error)? {
         CreationOutcome::Created(caller, server) => {
@@ -197,10 +203,16 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         let is_staff = caller.is_staff_or_superuser();
         if extent == Extent::Whole && is_staff {
             changes.groups.get_or_insert_default();
+            changes.labels.get_or_insert_default();
         }
         changes.groups = changes.groups.filter(|groups| json!(groups) != found.server["groups"]);
         if changes.groups.is_some() && !is_staff {
             return Err(Error::permission_denied("Only staff may set a server's groups."));
+        }
+        let labels_before: Labels = serde_json::from_value(found.server["labels"].clone())?;
+        changes.labels = changes.labels.filter(|labels| *labels != labels_before);
+        if changes.labels.is_some() && !is_staff {
+            return Err(Error::permission_denied("Only staff may set a server's labels."));
         }
         let owner_before = found.server["owner"]["id"].as_i64();
         changes.owner = changes.owner.filter(|owner| *owner != owner_before);
@@ -214,8 +226,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             return Err(Error::field("owner", "No such user."));
         }
         let event = call.audit_event()?.on(Some(id.to_string()), found.server["name"].as_str());
-        let event = event.details(audit_details(&changes, owner_before));
-        let batch = servers::update(&credential.scope, id, &changes, &event)?;
+        let event = event.details(audit_details(&changes, owner_before, &labels_before));
+        let batch = servers::update(&credential.scope, id, &changes, &labels_before, &event)?;
         let (_, server) = credential.write(batch).await.map_err(duplicate_name_error)?;
         if let (Some(_), Some(name)) = (&server, changes.name) {
             send_new_name(call, id, name);
@@ -227,10 +239,15 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
 
 /// The details of the audit event of a change: the changed fields, their new values, and the former
 /// owner.
-fn audit_details(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
+fn audit_details(
+    changes: &ServerChanges,
+    owner_before: Option<i64>,
+    labels_before: &Labels,
+) -> Value {
     let mut details = changed_fields(&[
         ("name", changes.name.is_some()),
         ("groups", changes.groups.is_some()),
+        ("labels", changes.labels.is_some()),
         ("owner", changes.owner.is_some()),
         ("default_username", changes.default_username.is_some()),
     ]);
@@ -239,7 +256,11 @@ fn audit_details(changes: &ServerChanges, owner_before: Option<i64>) -> Value {
     }
     if let Some(owner) = changes.owner {
         details["owner"] = json!(owner);
-        details["old"] = json!({"owner": owner_before});
+        details["old"]["owner"] = json!(owner_before);
+    }
+    if let Some(labels) = &changes.labels {
+        details["labels"] = json!(labels);
+        details["old"]["labels"] = json!(labels_before);
     }
     if let Some(name) = &changes.name {
         details["name"] = json!(name);

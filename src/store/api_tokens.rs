@@ -6,6 +6,7 @@ use farhand_domain::audit::Event;
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::selector;
 use farhand_sql::statement::Statement;
 use uuid::Uuid;
 use worker::Env;
@@ -71,6 +72,11 @@ fn acl_text(acl: Option<&Acl>) -> Result<Option<String>, Error> {
     Ok(acl.map(Acl::json).transpose()?)
 }
 
+/// The selector of an access control list, in the form that SQL compares.
+fn selector_terms(acl: Option<&Acl>) -> Option<String> {
+    acl?.selector.as_ref().map(selector::terms)
+}
+
 /// Adds an access control list to the details of an event.
 pub fn tell_acl(event: &mut Event, acl: Option<&Acl>) -> Result<(), Error> {
     let mut fields = Acl::in_event(acl)?;
@@ -121,8 +127,8 @@ pub fn insert(
 ) -> Result<Batch, Error> {
     let insert = scope
         .statement(&format!(
-            "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl)
-             SELECT :id, workspace_id, user_id, :name, :key_hash, :now, :now, :expires_at, :acl FROM me
+            "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl, selector)
+             SELECT :id, workspace_id, user_id, :name, :key_hash, :now, :now, :expires_at, :acl, :selector FROM me
              WHERE NOT {} AND :most > (SELECT count(*) FROM api_tokens t WHERE {IS_OWN})
              RETURNING {} AS body",
             outlives(":expires_at"),
@@ -130,7 +136,7 @@ pub fn insert(
         ))
         .bind_all(params! {
             id, name: &new.name, key_hash, expires_at: new.expires_at,
-            acl: acl_text(new.acl.as_ref())?, most,
+            acl: acl_text(new.acl.as_ref())?, selector: selector_terms(new.acl.as_ref()), most,
         });
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
@@ -147,7 +153,8 @@ pub fn update(
     let update = scope
         .statement(&format!(
             "UPDATE api_tokens SET updated_at = :now, name = coalesce(:name, name), enabled = coalesce(:enabled, enabled),
-                expires_at = iif(:sets_expires_at, :expires_at, expires_at), acl = iif(:sets_acl, :acl, acl)
+                expires_at = iif(:sets_expires_at, :expires_at, expires_at), acl = iif(:sets_acl, :acl, acl),
+                selector = iif(:sets_acl, :selector, selector)
              WHERE id = :id AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me WHERE {})
              RETURNING {} AS body",
             may_change("api_tokens"),
@@ -156,6 +163,7 @@ pub fn update(
         .bind_all(params! { id, name: changes.name.as_ref() });
     let update = bind_change(update, changes).bind_all(params! {
         sets_acl: acl.is_some(), acl: acl.flatten(),
+        selector: selector_terms(changes.acl.as_ref().and_then(Option::as_ref)),
     });
     Ok(Batch::default().change_after_event(before_update(scope, event, changes)?, update))
 }

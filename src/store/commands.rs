@@ -4,6 +4,7 @@
 use farhand_domain::command::ServerRef;
 use farhand_domain::command_object;
 use farhand_domain::time::Timestamp;
+use farhand_sql::labels_match;
 use uuid::Uuid;
 
 use super::db::params;
@@ -64,21 +65,26 @@ fn endable_object() -> String {
     )
 }
 
-/// SQL for the condition that the caller can read a row of `commands c`. Two conditions must hold:
+/// SQL for the condition that the caller can read a row of `commands c`. Three conditions must hold:
 ///
 /// - The caller can access the server, or the server was deleted and the caller requested the
 ///   command.
+/// - The server's labels match the selector of the API token, if it has one. A deleted server has
+///   none, and matches no selector.
 /// - The API token can read commands that its access control list does not allow, or the list
 ///   allows this one.
 fn readable() -> String {
     format!(
         "c.workspace_id = me.workspace_id AND (NOT me.reads_narrowly OR {})
          AND (me.acl_servers IS NULL OR c.server_id IN (SELECT value FROM json_each(me.acl_servers)))
+         AND (me.acl_selector IS NULL OR EXISTS (SELECT 1 FROM servers s
+            WHERE s.id = c.server_id AND s.workspace_id = c.workspace_id AND {}))
          AND (me.is_superuser OR me.is_staff
             OR EXISTS (SELECT 1 FROM servers s WHERE s.id = c.server_id AND {})
             OR (c.requested_by = me.user_id AND NOT EXISTS (
                 SELECT 1 FROM servers s WHERE s.id = c.server_id AND s.workspace_id = c.workspace_id)))",
         is_within_acl(),
+        labels_match!("s.labels", "me.acl_selector"),
         servers::IS_ACCESSIBLE
     )
 }

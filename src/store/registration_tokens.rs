@@ -1,5 +1,7 @@
 //! The table of registration tokens, and the servers that are registered with them.
 
+use std::borrow::Cow;
+
 use farhand_domain::audit::Event;
 use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
 use farhand_domain::registration_token::{self, NewRegistrationToken, Registration};
@@ -24,7 +26,7 @@ const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
     'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM registration_token_groups
         WHERE workspace_id = t.workspace_id AND token_id = t.id ORDER BY group_id) i)),
     'expires_at', t.expires_at, 'uses', t.uses, 'name_pattern', t.name_pattern, 'networks', json(t.networks),
-    'approval', json(iif(t.approval, 'true', 'false')), 'added_at', t.added_at)";
+    'approval', json(iif(t.approval, 'true', 'false')), 'labels', json(t.labels), 'label_keys', json(t.label_keys), 'added_at', t.added_at)";
 
 /// Reads the response to a creation.
 pub const REPLAY: ReplaySource = ReplaySource {
@@ -47,9 +49,9 @@ pub fn insert(
     let insert = scope
         .statement(
             "INSERT INTO registration_tokens (id, workspace_id, creator_id, name, key_hash, expires_at, uses, name_pattern,
-                networks, approval, added_at)
+                networks, approval, labels, label_keys, added_at)
              SELECT :id, workspace_id, user_id, :name, :key_hash, :expires_at, :uses, :name_pattern,
-                :networks, :approval, :now
+                :networks, :approval, :labels, :label_keys, :now
              FROM me WHERE is_staff OR is_superuser
              RETURNING id AS body",
         )
@@ -57,6 +59,7 @@ pub fn insert(
             id, name: &new.name, key_hash, expires_at: new.expires_at, uses: new.uses,
             name_pattern: new.name_pattern.as_ref(),
             networks: new.networks.as_ref().map(Value::list), approval: new.approval,
+            labels: new.labels.json(), label_keys: Value::list(&new.label_keys),
         });
     let join = scope
         .statement(
@@ -119,6 +122,11 @@ const IS_VALID: &str =
 /// A name that is in use gets a number appended. This is the limit of that number.
 const MAX_NAME_NUMBER: u32 = 10_000;
 
+/// SQL for the labels of a new server: those of a row of `registration_tokens t`, and `:labels`, those
+/// of the agent. They are in the order of their keys, as all labels in D1 are.
+const ALL_LABELS: &str = "(SELECT json_group_object(l.key, l.value) FROM (
+    SELECT key, value FROM json_each(t.labels) UNION ALL SELECT key, value FROM json_each(:labels) ORDER BY key) l)";
+
 /// A server to be registered.
 #[derive(Clone, Copy, Debug)]
 pub struct NewServer<'a> {
@@ -162,17 +170,25 @@ fn networks_of(remote_ip: &str) -> Value {
     Value::list(registration_token::networks_of(remote_ip))
 }
 
-/// Fails if an agent cannot register a server with a token. `name` is `None` if the request has no
-/// valid name. Does not check whether a number for the name is left.
+/// SQL for the first label of an agent that a row of `registration_tokens t` does not allow. `labels`
+/// is SQL for the labels as JSON.
+fn refused_label(labels: &str) -> String {
+    format!(
+        "(SELECT min(l.key) FROM json_each({labels}) l WHERE l.key NOT IN (SELECT k.value FROM json_each(t.label_keys) k))"
+    )
+}
+
+/// Fails if an agent cannot register a server with a token. `registration` is `None` if the request
+/// is not valid. Does not check whether a number for the name is left.
 ///
 /// # Errors
-/// The token is invalid, expired or used up; it does not allow the address or the name; one of its
-/// groups is full.
+/// The token is invalid, expired or used up; it does not allow the address, the name or a label; one
+/// of its groups is full.
 pub async fn refusal(
     env: &Env,
     workspace: &str,
     token_hash: &str,
-    (name, remote_ip): (Option<&str>, &str),
+    (registration, remote_ip): (Option<&Registration>, &str),
     now: Timestamp,
 ) -> Result<(), Error> {
     #[derive(Deserialize)]
@@ -183,28 +199,35 @@ pub async fn refusal(
         allows_name: bool,
         #[serde(deserialize_with = "boolean")]
         allows_address: bool,
+        refused_label: Option<String>,
     }
     let sql = format!(
-        "SELECT {} AS has_full_group, :name IS NULL OR {} AS allows_name, {} AS allows_address
+        "SELECT {} AS has_full_group, :name IS NULL OR {} AS allows_name, {} AS allows_address, {} AS refused_label
          FROM registration_tokens t WHERE {IS_VALID}",
         has_full_group(),
         allows_name(":name"),
-        allows_address(":networks")
+        allows_address(":networks"),
+        refused_label(":labels")
     );
+    let name = registration.map(|registration| &registration.name);
+    let labels = registration.map(|registration| registration.labels.json());
     let statement = Statement::new(sql).bind_all(params! {
-        slug: workspace, token_hash, now, name, networks: networks_of(remote_ip),
+        slug: workspace, token_hash, now, name, labels, networks: networks_of(remote_ip),
     });
-    let denied = |detail: &'static str| {
+    let denied = |detail: Cow<'static, str>| {
         Err(Error::new(Kind::Forbidden, detail).code(Code::PermissionDenied))
     };
     match db::first::<Checks>(&db::run(env, statement).await?)? {
         None => Err(Error::invalid_token()),
         Some(checks) if !checks.allows_address => {
-            denied("The registration token's networks do not allow the agent's address.")
+            denied("The registration token's networks do not allow the agent's address.".into())
         }
         Some(checks) if !checks.allows_name => {
-            denied("The registration token's name_pattern does not allow this name.")
+            denied("The registration token's name_pattern does not allow this name.".into())
         }
+        Some(Checks { refused_label: Some(key), .. }) => denied(
+            format!("The registration token's label_keys do not allow the label {key}.").into(),
+        ),
         Some(checks) if checks.has_full_group => Err(Error::field(
             NON_FIELD,
             "A group of the registration token has all the servers that it may have.",
@@ -235,26 +258,27 @@ pub async fn register(
     };
     let name = numbered_sql(":name", "number");
     let insert = statement(format!(
-        "WITH RECURSIVE free (workspace_id, approval, number) AS (
-            SELECT t.workspace_id, t.approval, 1 FROM registration_tokens t
-            WHERE {IS_VALID} AND {} AND {} AND NOT {}
+        "WITH RECURSIVE free (workspace_id, approval, labels, number) AS (
+            SELECT t.workspace_id, t.approval, {ALL_LABELS}, 1 FROM registration_tokens t
+            WHERE {IS_VALID} AND {} AND {} AND {} IS NULL AND NOT {}
             UNION ALL
-            SELECT workspace_id, approval, number + 1 FROM free WHERE number < {MAX_NAME_NUMBER} AND (
+            SELECT workspace_id, approval, labels, number + 1 FROM free WHERE number < {MAX_NAME_NUMBER} AND (
                 EXISTS (SELECT 1 FROM servers s WHERE s.workspace_id = free.workspace_id AND s.name = {name})
                 OR approval AND EXISTS (SELECT 1 FROM server_names n
                     WHERE n.workspace_id = free.workspace_id AND n.name = {name} AND n.freed_at > :taken_since))
          )
-         INSERT INTO servers (id, workspace_id, name, agent_key_hash, platform, registration, fingerprint, added_at, updated_at)
-         SELECT :id, workspace_id, {name}, :key_hash, :platform, iif(approval, 'pending', 'active'), iif(approval, :fingerprint, NULL), :now, :now
+         INSERT INTO servers (id, workspace_id, name, agent_key_hash, platform, registration, fingerprint, added_at, updated_at, labels)
+         SELECT :id, workspace_id, {name}, :key_hash, :platform, iif(approval, 'pending', 'active'), iif(approval, :fingerprint, NULL), :now, :now, labels
          FROM free
          WHERE number = (SELECT max(number) FROM free) AND number < {MAX_NAME_NUMBER}
          RETURNING workspace_id, name",
         allows_name(":name"),
         allows_address(":networks"),
+        refused_label(":labels"),
         has_full_group()
     ))
     .bind_all(params! {
-        name: &new.registration.name, key_hash: new.key_hash,
+        name: &new.registration.name, labels: new.registration.labels.json(), key_hash: new.key_hash,
         platform: new.registration.platform.as_deref(), networks: networks_of(new.remote_ip),
         fingerprint: new.fingerprint, taken_since: now.plus_seconds(-registration_token::NAME_KEPT),
     });
@@ -280,7 +304,9 @@ pub async fn register(
         by: Some(["'agent'", "s.id", "s.name", "'registration_token'", "t.id"]),
         object_id: None,
         object_name: Some("s.name"),
-        details: None,
+        details: Some(
+            "iif(s.labels = '{}', :event -> '$.details', json_set(:event -> '$.details', '$.labels', json(s.labels)))",
+        ),
         rest: &rest,
     };
     let insert_event = statement(insert_event.sql()).bind("event", audit::text(new.event)?);

@@ -24,14 +24,14 @@ use super::list::Select;
 const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
         'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,
-        NULL AS acl, NULL AS acl_servers, 0 AS reads_narrowly
+        NULL AS acl, NULL AS acl_servers, NULL AS acl_selector, 0 AS reads_narrowly
     FROM workspaces w
     JOIN sessions s ON s.workspace_id = w.id AND s.token_hash = :token_hash AND s.expires_at > :dead_until
     JOIN users u ON u.id = s.user_id AND u.workspace_id = w.id AND u.is_active = 1
     WHERE w.slug = :slug AND w.deleted_at IS NULL
     UNION ALL
     SELECT w.id, u.id, u.username, u.email, u.is_staff, u.is_superuser,
-        'api_token', t.id, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers'),
+        'api_token', t.id, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers'), t.selector,
         coalesce(t.acl ->> '$.commands', t.acl ->> '$.argv', t.acl ->> '$.usernames') IS NOT NULL
             AND NOT coalesce(t.acl ->> '$.read_all', 0)
     FROM workspaces w

@@ -4,9 +4,12 @@ use farhand_domain::audit::Event;
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::group::MAX_SERVERS;
+use farhand_domain::labels::Labels;
 use farhand_domain::server::{Key, ServerChanges, ServerList};
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_list::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS};
+use farhand_sql::labels_match;
+use farhand_sql::selector;
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -33,7 +36,7 @@ const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'registration', s.registration, 'fingerprint',
     iif(s.registration = 'pending' AND (me.is_staff OR me.is_superuser), s.fingerprint, NULL), 'connected_at', s.connected_at, 'last_seen_at', s.last_seen_at,
     'identity_conflict_at', s.identity_conflict_at,
-    'default_username', coalesce(s.default_username, s.reported_username),
+    'default_username', coalesce(s.default_username, s.reported_username), 'labels', json(s.labels),
     'added_at', s.added_at, 'updated_at', s.updated_at)";
 
 /// Reads the response to a creation.
@@ -44,12 +47,15 @@ pub const REPLAY: ReplaySource = ReplaySource {
 
 /// SQL for the condition that the caller can access a row of `servers s` (contract 5.5), and that
 /// the access control list of the API token includes it (contract 4.12).
-pub const IS_ACCESSIBLE: &str =
+pub const IS_ACCESSIBLE: &str = concat!(
     "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
         OR EXISTS (SELECT 1 FROM memberships m
             JOIN server_groups i ON i.workspace_id = m.workspace_id AND i.group_id = m.group_id AND i.server_id = s.id
             WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id))
-    AND (me.acl_servers IS NULL OR s.id IN (SELECT value FROM json_each(me.acl_servers)))";
+    AND (me.acl_servers IS NULL OR s.id IN (SELECT value FROM json_each(me.acl_servers)))
+    AND ",
+    labels_match!("s.labels", "me.acl_selector")
+);
 
 /// SQL for whether the caller may run commands as any account of a row of `servers s` that the
 /// caller can access (contract 5.6).
@@ -69,7 +75,7 @@ pub fn one(id: Uuid) -> Query {
     )
 }
 
-/// SQL for the server that a command names, as `{id, name, default_username, any_account,
+/// SQL for the server that a command names, as `{id, name, default_username, labels, any_account,
 /// is_pending}`, and the value of the parameter `:server`. `any_account`: whether the caller may
 /// run commands as any account there (contract 5.6).
 pub fn for_command(server: &ServerRef) -> (String, String) {
@@ -79,7 +85,7 @@ pub fn for_command(server: &ServerRef) -> (String, String) {
     };
     let sql = format!(
         "(SELECT json_object('id', s.id, 'name', s.name,
-            'default_username', coalesce(s.default_username, s.reported_username),
+            'default_username', coalesce(s.default_username, s.reported_username), 'labels', json(s.labels),
             'any_account', json(iif({MAY_USE_ANY_ACCOUNT}, 'true', 'false')),
             'is_pending', json(iif(s.registration = 'pending', 'true', 'false')))
           FROM servers s WHERE s.{column} = :server AND {IS_ACCESSIBLE})"
@@ -98,6 +104,8 @@ pub struct New<'a> {
     pub groups: &'a [i64],
     /// The account for commands that name none.
     pub default_username: Option<&'a str>,
+    /// Its labels.
+    pub labels: &'a Labels,
 }
 
 /// Creates a server owned by the caller, if the caller is staff and the groups accept it. The reply
@@ -105,14 +113,14 @@ pub struct New<'a> {
 pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, Error> {
     let insert = scope
         .statement(&format!(
-            "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at, default_username)
-             SELECT :id, workspace_id, :name, :key_hash, user_id, :now, :now, :default_username FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL
+            "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at, default_username, labels)
+             SELECT :id, workspace_id, :name, :key_hash, user_id, :now, :now, :default_username, :labels FROM me WHERE (is_staff OR is_superuser) AND {} IS NULL
              RETURNING id AS body",
             group_problem(":groups")
         ))
         .bind_all(params! {
             id: new.id, name: new.name, key_hash: new.key_hash, groups: Value::list(new.groups),
-            default_username: new.default_username,
+            default_username: new.default_username, labels: new.labels.json(),
         });
     let batch = Batch::default().change(insert, after_change_by(scope, event)?);
     Ok(batch.then(join_groups(scope, new.id, new.groups)).returning(select(scope, new.id)))
@@ -200,21 +208,25 @@ pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
 }
 
 /// Changes a server, if the caller still has the permission. Staff and the owner may change the
-/// name; staff may change the groups; superusers may change the owner. Nothing changes if the new
-/// owner does not exist. The reply is the server.
+/// name; staff may change the groups and the labels; superusers may change the owner. Nothing
+/// changes if the new owner does not exist, or if the labels are to change and are not
+/// `labels_before`, which the audit event shows. The reply is the server.
 pub fn update(
     scope: &Scope<'_>,
     id: Uuid,
     changes: &ServerChanges,
+    labels_before: &Labels,
     event: &Event,
 ) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE servers AS s SET name = coalesce(:name, s.name), owner_id = iif(:sets_owner, :owner, s.owner_id), updated_at = :now,
-                default_username = iif(:sets_default_username, :default_username, s.default_username)
+                default_username = iif(:sets_default_username, :default_username, s.default_username),
+                labels = coalesce(:labels, s.labels)
              WHERE s.id = :id AND s.workspace_id = (SELECT me.workspace_id FROM me
-                WHERE {IS_EDITABLE} AND (:keeps_groups OR me.is_staff OR me.is_superuser) AND (NOT :sets_owner OR me.is_superuser))
+                WHERE {IS_EDITABLE} AND (:keeps_groups AND :labels IS NULL OR me.is_staff OR me.is_superuser) AND (NOT :sets_owner OR me.is_superuser))
              AND (:owner IS NULL OR EXISTS (SELECT 1 FROM users o WHERE o.id = :owner AND o.workspace_id = s.workspace_id))
+             AND (:labels IS NULL OR s.labels = :labels_before)
              RETURNING id AS body"
         ))
         .bind_all(params! {
@@ -222,6 +234,8 @@ pub fn update(
             sets_owner: changes.owner.is_some(), owner: changes.owner.flatten(),
             sets_default_username: changes.default_username.is_some(),
             default_username: changes.default_username.as_ref().and_then(Option::as_deref),
+            labels: changes.labels.as_ref().map(Labels::json),
+            labels_before: labels_before.json(),
         });
     let mut batch = Batch::default().change(update, after_change_by(scope, event)?);
     if let Some(groups) = &changes.groups {
@@ -313,6 +327,11 @@ pub fn list(list: &ServerList) -> List {
         .with("s.owner_id = :owner", "owner", list.owner)
         .with("s.platform = :platform", "platform", list.platform.as_ref())
         .with("s.agent_version = :agent_version", "agent_version", list.agent_version.as_ref())
+        .with(
+            labels_match!("s.labels", ":label"),
+            "label",
+            list.label.as_ref().map(selector::terms),
+        )
         .with_words(text, &list.words);
     let full_access =
         format!("servers s WHERE {HAS_FULL_ACCESS} AND s.workspace_id = me.workspace_id{filters}");

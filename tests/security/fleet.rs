@@ -130,6 +130,9 @@ async fn server_access_follows_the_matrix() {
         case("take out of its groups", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
             ("PATCH", it.path.clone(), json!({"groups": []}))
         }),
+        case("label", [200, 200, 403, 403, 403, 403, 404, 404, 403], |it| {
+            ("PATCH", it.path.clone(), json!({"labels": {"env": "prod"}}))
+        }),
         case("delete", [204, 204, 204, 403, 403, 403, 404, 404, 403], |it| {
             ("DELETE", it.path.clone(), Value::Null)
         }),

@@ -179,6 +179,7 @@ impl D1 {
                 username: stored.command.username.clone(),
                 is_staff: true,
                 any_account: true,
+                labels: Default::default(),
                 acl: None,
             })
         };

@@ -1,7 +1,10 @@
 //! The servers that a caller can access.
 
+use crate::labels_match;
+
 /// SQL for whether the caller can access all servers of the workspace.
-pub const HAS_FULL_ACCESS: &str = "((me.is_superuser OR me.is_staff) AND me.acl_servers IS NULL)";
+pub const HAS_FULL_ACCESS: &str =
+    "((me.is_superuser OR me.is_staff) AND me.acl_servers IS NULL AND me.acl_selector IS NULL)";
 
 /// Common table expressions that follow `me`, for callers without full access.
 ///
@@ -10,9 +13,11 @@ pub const HAS_FULL_ACCESS: &str = "((me.is_superuser OR me.is_staff) AND me.acl_
 ///   row, if the caller has full access. `all_commands` is 1 if the caller can read all commands of
 ///   the server. It is 0 for a deleted server: there, the caller can read the commands that they
 ///   requested. Staff with an access control list of servers can read all commands of the servers
-///   on that list.
-pub const ACCESSIBLE_SERVERS: &str = "restricted AS MATERIALIZED (
-    SELECT * FROM me WHERE NOT (me.is_superuser OR me.is_staff) OR me.acl_servers IS NOT NULL
+///   on that list. The selector of an access control list limits all callers to servers whose
+///   labels match. A deleted server has no labels, and matches no selector.
+pub const ACCESSIBLE_SERVERS: &str = concat!(
+    "restricted AS MATERIALIZED (
+    SELECT * FROM me WHERE NOT (me.is_superuser OR me.is_staff) OR me.acl_servers IS NOT NULL OR me.acl_selector IS NOT NULL
 ), accessible_servers AS MATERIALIZED (
     SELECT id, max(all_commands) AS all_commands FROM (
         SELECT o.id, 1 AS all_commands FROM restricted r
@@ -30,10 +35,19 @@ pub const ACCESSIBLE_SERVERS: &str = "restricted AS MATERIALIZED (
         WHERE NOT (r.is_superuser OR r.is_staff)
         UNION ALL
         SELECT a.value, 1 FROM restricted r CROSS JOIN json_each(r.acl_servers) a WHERE r.is_superuser OR r.is_staff
-    ) WHERE (SELECT acl_servers IS NULL FROM restricted)
-        OR id IN (SELECT a.value FROM restricted r CROSS JOIN json_each(r.acl_servers) a)
+        UNION ALL
+        SELECT s.id, 1 FROM restricted r CROSS JOIN servers s ON s.workspace_id = r.workspace_id
+        WHERE (r.is_superuser OR r.is_staff) AND r.acl_servers IS NULL
+    ) server WHERE ((SELECT acl_servers IS NULL FROM restricted)
+        OR id IN (SELECT a.value FROM restricted r CROSS JOIN json_each(r.acl_servers) a))
+        AND ((SELECT acl_selector IS NULL FROM restricted)
+        OR EXISTS (SELECT 1 FROM restricted r CROSS JOIN servers s ON s.id = server.id AND s.workspace_id = r.workspace_id
+            WHERE ",
+    labels_match!("s.labels", "r.acl_selector"),
+    "))
     GROUP BY id
-)";
+)"
+);
 
 /// SQL for the condition that a caller without full access can read a row of `commands c`.
 pub const IS_READABLE: &str =

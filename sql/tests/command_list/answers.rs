@@ -60,7 +60,7 @@ fn every_list_is_that_of_a_naive_model() {
     // A second workspace, whose commands must never be listed.
     Model::fill(&database, 2, &mut dice);
     let (mut non_empty, mut with_full_access) = (0, 0);
-    for round in 0..1_500 {
+    for round in 0..1_700 {
         let caller = dice.pick(&model.callers);
         let query = match round {
             0..7 => vec![],

@@ -1,8 +1,10 @@
 //! A database with the real schema, and functions that read lists from it.
 
 use farhand_domain::command_list::CommandList;
+use farhand_domain::selector::Selector;
 use farhand_sql::command_counts;
 use farhand_sql::command_list::{ListSql, sql};
+use farhand_sql::selector::terms;
 use farhand_sql::statement::{Built, Statement, Value};
 use rusqlite::types::Value as Stored;
 use rusqlite::{Connection, StatementStatus, params_from_iter};
@@ -69,30 +71,44 @@ pub struct Me {
     pub is_superuser: bool,
     /// The servers on the API token's access control list.
     pub acl_servers: Option<Vec<String>>,
+    /// The selector of that list.
+    pub selector: Option<Selector>,
 }
 
 impl Me {
     pub fn superuser(workspace: i64) -> Self {
-        Self { workspace, user: 1, is_staff: false, is_superuser: true, acl_servers: None }
+        Self { is_superuser: true, ..Self::ordinary(workspace, 1) }
     }
 
     pub fn ordinary(workspace: i64, user: i64) -> Self {
-        Self { workspace, user, is_staff: false, is_superuser: false, acl_servers: None }
+        Self {
+            workspace,
+            user,
+            is_staff: false,
+            is_superuser: false,
+            acl_servers: None,
+            selector: None,
+        }
     }
 
     pub fn has_full_access(&self) -> bool {
-        (self.is_staff || self.is_superuser) && self.acl_servers.is_none()
+        (self.is_staff || self.is_superuser)
+            && self.acl_servers.is_none()
+            && self.selector.is_none()
     }
 
     /// The common table `me`.
     fn table(&self) -> String {
-        let Self { workspace, user, is_staff, is_superuser, acl_servers } = self;
+        let Self { workspace, user, is_staff, is_superuser, acl_servers, selector } = self;
+        let selector = selector
+            .as_ref()
+            .map_or("NULL".to_owned(), |selector| format!("'{}'", terms(selector)));
         let acl_servers = acl_servers
             .as_ref()
             .map_or("NULL".to_owned(), |servers| format!("'{}'", serde_json::json!(servers)));
         format!(
             "me AS MATERIALIZED (SELECT {workspace} AS workspace_id, {user} AS user_id, {is_staff} AS is_staff,
-                {is_superuser} AS is_superuser, {acl_servers} AS acl_servers, NULL AS acl, 0 AS reads_narrowly)"
+                {is_superuser} AS is_superuser, {acl_servers} AS acl_servers, {selector} AS acl_selector, NULL AS acl, 0 AS reads_narrowly)"
         )
     }
 }

@@ -4,6 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use farhand_domain::labels::Labels;
 use farhand_sql::command_counts::next_key;
 use rusqlite::{Connection, params};
 
@@ -172,6 +173,8 @@ pub struct Model {
     servers: HashMap<String, &'static str>,
     /// The names of existing users, by id.
     users: HashMap<i64, &'static str>,
+    /// Labels by id, of servers that exist.
+    labels: HashMap<String, Labels>,
     pub callers: Vec<Caller>,
 }
 
@@ -301,6 +304,7 @@ impl Model {
             );
             command.requested_by = None;
         }
+        let mut labels = HashMap::new();
         for (server, (_, later)) in servers.iter().zip(names) {
             if later.is_empty() {
                 sql("DELETE FROM servers WHERE id = ?", &[&server]);
@@ -309,7 +313,16 @@ impl Model {
                     &[&workspace, &server],
                 );
             } else {
-                sql("UPDATE servers SET name = ? WHERE id = ?", &[&later, &server]);
+                // Some servers have no labels.
+                let number = labels.len();
+                let of = [("env", ["prod", "test"][number % 2]), ("tier", "web")];
+                let of = of.into_iter().take(number % 3);
+                let of: Labels = of.map(|(key, value)| (key.into(), value.into())).collect();
+                sql(
+                    "UPDATE servers SET name = ?, labels = ? WHERE id = ?",
+                    &[&later, &of.json(), &server],
+                );
+                labels.insert(server.clone(), of);
             }
         }
         // Server 1 is in both groups, and must count once.
@@ -337,6 +350,16 @@ impl Model {
         let limited = Me { acl_servers: ids(&[1, 3]), ..superuser.clone() };
         let annas_limited = Me { acl_servers: ids(&[0, 3, 5]), ..anna.clone() };
         let annas = ids(&[0, 1, 2, 4]);
+        let by_labels =
+            |me: &Me, selector: &str| Me { selector: selector.parse().ok(), ..me.clone() };
+        let limited_by_labels = [
+            ("superuser's token with a selector", by_labels(&superuser, "env=prod"), None),
+            ("superuser's token with both", by_labels(&limited, "env"), None),
+            ("superuser's token without a label", by_labels(&superuser, "!env"), None),
+            ("superuser's token of no server", by_labels(&superuser, "env=none"), None),
+            ("owner's token with a selector", by_labels(&anna, "env notin (prod)"), annas.clone()),
+            ("owner's token with both", by_labels(&annas_limited, "tier"), annas.clone()),
+        ];
         let callers = [
             ("superuser", superuser, None),
             ("staff", staff, None),
@@ -355,8 +378,10 @@ impl Model {
                 .filter(|(_, name)| !name.is_empty())
                 .collect(),
             users,
+            labels,
             callers: callers
                 .into_iter()
+                .chain(limited_by_labels)
                 .map(|(name, me, servers)| Caller { name, me, servers })
                 .collect(),
         }
@@ -385,6 +410,10 @@ impl Model {
                 .acl_servers
                 .as_ref()
                 .is_none_or(|servers| servers.contains(&command.server))
+            && caller.me.selector.as_ref().is_none_or(|selector| {
+                let labels = self.labels.get(&command.server);
+                labels.is_some_and(|labels| selector.matches(labels))
+            })
     }
 
     /// Whether each word is in the server's name, the line or the requester's name, as the API

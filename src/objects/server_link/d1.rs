@@ -9,6 +9,7 @@ use farhand_domain::command::{self, Command, Origin};
 use farhand_domain::command_end::Denial;
 use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::error::Error;
+use farhand_domain::labels::Labels;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::event::{FromD1, Lacking, ToD1};
 use farhand_domain::link::stored_command::StoredCommand;
@@ -286,6 +287,7 @@ async fn find_rights(
         /// Whether the requester may run commands as any account of the host; `None`: the requester
         /// cannot access the server.
         any_account: Option<bool>,
+        labels: Labels,
         /// `None`: the user does not exist.
         username: Option<String>,
         is_staff: bool,
@@ -305,14 +307,14 @@ async fn find_rights(
         .collect();
     let (is_accessible, any_account) = (servers::IS_ACCESSIBLE, servers::MAY_USE_ANY_ACCOUNT);
     // The state machine later applies the token's access control list, including its servers.
-    // So `acl_servers` is NULL here, which limits nothing.
+    // So `acl_servers` and `acl_selector` are NULL here, which limits nothing.
     let sql = format!(
         "WITH me AS (
             SELECT c.key AS position, :workspace_id AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
                 c.value ->> 'token' IS NULL OR (t.enabled AND (t.expires_at IS NULL OR t.expires_at > :now)) AS has_token,
                 EXISTS (SELECT 1 FROM revoked_sessions r
                     WHERE r.workspace_id = :workspace_id AND r.id = c.value ->> 'session') AS is_revoked,
-                t.acl, NULL AS acl_servers
+                t.acl, NULL AS acl_servers, NULL AS acl_selector
             FROM json_each(:credentials) c
             LEFT JOIN users u ON u.id = c.value ->> 'user' AND u.workspace_id = :workspace_id
             LEFT JOIN api_tokens t ON t.id = c.value ->> 'token' AND t.workspace_id = :workspace_id AND t.user_id = u.id
@@ -321,6 +323,8 @@ async fn find_rights(
             'has_token', json(iif(me.has_token, 'true', 'false')),
             'is_revoked', json(iif(me.is_revoked, 'true', 'false')), 'username', me.username,
             'is_staff', json(iif(me.is_staff OR me.is_superuser, 'true', 'false')), 'acl', json(me.acl),
+            'labels', json(coalesce((SELECT s.labels FROM servers s
+                WHERE s.id = :server_id AND s.workspace_id = :workspace_id), '{{}}')),
             'any_account', json((SELECT iif({any_account}, 'true', 'false')
                 FROM servers s WHERE s.id = :server_id AND {is_accessible}))) AS body
         FROM me WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL) ORDER BY me.position"
@@ -349,7 +353,8 @@ async fn find_rights(
         let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else {
             return Ok(Err(Denial::Acl));
         };
-        Ok(Ok(Rights { username, is_staff: row.is_staff, any_account, acl }))
+        let (is_staff, labels) = (row.is_staff, row.labels);
+        Ok(Ok(Rights { username, is_staff, any_account, labels, acl }))
     };
     rows.iter().map(verdict).collect::<Result<_, Error>>().map(Some)
 }

@@ -416,7 +416,7 @@ fn the_most_expensive_lists_are_bounded() {
     };
     let ListSql { tables, items, .. } = narrow_sql(&list, 0, "c.id", &rule);
     let sql = format!(
-        "WITH me AS MATERIALIZED (SELECT 1 AS workspace_id, 1 AS user_id, 1 AS is_staff, 1 AS is_superuser, NULL AS acl_servers,
+        "WITH me AS MATERIALIZED (SELECT 1 AS workspace_id, 1 AS user_id, 1 AS is_staff, 1 AS is_superuser, NULL AS acl_servers, NULL AS acl_selector,
             :acl AS acl, 1 AS reads_narrowly){tables}
          SELECT (SELECT count(*) FROM looked_at WHERE coalesce(spent, 0) < {MOST_COST}), (SELECT total FROM total),
             (SELECT count(*) FROM ({items}))"

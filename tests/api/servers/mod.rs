@@ -3,6 +3,7 @@
 mod approval;
 mod change;
 mod cut_off;
+mod labels;
 mod limits;
 mod list;
 mod registration;
@@ -93,6 +94,7 @@ async fn a_new_server_shows_its_key_once() {
                 "id",
                 "identity_conflict_at",
                 "is_connected",
+                "labels",
                 "last_seen_at",
                 "load",
                 "name",

@@ -68,6 +68,8 @@ async fn a_token_shows_its_key_once() {
             "groups",
             "id",
             "key",
+            "label_keys",
+            "labels",
             "name",
             "name_pattern",
             "networks",
@@ -87,6 +89,8 @@ async fn a_token_shows_its_key_once() {
         ("name_pattern", Value::Null),
         ("networks", Value::Null),
         ("approval", json!(false)),
+        ("labels", json!({})),
+        ("label_keys", json!([])),
     ] {
         assert_eq!(plain[field], value, "{field}");
     }
