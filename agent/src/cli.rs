@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::DEFAULT_CONFIG;
+use crate::labels;
 
 /// The default time that running commands get to end by themselves, in seconds.
 pub const DRAIN_SECONDS: u64 = 20;
@@ -83,6 +84,10 @@ pub struct RegisterArgs {
     /// The server's name. Default: the host name. If the name is taken, the service adds a number.
     #[arg(long)]
     pub name: Option<String>,
+    /// A label of the server, such as env=prod. Can be given more than once. The registration token
+    /// must allow the key in its label_keys. With --force, labels in the replaced file are used too.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = labels::read_argument)]
+    pub label: Vec<(String, String)>,
     /// A file that contains only the registration token.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,

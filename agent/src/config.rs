@@ -10,6 +10,8 @@ use farhand_domain::secret::Secret;
 use serde::Deserialize;
 use uuid::Uuid;
 
+use crate::labels::{self, Labels};
+
 /// How many commands run at once by default (agent-protocol 4.3).
 pub const DEFAULT_MAX_RUNNING: usize = 20;
 /// The largest `max_running`. Each running command costs a process and up to a megabyte of kept
@@ -79,6 +81,9 @@ struct ConfigFile {
     syslog: Option<PathBuf>,
     #[serde(default)]
     allow_plain_http: bool,
+    /// The labels of the next registration with `--force`.
+    #[serde(default)]
+    labels: Labels,
 }
 
 /// The checked settings of one agent.
@@ -120,6 +125,7 @@ impl Settings {
             }
             None => ConfigFile::default(),
         };
+        labels::check_all(&file.labels).or_else(error)?;
         let key = match (overrides.key, &overrides.key_file, file.key) {
             (_, Some(path), _) => Secret::new(read_private_file(path, &mut warnings)?.trim()),
             (Some(key), None, _) => key,
@@ -373,7 +379,7 @@ mod tests {
             (
                 good() + "kex = 1",
                 "FILE: line 4: unknown field `kex`, expected one of `url`, `id`, `key`, `max_running`, `state_dir`, \
-                 `policy`, `syslog`, `allow_plain_http`",
+                 `policy`, `syslog`, `allow_plain_http`, `labels`",
             ),
             (good() + "max_running = 0", "max_running: 0 is not between 1 and 1000"),
             (

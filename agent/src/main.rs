@@ -11,6 +11,7 @@ mod config;
 mod connection;
 mod host;
 mod journal;
+mod labels;
 mod logging;
 mod reports;
 #[cfg(test)]
@@ -145,8 +146,9 @@ fn do_register(register: RegisterArgs) -> Result<String, Failure> {
     };
     config::check_credential("the registration token", &token)?;
     warn(&warnings);
-    let RegisterArgs { name, config, force, .. } = register;
-    block_on(register::register(Registration { service, token, name, config, force }))
+    let RegisterArgs { name, config, force, label, .. } = register;
+    let labels = labels::combine(&config, label).map_err(Failure::Misuse)?;
+    block_on(register::register(Registration { service, token, name, labels, config, force }))
 }
 
 fn do_unregister(unregister: UnregisterArgs) -> Result<String, Failure> {

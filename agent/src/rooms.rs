@@ -8,8 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers, lowest first.
-const LAYERS: [&str; 11] = [
+const LAYERS: [&str; 12] = [
     "logging",
+    "labels",
     "config",
     "host",
     "journal",

@@ -101,6 +101,22 @@ impl AgentFolder {
         output
     }
 
+    /// Registers with more arguments.
+    async fn register_with(
+        &self,
+        workspace: &Workspace,
+        token: &str,
+        more: &[&str],
+    ) -> (i32, String, String) {
+        let mut command =
+            program(&[&"register", &"--url", &url(workspace), &"--config", &self.config()]);
+        let output = run_program(command.args(more).env("FARHAND_REGISTRATION_TOKEN", token)).await;
+        if let Some(key) = self.config_value("key") {
+            secrets::record("key", &key);
+        }
+        output
+    }
+
     async fn unregister(&self, more: &[&str]) -> (i32, String, String) {
         run_program(program(&[&"unregister", &"--config", &self.config()]).args(more)).await
     }
@@ -234,6 +250,45 @@ async fn the_status_includes_the_services_view() {
         .unwrap();
     let (code, status) = host.status().await;
     assert_eq!((code, &status["service"]), (4, &json!("refused")));
+}
+
+#[tokio::test]
+async fn a_host_registers_with_labels() {
+    let workspace = Workspace::new().await;
+    let more = json!({"labels": {"env": "prod"}, "label_keys": ["role", "a.b/c"]});
+    let token = registration_token(&workspace, &more).await;
+    let host = AgentFolder::new();
+    let labels = async || {
+        let path = format!("/api/servers/servers/{}/", host.config_value("id").unwrap());
+        workspace.admin.get(&path).await.expect(200)["labels"].clone()
+    };
+    // Refused by the program, and by the service. Nothing is left.
+    for (more, code, expected) in [
+        (&["--label", "role"][..], 2, "KEY=VALUE"),
+        (&["--label", "Role=web"], 2, "Not a valid key"),
+        (&["--label", "role=a b"], 2, "Not a valid value"),
+        (&["--label", "role=a", "--label", "role=b"], 2, "label \"role\" is given twice"),
+        (&["--label", "env=test"], 1, "do not allow the label env"),
+    ] {
+        let (ended, _, errors) = host.register_with(&workspace, &token, more).await;
+        assert!(ended == code && errors.contains(expected), "{more:?}: {ended} {errors}");
+        assert!(!host.config().exists());
+    }
+    let more = ["--name", "web-1", "--label", "role=web", "--label", "a.b/c="];
+    let (code, out, errors) = host.register_with(&workspace, &token, &more).await;
+    assert_eq!((code, errors.as_str()), (0, ""), "{out}");
+    assert_eq!(labels().await, json!({"env": "prod", "role": "web", "a.b/c": ""}));
+    // The file has them, and the agent runs with it.
+    let id = host.config_value("id").unwrap();
+    let agent = host.run(&[]);
+    wait_until_connected(&workspace, &id, true).await;
+    drop(agent);
+    // The next registration uses those of the file, unless flags replace them.
+    let more = ["--name", "web-2", "--force", "--label", "role=db"];
+    assert_eq!(host.register_with(&workspace, &token, &more).await.0, 0);
+    assert_eq!(labels().await, json!({"env": "prod", "role": "db", "a.b/c": ""}));
+    let (_, help, _) = run_program(&mut program(&[&"register", &"--help"])).await;
+    assert!(help.contains("--label <KEY=VALUE>"), "{help}");
 }
 
 #[tokio::test]

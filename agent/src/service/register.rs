@@ -20,6 +20,7 @@ use crate::config::{self, Service, Settings};
 use crate::connection::client::Client;
 use crate::host::facts::Facts;
 use crate::journal::file::JournalFile;
+use crate::labels::{self, Labels};
 
 /// The time limit for a response. It is longer than for a report, because without a response the
 /// outcome of a registration is unknown.
@@ -35,6 +36,8 @@ pub struct Registration {
     pub token: Secret,
     /// The server's name. None: the host name.
     pub name: Option<String>,
+    /// The labels of the server.
+    pub labels: Labels,
     /// The path of the agent's config file.
     pub config: PathBuf,
     /// Whether to replace an existing file.
@@ -46,7 +49,7 @@ pub struct Registration {
 /// # Errors
 /// The reason, in one line.
 pub async fn register(registration: Registration) -> Result<String, String> {
-    let Registration { service, token, name, config, force } = registration;
+    let Registration { service, token, name, labels, config, force } = registration;
     let Some(name) = name.or_else(|| nix::unistd::gethostname().ok()?.into_string().ok()) else {
         return Err("this host has no name: use --name".to_owned());
     };
@@ -55,7 +58,8 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     let client = Client::for_token(&service, &token)?;
     client.connect().await.map_err(|error| format!("{service} is unreachable: {error}"))?;
     let os = Facts::read().os;
-    let body = json!({"name": name, "platform": os.platform_like.or(os.platform), "tags": {}});
+    let platform = os.platform_like.or(os.platform);
+    let body = json!({"name": name, "platform": platform, "tags": {}, "labels": labels});
     let path = "/api/servers/servers/register/";
     let response =
         client.call_json(Method::POST, path, Bytes::from(body.to_string()), RESPONSE_TIMEOUT).await;
@@ -66,7 +70,7 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     }
     let server = Registered::read(&body)
         .ok_or_else(|| format!("{service}: the response is not a server; {unknown}"))?;
-    if let Err(why) = draft.finish(&server.file(&service)) {
+    if let Err(why) = draft.finish(&server.file(&service, &labels)) {
         let undone = match undo(&service, &server).await {
             Ok(()) => "the server is unregistered again".to_owned(),
             Err(undone) => {
@@ -101,16 +105,17 @@ impl Registered {
     }
 
     /// The text of the agent's config file.
-    fn file(&self, service: &Service) -> String {
+    fn file(&self, service: &Service, labels: &Labels) -> String {
         // Only the URL can contain characters that TOML requires to be escaped.
         let url = service.to_string().replace('\\', "\\\\").replace('"', "\\\"");
         // The user has allowed http for the registration. Without this line the agent would refuse
         // to start.
         let plain_http = if service.is_insecure() { "allow_plain_http = true\n" } else { "" };
         format!(
-            "url = \"{url}\"\nid = \"{}\"\nkey = \"{}\"\n{plain_http}",
+            "url = \"{url}\"\nid = \"{}\"\nkey = \"{}\"\n{plain_http}{}",
             self.id,
-            self.key.expose()
+            self.key.expose(),
+            labels::to_toml(labels)
         )
     }
 }
@@ -354,12 +359,12 @@ mod tests {
             Registered::read(&json!({"id": id, "key": "sesame", "name": "web-1"})).unwrap();
         let service = Service::parse("https://a.example/base/").unwrap();
         let file = format!("url = \"https://a.example/base\"\nid = \"{id}\"\nkey = \"sesame\"\n");
-        assert_eq!(server.file(&service), file);
+        assert_eq!(server.file(&service, &Labels::new()), file);
         let insecure = Service::parse("http://a.example").unwrap();
         let file = format!(
             "url = \"http://a.example\"\nid = \"{id}\"\nkey = \"sesame\"\nallow_plain_http = true\n"
         );
-        assert_eq!(server.file(&insecure), file);
+        assert_eq!(server.file(&insecure, &Labels::new()), file);
         for bad in [
             json!(null),
             json!({"id": id, "name": "a"}),
