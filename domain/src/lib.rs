@@ -43,6 +43,7 @@ pub mod password;
 pub mod registration_token;
 pub mod retention;
 pub mod rights;
+pub mod schedule;
 pub mod secret;
 pub mod selector;
 pub mod server;

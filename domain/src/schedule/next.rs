@@ -1,0 +1,125 @@
+//! When an expression is due in a time zone, also on the days when the local clock is changed.
+//!
+//! - [`Clock::Elapsed`]: each moment whose local time matches is due.
+//! - [`Clock::Fixed`]: each matching local time is due once, at the first moment when the local
+//!   clock has reached it. A local time that occurs twice is due the first time. The local times
+//!   that the clock skips are due together, at the moment of the change.
+//!
+//! Moments are in seconds since 1970. A *reading* is what the local clock shows, as seconds since
+//! 1970 by that clock.
+
+use std::ops::Range;
+
+use chrono::DateTime;
+
+use super::cron::{Clock, Expression};
+use super::zone::Zone;
+use crate::time::Timestamp;
+
+/// More than any change of an offset, in seconds. The largest is the day that Samoa skipped.
+const WINDOW: i64 = 25 * 60 * 60;
+
+/// The first due time after a moment. `None` if there is none before the year 9999.
+///
+/// ```
+/// use farhand_domain::schedule::{cron::Expression, next::next_due, zone::Utc};
+/// use farhand_domain::time::Timestamp;
+/// let noon = Expression::parse("0 12 * * *").unwrap();
+/// let after = Timestamp::parse("2026-11-21T12:00:00Z").unwrap();
+/// let next = next_due(&noon, &Utc, after).unwrap();
+/// assert_eq!(next.to_string(), "2026-11-22T12:00:00.000000+00:00");
+/// ```
+pub fn next_due(expression: &Expression, zone: &impl Zone, after: Timestamp) -> Option<Timestamp> {
+    let after = i64::try_from(after.as_millis() / 1000).ok()?;
+    let next = match expression.clock() {
+        Clock::Elapsed => next_elapsed(expression, zone, after + 1),
+        Clock::Fixed => next_fixed(expression, zone, after),
+    };
+    let next = Timestamp::from_millis(u64::try_from(next?).ok()?.checked_mul(1000)?);
+    // A `Timestamp` after the year 9999 has no text.
+    Timestamp::parse(&next.to_string()).ok()
+}
+
+/// The last due time after `from` and until `until`, if there is one. `next` is the first due time
+/// after a moment.
+pub fn last_due(
+    next: impl Fn(Timestamp) -> Option<Timestamp>,
+    from: Timestamp,
+    until: Timestamp,
+) -> Option<Timestamp> {
+    let due_after = |after| next(after).filter(|due| *due <= until);
+    let mut last = due_after(from)?;
+    // The last due time is after `low` and at most `high`, in seconds.
+    let (mut low, mut high) = (from.as_millis() / 1000, until.as_millis().div_ceil(1000));
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        match due_after(Timestamp::from_millis(middle * 1000)) {
+            Some(due) => (last, low) = (due, middle),
+            None => high = middle,
+        }
+    }
+    Some(last)
+}
+
+/// The first moment from `from` on whose reading matches.
+fn next_elapsed(expression: &Expression, zone: &impl Zone, mut from: i64) -> Option<i64> {
+    let mut offset = zone.offset_at(from);
+    loop {
+        let due = first_reading(expression, from + offset)? - offset;
+        let near = due.min(from + WINDOW);
+        if zone.offset_at(near) != offset {
+            // The clock was changed before `due`: continue from the change.
+            from = change_in(zone, from..near);
+            offset = zone.offset_at(from);
+        } else if near == due {
+            return Some(due);
+        } else {
+            // Until then, every reading is below that of `due`, also if the clock is changed.
+            from = near.max(due - WINDOW);
+            offset = zone.offset_at(from);
+        }
+    }
+}
+
+/// The first moment after `after` when the clock reaches a matching reading for the first time.
+fn next_fixed(expression: &Expression, zone: &impl Zone, after: i64) -> Option<i64> {
+    let reading = first_reading(expression, highest_reading(zone, after) + 1)?;
+    Some(first_reached(zone, reading))
+}
+
+/// The highest reading up to a moment. It is above the present one after the clock was set back.
+fn highest_reading(zone: &impl Zone, moment: i64) -> i64 {
+    let present = moment + zone.offset_at(moment);
+    if zone.offset_at(moment - WINDOW) <= zone.offset_at(moment) {
+        return present;
+    }
+    let change = change_in(zone, moment - WINDOW..moment);
+    present.max(change - 1 + zone.offset_at(change - 1))
+}
+
+/// The first moment when the clock shows `reading` or more.
+fn first_reached(zone: &impl Zone, reading: i64) -> i64 {
+    let (before, after) = (zone.offset_at(reading - WINDOW), zone.offset_at(reading + WINDOW));
+    if before == after {
+        return reading - before;
+    }
+    let change = change_in(zone, reading - WINDOW..reading + WINDOW);
+    if reading - before < change { reading - before } else { change.max(reading - after) }
+}
+
+/// The moment when the offset changes, between two moments with different ones.
+fn change_in(zone: &impl Zone, range: Range<i64>) -> i64 {
+    let Range { start: mut low, end: mut high } = range;
+    let offset = zone.offset_at(low);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if zone.offset_at(middle) == offset { low = middle } else { high = middle }
+    }
+    high
+}
+
+/// The first matching reading at or after `from`.
+fn first_reading(expression: &Expression, from: i64) -> Option<i64> {
+    let from = DateTime::from_timestamp(from, 0)?.naive_utc();
+    Some(expression.first_from(from)?.and_utc().timestamp())
+}
