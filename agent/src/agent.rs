@@ -1,4 +1,4 @@
-//! The agent's life: check in, serve, drain (agent-protocol 2 and 6).
+//! The run of the agent: it checks in, runs commands, and shuts down (agent-protocol 2 and 6).
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -34,10 +34,11 @@ use crate::service::checkin;
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time limit for sending the remaining reports before exit.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest time from a signal's arrival at the process until a waiting task has it.
+/// The maximum time from a signal's arrival at the process until a waiting task receives it.
 const SIGNAL_DELIVERY_TIME: Duration = Duration::from_millis(50);
 
-/// The longest shutdown, in addition to the time that commands get to end by themselves.
+/// The maximum duration of a shutdown, in addition to the time that commands get to end by
+/// themselves.
 #[cfg(test)]
 pub const MAX_SHUTDOWN: Duration = Duration::from_secs(
     GRACE.as_secs()
@@ -52,18 +53,18 @@ pub const MAX_SHUTDOWN: Duration = Duration::from_secs(
 pub enum Exit {
     /// All commands have ended.
     Drained,
-    /// A second signal arrived, so the agent did not wait for commands.
+    /// A second signal arrived during the shutdown, so the agent did not wait for commands.
     Immediately,
-    /// All commands have ended, and the process should be replaced by the program on disk.
+    /// All commands have ended. The caller replaces this process by the program on disk.
     Restart,
 }
 
 /// Runs until a signal or the service ends it. Then running commands get `drain_time` to end by
-/// themselves; before a restart, waiting commands get it too. `program` is the program that a
-/// restart would start.
+/// themselves. Before a restart, waiting commands get `drain_time` too. The built-in `restart`
+/// checks `program` first.
 ///
 /// # Errors
-/// Why the agent cannot start, in one line.
+/// The reason why the agent cannot start, in one line.
 pub async fn run(
     settings: Settings,
     mut drain_time: Duration,
@@ -134,7 +135,7 @@ pub async fn run(
         };
         tokio::select! {
             idle = timeout(drain_time, idle) => if idle.is_err() {
-                // The commands have used their time.
+                // The commands have used `drain_time`.
                 drain_time = Duration::ZERO;
             },
             signal = next_signal() => {
@@ -153,7 +154,7 @@ pub async fn run(
             }
         }
         if !is_disconnected {
-            // The task is closing its socket. That takes at most `CLOSE_TIMEOUT`.
+            // The task closes its WebSocket, which takes at most `CLOSE_TIMEOUT`.
             let _ = (&mut serving).await;
         }
         flushing.cancel();
@@ -165,7 +166,7 @@ pub async fn run(
                 reports.unsent()
             );
         }
-        // Otherwise the next start would send the same fins again.
+        // Without this, the next agent would send fins again that the service has accepted.
         journal.flush().await;
     };
     let mut drain = pin!(drain);
@@ -182,16 +183,16 @@ pub async fn run(
             }
         }
     };
-    // No command outlives the agent, except background processes that an ended command left on
-    // purpose.
+    // No process of a running command outlives the agent. Background processes of ended commands
+    // may.
     groups.kill();
     if exit == Exit::Restart {
         for kind in [Signal::SIGTERM, Signal::SIGINT] {
             // SAFETY: the default action of a signal runs no code of this program.
             let _ = unsafe { nix::sys::signal::signal(kind, SigHandler::SigDfl) };
         }
-        // From here on a signal ends the process. A signal that arrived just before is still
-        // handled.
+        // From here on, a signal ends the process. A signal that arrived just before cancels the
+        // restart.
         if timeout(SIGNAL_DELIVERY_TIME, next_signal()).await.is_ok() {
             log::info!("the agent exits, and is not restarted");
             return Ok(Exit::Drained);
@@ -200,10 +201,11 @@ pub async fn run(
     Ok(exit)
 }
 
-/// Opens the journal and returns its commands. If that fails, the agent works without a journal.
+/// Opens the journal and returns it with its commands. If that fails, the agent works without a
+/// journal.
 async fn open_journal(directory: PathBuf) -> (JournalWriter, Vec<(Uuid, Stage)>) {
     let shown = directory.display().to_string();
-    // Waits for the lock if another agent is just being killed.
+    // Blocks, because `open` retries while a killed agent still holds the lock.
     let opened = tokio::task::spawn_blocking(move || JournalWriter::open(&directory)).await;
     match opened.map_err(|error| error.to_string()).flatten() {
         Ok(opened) => {

@@ -10,21 +10,19 @@ use farhand_domain::secret::Secret;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use crate::labels::{self, Labels};
-
-/// How many commands run at once by default (agent-protocol 4.3).
+/// The default for the maximum number of concurrent commands (agent-protocol 4.3).
 pub const DEFAULT_MAX_RUNNING: usize = 20;
-/// The largest `max_running`. Each running command costs a process and up to a megabyte of kept
-/// output.
+/// The maximum of `max_running`. Each running command needs a process and several megabytes of
+/// memory for its output.
 const MAX_RUNNING_LIMIT: usize = 1_000;
-/// The default folder of the agent's state if there is no config file. `install` writes the same
-/// folder into the systemd unit.
+/// The folder of the agent's state if neither the configuration nor the service manager names one
+/// and there is no config file. `install` writes the same folder into the systemd unit.
 const DEFAULT_STATE_DIR: &str = "/var/lib/farhand-agent";
 /// The default path of the config file.
 pub const DEFAULT_CONFIG: &str = "/etc/farhand/agent.toml";
-/// The socket of the system log. journald listens there too.
+/// The default socket of the system log. journald listens on it too.
 const DEFAULT_SYSLOG: &str = "/dev/log";
-/// The largest config or credential file, in bytes. The limit also stops reading from `/dev/zero`.
+/// The maximum size of a config or credential file, in bytes. It also ends a read from `/dev/zero`.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
 
 /// An error in the configuration: one line for the person who started the agent.
@@ -50,7 +48,7 @@ fn error<T>(message: impl Into<String>) -> Result<T, ConfigError> {
 /// Settings from the command line and the environment. They override the config file.
 #[derive(Clone, Default, Debug)]
 pub struct Overrides {
-    /// The path of the config file.
+    /// The path of the config file, from the command line.
     pub config: Option<PathBuf>,
     /// The URL of the service.
     pub url: Option<String>,
@@ -58,7 +56,7 @@ pub struct Overrides {
     pub id: Option<String>,
     /// A file that contains only the key.
     pub key_file: Option<PathBuf>,
-    /// The key from the environment variable.
+    /// The key, from the environment variable.
     pub key: Option<Secret>,
     /// The folder of the agent's state, from the command line.
     pub state_dir: Option<PathBuf>,
@@ -95,12 +93,12 @@ pub struct Settings {
     pub id: Uuid,
     /// The agent's key: visible ASCII without quotes, so that it fits into a header.
     pub key: Secret,
-    /// How many commands run at once.
+    /// The maximum number of concurrent commands.
     pub max_running: usize,
     /// The folder of this server's state. It may not exist yet. No other server uses it.
     pub state_dir: PathBuf,
-    /// All folders where an agent with this config file may keep its state: the choice depends on
-    /// how it was started. `state_dir` comes first.
+    /// All folders where an agent with this config file may keep its state, because the folder
+    /// depends on how the agent was started. `state_dir` comes first.
     pub state_dirs: Vec<PathBuf>,
     /// The additional policy file, if the configuration names one.
     pub policy: Option<PathBuf>,
@@ -168,7 +166,8 @@ impl Settings {
         if state_dirs[0].as_os_str().is_empty() {
             return error("state_dir: the name is empty");
         }
-        // Agents of several servers can run on one host, even with the same state folder.
+        // Each server has its own folder, because several agents on one host may have the same
+        // `state_dir`.
         state_dirs.iter_mut().for_each(|folder| folder.push(id.to_string()));
         let policy = overrides.policy.or(file.policy);
         let syslog = file.syslog.unwrap_or_else(|| DEFAULT_SYSLOG.into());
@@ -211,7 +210,7 @@ pub fn read_private_file(path: &Path, warnings: &mut Vec<String>) -> Result<Stri
     String::from_utf8(bytes).or_else(|_| error(format!("{shown}: not UTF-8")))
 }
 
-/// A TOML error in one line. The text never contains the key.
+/// Describes a TOML error in one line, which never contains the key.
 fn describe(error: &toml::de::Error, text: &str) -> String {
     let message = error.message().lines().collect::<Vec<_>>().join(", ");
     let Some(span) = error.span() else {
@@ -219,7 +218,7 @@ fn describe(error: &toml::de::Error, text: &str) -> String {
     };
     let number = text.bytes().take(span.start).filter(|b| *b == b'\n').count();
     let is_key = text.lines().nth(number).is_some_and(|line| line.trim_start().starts_with("key"));
-    // TOML's own message can quote the value.
+    // The message of the TOML parser can quote the value.
     let message = if is_key { "`key` must be given once, as text in quotes" } else { &message };
     format!("line {}: {message}", number + 1)
 }
@@ -243,7 +242,7 @@ impl Service {
     /// Parses `http(s)://host[:port][/path]`.
     ///
     /// # Errors
-    /// Why the URL is invalid, in one line.
+    /// The reason why the URL is invalid, in one line.
     pub fn parse(url: &str) -> Result<Self, ConfigError> {
         let bad = |why: &str| error(format!("url: {url:?} {why}"));
         let Ok(uri) = url.trim().parse::<hyper::Uri>() else {
@@ -254,7 +253,7 @@ impl Service {
             Some("http") => false,
             _ => return bad("does not begin with https:// or http://"),
         };
-        // The parser drops a fragment, so the text is checked.
+        // The parser drops a fragment, so the text itself is checked.
         if uri.query().is_some()
             || url.contains('#')
             || uri.authority().is_none_or(|a| a.as_str().contains('@'))
@@ -289,14 +288,14 @@ impl Service {
         host == "localhost" || host.ends_with(".localhost")
     }
 
-    /// Whether the connection stays on this host.
+    /// Whether the host of the URL is this host: a local name or a loopback address.
     fn is_local(&self) -> bool {
         self.is_local_name()
             || self.host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
     }
 
-    /// Whether the URL is http to another host, so that others on the network can read and change
-    /// everything.
+    /// Whether the URL is http to another host. Then anyone on the network path can read and change
+    /// all messages.
     pub fn is_insecure(&self) -> bool {
         !self.tls && !self.is_local()
     }
@@ -314,7 +313,7 @@ impl Service {
         ))
     }
 
-    /// The warning for http to another host.
+    /// Returns a warning if the URL is http to another host.
     pub fn warning(&self) -> Option<String> {
         self.is_insecure()
             .then(|| format!("{self} is not https: anyone on the network path is root here"))

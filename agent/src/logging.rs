@@ -1,7 +1,8 @@
 //! The agent's log: one line per event, on standard error.
 //!
 //! Only the agent's own events are logged, because libraries may log HTTP headers. The log never
-//! has a command's line, its output, or the key.
+//! contains output or the key. It contains a command's line only if the system log is not
+//! available.
 
 use std::io::Write;
 
@@ -42,7 +43,7 @@ fn line(record: &Record<'_>, time: Option<String>) -> String {
 pub fn init(is_verbose: bool) {
     log::set_max_level(if is_verbose { LevelFilter::Debug } else { LevelFilter::Info });
     let lines = StderrLog { has_time: std::env::var_os("JOURNAL_STREAM").is_none() };
-    // Fails if a logger is already set. Then that logger stays.
+    // Fails if a logger is already set. Then the existing logger is used.
     let _ = log::set_boxed_logger(Box::new(lines));
 }
 

@@ -1,9 +1,9 @@
 //! The Farhand agent: runs commands on a server, each as the account that the command names, and
 //! reports their output.
 //!
-//! It is one self-contained binary. It reads a small file or a few flags, keeps a WebSocket to the
-//! service, and runs the commands that arrive there. `agent-protocol 4.1` in a comment refers to
-//! heading 4.1 of `docs/spec/agent-protocol.md`.
+//! The agent is one self-contained binary. It reads a small config file or a few flags, keeps a
+//! WebSocket to the service open, and runs the commands that arrive on it. `agent-protocol 4.1` in
+//! a comment refers to heading 4.1 of `docs/spec/agent-protocol.md`.
 
 mod agent;
 mod cli;
@@ -40,8 +40,8 @@ use crate::service::status::Status;
 /// The exit code for an invalid command line or configuration.
 const MISUSE_EXIT_CODE: u8 = 2;
 
-/// The environment variable of the key. Clap does not read it, because clap's help would show its
-/// value. The same holds for the registration token.
+/// The environment variable of the key. Clap does not read the variable, because clap's help would
+/// show its value. The same applies to the registration token.
 const KEY_VARIABLE: &str = "FARHAND_AGENT_KEY";
 
 /// The environment variable of the registration token.
@@ -51,12 +51,12 @@ const TOKEN_VARIABLE: &str = "FARHAND_REGISTRATION_TOKEN";
 /// colons.
 const STATE_VARIABLE: &str = "STATE_DIRECTORY";
 
-/// The first folder of a list separated by colons.
+/// Returns the first folder of a list that is separated by colons.
 fn first_folder(paths: &str) -> Option<PathBuf> {
     paths.split(':').next().filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// A credential from the environment. None if the variable is empty.
+/// Reads a credential from the environment. Returns `None` if the variable is absent or empty.
 fn secret_from_env(variable: &str) -> Option<Secret> {
     std::env::var(variable).ok().filter(|value| !value.is_empty()).map(Secret::new)
 }
@@ -74,7 +74,7 @@ fn overrides_from_env(config: Option<PathBuf>) -> Overrides {
 }
 
 fn main() -> ExitCode {
-    // First, because the binary may be replaced at any time.
+    // Read before anything else, because the binary may be replaced at any time.
     let program = Program::current();
     let result = match CommandLine::parse().action {
         Action::Run(run) => return run_agent(run, program),
@@ -121,12 +121,12 @@ fn warn(warnings: &[String]) {
     }
 }
 
-/// Runs a short task on a runtime of its own.
+/// Runs a short task on its own runtime.
 fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Failed(format!("cannot start: {error}")))?;
     let result = runtime.block_on(work).map_err(Failure::Failed);
-    // A name lookup may hang in a thread.
+    // Does not wait for a thread that hangs in a name lookup.
     runtime.shutdown_background();
     result
 }

@@ -5,19 +5,20 @@
 //! time.
 //! - A call without a 2xx response within 5 s is retried 1, 3, 7, 15 and 31 s after the first
 //!   failure. 404 means that the service does not know the command, so the call is not retried.
-//! - If these retries fail for an ack or a chunk, it is dropped, and the service counts as away.
-//!   From then on one chunk is tried every few seconds, and the chunks in between are dropped. So a
-//!   command never waits long for a service that is away.
+//! - If these retries fail for an ack or a chunk, the report is dropped, and the service is treated
+//!   as unavailable. From then on, the sender tries one chunk every few seconds and drops the
+//!   chunks in between. So a command never waits long for an unavailable service.
 //! - A fin is retried for a day, except after 403, which is the response for a deleted server. At
-//!   most [`MAX_PENDING_FINS`] fins wait; a new one then replaces the oldest. Their total size is
-//!   bounded too: beyond it, a fin keeps only a short piece of the output.
+//!   most [`MAX_PENDING_FINS`] fins wait. If one more arrives, the oldest fin is dropped. The total
+//!   size of waiting fins is limited too. Beyond this limit, a new fin keeps only a short piece of
+//!   its output.
 //!
-//! The journal has a command before its ack is sent, and a fin before it is sent. After a restart
-//! the agent sends the fins that the service has not accepted.
+//! A command is in the journal before its ack is sent, and a fin before the fin is sent. After a
+//! restart the agent sends the fins that the service has not accepted.
 //!
-//! The output of a command waits in a buffer of bounded size, and then in a queue of a few chunks.
-//! If both are full, the command is blocked until a chunk is sent or dropped. Output beyond what
-//! the service keeps is read and dropped, so it never blocks the command.
+//! The output of a command waits in a buffer of limited size, and then in a queue of a few chunks.
+//! If both are full, the command is blocked until a chunk is sent or dropped. Output beyond the
+//! amount that the service keeps is read and dropped, so it never blocks the command.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -38,31 +39,31 @@ use crate::connection::client::{Client, Outcome, RESPONSE_TIMEOUT};
 use crate::journal::shorten::shorten_result;
 use crate::journal::writer::{JournalWriter, Written};
 
-/// The pauses between the first attempts, in seconds: retries come 1, 3, 7, 15 and 31 s after the
-/// first failure.
+/// The pauses between the first attempts, in seconds. So the retries are 1, 3, 7, 15 and 31 s after
+/// the first failure.
 const RETRY_PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
-/// The pause between later attempts to send a fin.
+/// The pause between attempts to send a fin after the first retries failed.
 const LATE_PAUSE: Duration = Duration::from_secs(60);
 /// How long the agent tries to send a fin.
 const FIN_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
-/// The timeout of a later attempt to send a fin. It is longer than for the first attempts, because
-/// a slow connection may be the reason for their failure.
+/// The timeout of attempts to send a fin after the first retries failed. It is longer than the
+/// timeout of the first attempts, because a slow connection may be the reason for the failures.
 const LATE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The interval between attempts to send a chunk while the service is away.
+/// The interval between attempts to send a chunk while the service is unavailable.
 const AWAY_PAUSE: Duration = Duration::from_secs(5);
-/// The pause between attempts while the agent is about to exit.
+/// The maximum pause between attempts while the agent shuts down.
 const FLUSH_PAUSE: Duration = Duration::from_millis(500);
-/// The most chunks of one command that wait to be sent. It is small, so that chunks soon grow if
-/// the service is slow.
+/// The maximum number of a command's chunks that wait to be sent. It is small, so that the pump
+/// soon sends larger chunks if the service is slow.
 pub const MAX_QUEUED_CHUNKS: usize = 4;
-/// The most fins that wait to be sent.
+/// The maximum number of fins that wait to be sent.
 const MAX_PENDING_FINS: usize = 1_000;
-/// The largest total size of all waiting fins, in bytes. Beyond it, a new fin is shortened.
+/// The maximum total size of all waiting fins, in bytes. Beyond this size, a new fin is shortened.
 const MAX_TOTAL_FIN_BYTES: usize = 64 * 1024 * 1024;
-/// The most concurrent first attempts to send reports.
+/// The maximum number of concurrent first attempts to send reports.
 const FIRST_CALLS: usize = 16;
-/// The most concurrent later attempts to send fins. They have a separate limit, so that fins of
-/// a whole day cannot delay the reports of running commands.
+/// The maximum number of concurrent later attempts to send fins. They have their own limit, so that
+/// the waiting fins of a whole day cannot delay the reports of running commands.
 const LATE_CALLS: usize = 4;
 
 /// How reports are sent. Tests use a scripted implementation.
@@ -86,7 +87,7 @@ impl Transport for Client {
 pub enum Report {
     /// A piece of output.
     Chunk(Chunk),
-    /// The fin as JSON. It may be sent when the journal has it.
+    /// The fin as JSON. It is sent after the journal has written it.
     Fin(Bytes, FinSlot, Written),
 }
 
@@ -103,7 +104,7 @@ pub struct Reports<T> {
     active: Arc<Mutex<HashMap<Uuid, bool>>>,
 }
 
-/// The queue to one command's sender. If it is dropped without a fin, no fin is sent.
+/// The queue to one command's sender. If the `Reporter` is dropped without a fin, no fin is sent.
 pub struct Reporter {
     id: Uuid,
     queue: mpsc::Sender<Report>,
@@ -126,7 +127,7 @@ impl Reporter {
     pub async fn fin(self, fin: Fin) {
         let (body, slot) = self.pending_fins.add(fin);
         let written = self.journal.record_ended(self.id, body.clone());
-        // The sender ends only after the fin, so the queue is open.
+        // The sender ends only after it has received a fin, so the queue is open.
         let _ = self.queue.send(Report::Fin(body, slot, written)).await;
     }
 }
@@ -135,7 +136,7 @@ impl Reporter {
 enum SendOutcome {
     /// The service accepted it, or does not know the command.
     Done,
-    /// All attempts failed. Has the last status, if the last attempt got a response.
+    /// All attempts failed. The value is the status of the last attempt, if it got a response.
     Failed(Option<u16>),
 }
 
@@ -178,8 +179,8 @@ impl<T: Transport> Reports<T> {
     }
 
     /// Sends the ack and the fin of an ended command again, from the journal. If the command still
-    /// has a sender, its pending reports go first. Does nothing if the journal does not have the
-    /// fin.
+    /// has a sender, its pending reports are sent first. Does nothing if the journal does not have
+    /// the fin.
     pub async fn resend(&self, id: Uuid) {
         match self.active().entry(id) {
             Entry::Occupied(mut entry) => {
@@ -199,8 +200,8 @@ impl<T: Transport> Reports<T> {
         }
     }
 
-    /// Sends the reports of a command. Then sends the reports from the journal, as often as a
-    /// resend was requested in the meantime.
+    /// Sends the reports of a command. If a resend was requested concurrently, then sends the ack
+    /// and the fin from the journal.
     async fn serve(&self, id: Uuid, mut reports: mpsc::Receiver<Report>) {
         loop {
             self.send_all(id, reports).await;
@@ -217,8 +218,8 @@ impl<T: Transport> Reports<T> {
         }
     }
 
-    /// Takes a request to resend the reports of a command, if there is one. Otherwise the command
-    /// has no sender from now on.
+    /// Returns whether a resend of a command's reports was requested, and clears the request.
+    /// Without a request, removes the command from the active commands, because its sender ends.
     fn take_resend_request(&self, id: Uuid) -> bool {
         let mut active = self.active();
         let resend_requested = active.insert(id, false).unwrap_or_default();
@@ -228,8 +229,8 @@ impl<T: Transport> Reports<T> {
         resend_requested
     }
 
-    /// A queue with one report: the command's fin from the journal. None if the journal does not
-    /// have it.
+    /// Returns a queue with one report: the command's fin from the journal. Returns `None` if the
+    /// journal does not have the fin.
     async fn stored_fin(&self, id: Uuid) -> Option<mpsc::Receiver<Report>> {
         let fin = serde_json::from_slice(&self.journal.fin(id).await?).ok()?;
         let (queue, reports) = mpsc::channel(1);
@@ -238,12 +239,13 @@ impl<T: Transport> Reports<T> {
         Some(reports)
     }
 
-    /// The commands that have a sender, each with whether a resend of its reports was requested.
+    /// The commands that have a sender. The value is true if a resend of the command's reports was
+    /// requested.
     fn active(&self) -> MutexGuard<'_, HashMap<Uuid, bool>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all reports are sent or given up. Call it after the last [`begin`](Self::begin).
+    /// Waits until all reports are sent or dropped. Call it after the last [`begin`](Self::begin).
     pub async fn finished(&self) {
         self.senders.close();
         self.senders.wait().await;
@@ -257,7 +259,7 @@ impl<T: Transport> Reports<T> {
     /// Sends the ack, the chunks and the fin of a command in this order.
     async fn send_all(&self, id: Uuid, mut reports: mpsc::Receiver<Report>) {
         let path = |report| format!("/api/events/commands/{id}/{report}/");
-        // When the last call failed with all its retries. None while the service responds.
+        // The time of the last failed chunk or ack. `None` while the service is available.
         let mut away = None;
         if let SendOutcome::Failed(_) =
             self.deliver(&path("ack"), Bytes::new(), RETRY_PAUSES.len()).await
@@ -333,7 +335,8 @@ impl<T: Transport> Reports<T> {
 
     /// Records that the service has the fin of a command.
     fn mark_accepted(&self, id: Uuid) {
-        // Not awaited: in the worst case the fin is sent again after a restart, which is harmless.
+        // Not awaited. If the write is lost, the fin is sent again after a restart, which is
+        // harmless.
         self.journal.record_fin_accepted(id);
     }
 
@@ -355,13 +358,13 @@ impl<T: Transport> Reports<T> {
     }
 
     async fn call(&self, calls: &Semaphore, path: &str, body: Bytes, timeout: Duration) -> Outcome {
-        // The semaphore is never closed. Without a permit there would only be one call too many.
+        // The semaphore is never closed, so this never fails.
         let _call = calls.acquire().await;
         self.transport.post(path, body, timeout).await
     }
 
-    /// Waits before the next attempt. When the agent begins to exit, the wait ends; later waits are
-    /// short.
+    /// Waits before the next attempt. When the agent begins to flush reports, the wait ends. Later
+    /// waits are at most [`FLUSH_PAUSE`].
     async fn pause(&self, time: Duration) {
         if self.flushing.is_cancelled() {
             return sleep(time.min(FLUSH_PAUSE)).await;
@@ -373,14 +376,14 @@ impl<T: Transport> Reports<T> {
     }
 }
 
-/// `time`, shortened or extended by up to a tenth, so that many agents do not call at the same
-/// moment.
+/// Returns `time`, randomly shortened or extended by up to a tenth, so that many agents do not call
+/// at the same moment.
 pub fn jitter(time: Duration) -> Duration {
     time.mul_f64(0.9 + 0.2 * fastrand::f64())
 }
 
 fn json(report: &impl serde::Serialize) -> Bytes {
-    // Reports have only texts and numbers, so serialization cannot fail.
+    // Reports contain only strings, numbers and booleans, so serialization cannot fail.
     serde_json::to_vec(report).unwrap_or_default().into()
 }
 
@@ -392,7 +395,7 @@ struct PendingFins(Arc<Mutex<PendingState>>);
 struct PendingState {
     next: u64,
     bytes: usize,
-    /// The waiting fins, oldest first: size, and the token that evicts the fin.
+    /// The waiting fins, oldest first: the size in bytes, and the token that evicts the fin.
     fins: BTreeMap<u64, (usize, CancellationToken)>,
 }
 
@@ -595,8 +598,8 @@ mod tests {
         let service = Scripted::new(&[], 0);
         let reports = reports(&service);
         one_command(&reports, 1_000).await;
-        // The chunks behind the ack are dropped, with an attempt now and then. The fin follows soon
-        // after.
+        // After the failed ack, one chunk is tried every few seconds and other chunks are dropped.
+        // So the fin follows soon.
         assert!(service.began.elapsed() < Duration::from_secs(70), "{:?}", service.began.elapsed());
         sleep(Duration::from_secs(5 * 60 * 60)).await;
         assert_eq!(reports.unsent(), 1);

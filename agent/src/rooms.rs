@@ -1,5 +1,6 @@
-//! Checks the layers of the agent. A layer is a file or folder at the top of `src`. A file imports
-//! only from its own layer and from lower layers, and imports form no cycle.
+//! Tests of the agent's source files: layers, cycles and length. A layer is a file or folder at the
+//! top of `src`. A file imports only from its own layer and from lower layers. Imports form no
+//! cycle. No file is too long.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +24,8 @@ const LAYERS: [&str; 12] = [
     "main",
 ];
 
-/// The text of each file of `src`, without its tests, by module path such as `runner::queue`.
+/// The text of each file in `src` without its unit tests. The key is the module path, such as
+/// `runner::queue`.
 fn modules() -> BTreeMap<String, String> {
     fn below(folder: &Path) -> Vec<PathBuf> {
         let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -40,7 +42,7 @@ fn modules() -> BTreeMap<String, String> {
     below(&root).into_iter().map(module).filter(|(module, _)| module != "rooms").collect()
 }
 
-/// The modules that a file imports: those in its `crate::` paths, and its own submodules.
+/// The modules that a file imports: the modules in its `crate::` paths, and its own submodules.
 fn imports<'a>(module: &str, text: &str, all: &'a BTreeMap<String, String>) -> BTreeSet<&'a str> {
     let parent =
         |module: &str| module.rsplit_once("::").map_or("main", |(parent, _)| parent).to_owned();
@@ -59,7 +61,7 @@ fn imports<'a>(module: &str, text: &str, all: &'a BTreeMap<String, String>) -> B
         let braced = rest.strip_prefix('{').map_or("", |rest| rest.split('}').next().unwrap());
         assert!(
             !braced.contains('{'),
-            "{module} has braces in braces, which this test does not follow"
+            "{module} has nested braces in an import, which this test does not follow"
         );
         for name in braced.split(',') {
             let whole = format!("{path}{}", name.trim());
@@ -75,12 +77,12 @@ fn imports<'a>(module: &str, text: &str, all: &'a BTreeMap<String, String>) -> B
     found
 }
 
-/// The modules in a cycle of imports and the modules that import from them. Empty if there is no
-/// cycle.
+/// The modules in a cycle of imports, and the modules that import them. Returns an empty list if no
+/// cycle exists.
 fn cycle<'a>(arrows: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<&'a str> {
     let mut left = arrows.clone();
     loop {
-        // A module that imports from no remaining module is in no cycle.
+        // A module that imports none of the remaining modules is in no cycle.
         let names: BTreeSet<_> = left.keys().copied().collect();
         left.retain(|_, targets| !targets.is_disjoint(&names));
         if left.len() == names.len() {

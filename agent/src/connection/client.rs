@@ -33,19 +33,19 @@ use crate::config::{Service, Settings};
 
 /// The time limit for a response.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time limit for a new connection, TLS included.
+/// The time limit for a new connection, including TLS.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The largest response body that is read, in bytes.
+/// The maximum size of a response body, in bytes.
 const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
-/// How long an unused connection is kept. Servers and proxies usually keep one longer, so a call
-/// rarely meets a connection that is just being closed.
+/// How long an unused connection is kept. Servers and proxies usually keep connections longer, so a
+/// call rarely uses a connection that the other side is closing.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Why a call got no response.
+/// The reason why a call got no response.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NoResponse(pub String);
 
-/// The status of the response, or why there is none.
+/// The status of the response, or the reason why there was no response.
 pub type Outcome = Result<u16, NoResponse>;
 
 /// Calls the service with one credential. Clones share their connections.
@@ -69,26 +69,26 @@ pub struct Headers {
 }
 
 impl Client {
-    /// A client with the server's id and key from `settings`.
+    /// Creates a client with the server's id and key from `settings`.
     ///
     /// # Errors
-    /// Why the settings cannot be used, in one line.
+    /// The reason why the settings cannot be used, in one line.
     pub fn new(settings: &Settings) -> Result<Self, String> {
         Self::for_server(&settings.service, settings.id, &settings.key)
     }
 
-    /// A client with the id and key of a server.
+    /// Creates a client with the id and key of a server.
     ///
     /// # Errors
-    /// Why they cannot be used, in one line.
+    /// The reason why they cannot be used, in one line.
     pub fn for_server(service: &Service, id: Uuid, key: &Secret) -> Result<Self, String> {
         Self::with_credential(service.clone(), format!("id=\"{id}\", key=\"{}\"", key.expose()))
     }
 
-    /// A client with a registration token.
+    /// Creates a client with a registration token.
     ///
     /// # Errors
-    /// Why the token cannot be used, in one line.
+    /// The reason why the token cannot be used, in one line.
     pub fn for_token(service: &Service, token: &Secret) -> Result<Self, String> {
         Self::with_credential(service.clone(), format!("token=\"{}\"", token.expose()))
     }
@@ -145,7 +145,7 @@ impl Client {
         self.call(method, path, body, timeout, false).await.map(|(status, _)| status)
     }
 
-    /// Gets JSON from the service. The value is null if the response is not JSON.
+    /// Gets JSON from the service. Returns null as the value if the response is not JSON.
     ///
     /// # Errors
     /// There was no response in time.
@@ -184,8 +184,8 @@ impl Client {
             let response =
                 self.pool.request(request).await.map_err(|error| NoResponse(causes(&error)))?;
             let status = response.status().as_u16();
-            // The body is always read to its end, because otherwise the connection could not be
-            // used again.
+            // Always reads the whole body, because otherwise the connection could not be used
+            // again.
             match read_body(response).await {
                 Ok(body) => Ok((status, body)),
                 Err(_) if !needs_body => Ok((status, Bytes::new())),
@@ -229,8 +229,8 @@ async fn read_body<B: Body<Error = hyper::Error>>(
     Ok(body.map_err(|error| NoResponse(error.to_string()))?.to_bytes())
 }
 
-/// An error with its causes, because the outermost error alone often says little. A cause that the
-/// text already has is not repeated.
+/// The text of an error and its causes, because the outermost error alone often says little. A
+/// cause that the text already contains is not repeated.
 pub fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -276,8 +276,8 @@ impl Connector {
                 TcpStream::connect((host.as_str(), *port)).await?
             };
             tcp.set_nodelay(true)?;
-            // Keepalive detects a vanished peer within two minutes. Without it, only a long silence
-            // on the WebSocket would.
+            // Keepalive detects within two minutes that the other side has vanished. Without it,
+            // the agent would notice only after a long silence on the WebSocket.
             let keepalive = socket2::TcpKeepalive::new()
                 .with_time(Duration::from_secs(60))
                 .with_interval(Duration::from_secs(20))
@@ -293,7 +293,7 @@ impl Connector {
     }
 }
 
-/// The root certificates of the host. If it has none: those that are built into the agent.
+/// The root certificates of the host, or if the host has none, the agent's built-in certificates.
 fn root_certificates() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
@@ -318,7 +318,7 @@ impl tower_service::Service<Uri> for Connector {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        // The URI is ignored, because all calls go to the same host.
+        // Ignores the URI, because all calls go to the same host.
         let connector = self.clone();
         Box::pin(async move { Ok(TokioIo::new(connector.connect().await?)) })
     }

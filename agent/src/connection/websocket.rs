@@ -1,7 +1,8 @@
 //! The WebSocket on which commands arrive: dialing, messages and reconnecting
 //! (agent-protocol 2, 3 and 5).
 //!
-//! Commands do not depend on this connection. They run, and report over HTTP, while it is down.
+//! Commands do not depend on this connection. While it is down, they run and send their reports
+//! over HTTP.
 
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -24,7 +25,7 @@ use crate::connection::client::{Client, Stream, causes};
 
 /// The path of the WebSocket.
 const PATH: &str = "/ws/servers/backhaul/";
-/// A socket without a data message for this long counts as dead. The service pings more often.
+/// A socket without a data message for this long is treated as dead. The service pings more often.
 const MAX_SILENCE: Duration = Duration::from_secs(35 * 60);
 /// The time limit for connecting and for the handshake together.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
@@ -34,14 +35,14 @@ const PONG_TIMEOUT: Duration = Duration::from_secs(10);
 pub const KEY_REFUSED: &str = "the service refuses the key: it is wrong, or the server is deleted";
 /// The time limit for the closing handshake.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// A session shorter than this counts as a failure. After two of them in a row the agent waits
-/// before it dials, as after a failed dial. Otherwise two agents of one server, which close each
-/// other's socket, would redial many times a second.
+/// A session shorter than this counts as a failure. After two short sessions in a row, the agent
+/// waits before it dials, as after a failed dial. Without this wait, two agents of one server,
+/// which close each other's socket, would redial many times a second.
 const MIN_SESSION: Duration = Duration::from_secs(10);
-/// The largest message from the service, in bytes.
+/// The maximum size of a message from the service, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Why the agent dials no more.
+/// The reason why the agent does not dial again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finished {
     /// The service sent `quit`.
@@ -50,14 +51,14 @@ pub enum Finished {
     Draining,
 }
 
-/// Why one session ended.
+/// The reason why a session ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum SessionEnd {
-    /// The agent dials no more.
+    /// The agent does not dial again.
     Finished(Finished),
     /// The service asked for a new connection.
     Reconnect,
-    /// The connection failed; the text says why.
+    /// The connection failed, with the reason.
     Dropped(String),
 }
 
@@ -99,8 +100,8 @@ pub async fn run(
                     SessionEnd::Dropped(why) => {
                         log::warn!("connection lost: {why}");
                         failures = if began.elapsed() < MIN_SESSION { failures + 1 } else { 0 };
-                        // Redials almost immediately. The random delay spreads the agents of a
-                        // service that has just restarted.
+                        // Redials almost immediately. After a restart of the service all agents
+                        // redial, so a random delay spreads their calls.
                         if failures < 2 {
                             Duration::from_millis(fastrand::u64(0..500))
                         } else {
@@ -127,8 +128,8 @@ pub async fn run(
     }
 }
 
-/// The pause after a number of failures in a row: 5, 10, 20, 40, 60, 60 … s, shortened or extended
-/// by up to a fifth.
+/// The pause after a number of failures in a row: 5, 10, 20, 40, 60, 60 … s, randomly shortened or
+/// extended by up to a fifth.
 fn pause_after(failures: u32) -> Duration {
     let seconds = (5 << failures.saturating_sub(1).min(4)).min(60);
     Duration::from_secs(seconds).mul_f64(0.8 + 0.4 * fastrand::f64())
@@ -187,7 +188,7 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
             }
             Some(Ok(Message::Close(frame))) => {
                 let code = frame.map_or(CloseCode::Status, |frame| frame.code);
-                // Reading sends the close frame that answers this one.
+                // This read also sends the close frame of the agent.
                 let _ = timeout(CLOSE_TIMEOUT, socket.next()).await;
                 return SessionEnd::Dropped(format!("closed with {code}"));
             }
@@ -332,7 +333,7 @@ mod tests {
             assert_eq!(pong["query"], "pong");
             assert!(pong["timestamp"].as_f64() > Some(1.7e9));
             far.send(Message::text(r#"{"query":"reconnect"}"#)).await.unwrap();
-            // Sent before the close arrives.
+            // The service sends these before it receives the agent's close frame.
             far.send(command("two")).await.unwrap();
             far.send(kill(2)).await.unwrap();
             let closed = far.next().await.unwrap().unwrap();

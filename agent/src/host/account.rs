@@ -38,8 +38,8 @@ pub struct Account {
     pub home: PathBuf,
     /// The login shell, for the variable SHELL. A line always runs in `/bin/sh`.
     pub shell: PathBuf,
-    /// The ids that the child process takes before it runs the command. None if the agent already
-    /// runs as this account.
+    /// The ids that the child process takes before it runs the command. It is `None` if the agent
+    /// is not root, because the agent then already runs as this account.
     pub switch: Option<Switch>,
 }
 
@@ -48,13 +48,13 @@ pub struct Account {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Switch {
     pub uid: Uid,
-    /// The group of the order, or the account's primary group.
+    /// The group that the order names, or the account's primary group.
     pub gid: Gid,
     pub groups: Vec<Gid>,
 }
 
-/// The only account that the agent can run commands as. `None` if the agent is root, which can use
-/// any account.
+/// The only account that the agent can run commands as. Returns `None` if the agent is root, which
+/// can use any account, or if the account has no name.
 pub fn only_name(own: AgentAccount) -> Option<String> {
     let own = Some(own.uid).filter(|uid| !uid.is_root())?;
     User::from_uid(own).ok().flatten().map(|user| user.name)
@@ -66,7 +66,8 @@ pub fn only_name(own: AgentAccount) -> Option<String> {
 /// of a process.
 ///
 /// # Errors
-/// Why the agent does not run the command as this account, in a sentence for the requester.
+/// The reason why the agent does not run the command as this account, as a sentence for the
+/// requester.
 pub fn resolve(user: &str, group: &str, own: AgentAccount) -> Result<Account, String> {
     if user.is_empty() {
         return Err("The command names no account to run as.".to_owned());
@@ -92,7 +93,7 @@ pub fn resolve(user: &str, group: &str, own: AgentAccount) -> Result<Account, St
     Ok(Account { name: found.name, uid: found.uid, home: found.dir, shell: found.shell, switch })
 }
 
-/// The id of the group `group`, which must be one of `groups`.
+/// Returns the id of the group `group`, which must be one of `groups`.
 fn member_of(user: &str, group: &str, groups: &[Gid]) -> Result<Gid, String> {
     let found = Group::from_name(group).map_err(|error| lookup_failed(&error))?;
     let found = found.ok_or_else(|| format!("There is no group {group} on this server."))?;

@@ -1,6 +1,6 @@
 //! The facts that the agent reports about its host (agent-protocol 2.2).
 //!
-//! They come from files that a minimal host may not have. A missing fact is omitted.
+//! Most facts come from files that a minimal host may not have. A missing fact is omitted.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -18,8 +18,8 @@ pub struct Facts {
     pub version: &'static str,
     /// The load average of the last minute.
     pub load: f64,
-    /// The only account that this agent can run commands as. Absent for root, which can use any
-    /// account.
+    /// The only account that this agent can run commands as. Absent if the agent is root, which can
+    /// use any account.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_username: Option<String>,
     /// The hardware.
@@ -99,7 +99,7 @@ impl Facts {
     }
 }
 
-/// The load average of the last minute; 0 if the host does not provide it.
+/// The load average of the last minute, or 0 if the host does not provide it.
 pub fn read_load() -> f64 {
     fs::read_to_string("/proc/loadavg").ok().and_then(|text| parse_load(&text)).unwrap_or_default()
 }
@@ -115,7 +115,7 @@ fn parse_memory(text: &str) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Parses `/proc/cpuinfo`. On ARM it lists threads only, without a product name and cores.
+/// Parses `/proc/cpuinfo`. On ARM, the file lists threads only, without product name and cores.
 fn parse_cpus(text: &str) -> Info {
     let fields = |text: &str| -> HashMap<String, String> {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));

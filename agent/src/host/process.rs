@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 /// Identifies a process, even after a restart of the host. The kernel reuses process numbers, but
-/// not together with the start time and the boot id. Stored in the journal as JSON.
+/// the combination with start time and boot id is unique. Stored in the journal as JSON.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Identity {
     /// The process number.
@@ -22,8 +22,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The process that has the number `pid` now. None if there is no such process, or if `/proc`
-    /// does not show it.
+    /// Identifies the process that now has the number `pid`. Returns `None` if there is no such
+    /// process, or if `/proc` does not show it.
     pub fn read(pid: i32) -> Option<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned();
         Some(Self { pid, start: Stat::read(pid).ok()?.start, boot, is_supervisor: false })
@@ -57,7 +57,7 @@ impl Stat {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // The name in parentheses can contain any character, also parentheses and blanks.
+        // The name in parentheses can contain any character, including parentheses and blanks.
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
         let has_ended = matches!(*fields.first()?, "Z" | "X");
         let threads: u32 = fields.get(17)?.parse().ok()?;
@@ -79,9 +79,9 @@ fn all() -> io::Result<Vec<(i32, Stat)>> {
     let numbers = fs::read_dir("/proc")?
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    // A process that has exited since is skipped.
+    // Skips processes that exited after their directory was listed.
     let found: Vec<_> = numbers.filter_map(|pid| Some((pid, Stat::read(pid).ok()?))).collect();
-    // At least this process must be listed.
+    // If `/proc` is mounted, at least this process is listed.
     if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
 }
 
@@ -90,8 +90,8 @@ pub fn is_proc_mounted() -> bool {
     Stat::read(nix::unistd::getpid().as_raw()).is_ok()
 }
 
-/// Whether any process of the group runs. Zombies do not count: a container often has no init that
-/// reaps them.
+/// Whether any process of the group runs. Zombies do not count, because a container often has no
+/// init process that reaps zombies.
 ///
 /// # Errors
 /// `/proc` is not mounted.
@@ -99,7 +99,7 @@ pub fn group_runs(group: Pid) -> io::Result<bool> {
     Ok(all()?.iter().any(|(_, stat)| stat.group == group.as_raw() && stat.is_alive))
 }
 
-/// The running descendants of a process. Empty if the process itself has exited.
+/// The running descendants of a process. Returns an empty list if the process itself has exited.
 ///
 /// # Errors
 /// `/proc` is not mounted.

@@ -26,8 +26,8 @@ impl Program {
     pub fn current() -> Self {
         let mut words = std::env::args_os();
         let named = words.next().map(PathBuf::from);
-        // With a slash, the first argument is the path of the binary, with links not resolved.
-        // Without one, the shell found the binary in PATH.
+        // If the first argument contains a slash, it is the path of the binary, and links in it are
+        // not resolved. Without a slash, the shell found the binary in PATH.
         let named = named
             .filter(|name| name.components().count() > 1)
             .and_then(|name| std::path::absolute(name).ok());
@@ -37,10 +37,10 @@ impl Program {
         Self { path: path.into(), arguments: words.collect() }
     }
 
-    /// Checks that the file at the path is a program that starts.
+    /// Checks that the file at the path is a program that starts, by running it with `--version`.
     ///
     /// # Errors
-    /// Why it does not start, in a sentence for the requester of the restart.
+    /// The reason why it does not start, as a sentence for the requester of the restart.
     pub async fn check(&self) -> Result<(), String> {
         let shown = self.path.display();
         let mut command = tokio::process::Command::new(&self.path);
@@ -62,7 +62,7 @@ impl Program {
         }
     }
 
-    /// Replaces this process by the program, with the same process number, arguments and
+    /// Replaces this process by the program, which keeps the process number, arguments and
     /// environment. Returns only if that fails.
     pub fn replace(&self) -> io::Error {
         Command::new(&self.path).args(&self.arguments).exec()
@@ -81,8 +81,8 @@ mod tests {
         let path = directory.path().join("agent");
         let program = Program { path: path.clone().into(), arguments: Vec::new() };
         assert!(program.check().await.unwrap_err().contains("cannot be started"));
-        // A separate process writes the file. If this process wrote it, a child that another test
-        // forks could hold it open for writing, and then it could not be executed.
+        // A separate process writes the file. If this process wrote the file, a child that another
+        // test forks could hold the file open for writing. Then the file could not be executed.
         let write_program = |text: &str| {
             let written = directory.path().join("text");
             std::fs::write(&written, text).unwrap();

@@ -2,8 +2,8 @@
 //! (agent-protocol 6.3).
 //!
 //! The file is append-only. Each line is one event of one command, with a checksum. So an
-//! interrupted write loses only the event that was being written, and a damaged line is skipped.
-//! Now and then the file is rewritten without outdated lines.
+//! interrupted write loses only the events of that write, and a reader skips damaged lines. When
+//! the file has grown, it is rewritten without outdated lines.
 //!
 //! All calls block on the disk. `writer.rs` keeps them off the async runtime.
 
@@ -25,12 +25,12 @@ use uuid::Uuid;
 use crate::host::process::Identity;
 use crate::journal::shorten::shorten_result;
 
-/// The most ended commands that are kept.
+/// The maximum number of ended commands that are kept.
 pub const MAX_ENDED: usize = 1_000;
 /// How long a command is kept after its end.
 pub const ENDED_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
-/// The largest total size of the fins after a rewrite, in bytes. Beyond it, older fins keep only a
-/// short piece of the output. It is smaller in tests, where checksums are slow.
+/// The maximum total size of the fins after a rewrite, in bytes. Beyond this size, older fins keep
+/// only a short piece of their output. The limit is smaller in tests, where checksums are slow.
 const MAX_TOTAL_FIN_BYTES: u64 = if cfg!(test) { 1024 * 1024 } else { 32 * 1024 * 1024 };
 /// The file is rewritten when it exceeds twice its size after the last rewrite by this many bytes.
 const GROWTH_SLACK: u64 = 1024 * 1024;
@@ -40,31 +40,31 @@ const MAX_FILE_BYTES: u64 = 256 * 1024 * 1024;
 /// accidents, not attacks.
 const CHECKSUM_BYTES: usize = 8;
 
-/// How many times the agent tries to lock the journal. After an agent was killed, its lock is held
-/// until the last process that it had forked has executed its program or exited.
+/// The maximum number of attempts to lock the journal. After an agent was killed, its forked
+/// processes hold its lock until they execute their programs or exit.
 const LOCK_ATTEMPTS: u32 = 20;
 /// The pause between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
 /// The journal.
 const JOURNAL: &str = "commands.journal";
-/// The new journal while it is written, before it replaces the old one.
+/// The new journal during a rewrite. It then replaces the old journal.
 const NEW_JOURNAL: &str = "commands.journal.new";
 /// The file whose lock keeps other agents out. It contains the agent's process number.
 const LOCK: &str = "lock";
 
-/// An event of a command's life. The events occur in this order, and are stored as JSON.
+/// An event of a command. The events occur in this order, and are stored as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// The command arrived. It may run from now on.
+    /// The command arrived. When this event is written, the command may run.
     #[serde(rename = "taken")]
     Received,
-    /// Its process starts. None if the process could not be identified.
+    /// The command's process starts. It is `None` if the process could not be identified.
     Started(Option<Identity>),
-    /// It ended with this fin.
+    /// The command ended with this fin.
     Ended(Box<RawValue>),
-    /// The service accepted its fin.
+    /// The service accepted the command's fin.
     #[serde(rename = "answered")]
     FinAccepted,
 }
@@ -77,16 +77,16 @@ struct Line<E> {
     event: E,
 }
 
-/// How far a command has come.
+/// The latest known state of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// It waits.
+    /// The command waits.
     Received,
-    /// It runs.
+    /// The command runs.
     Started(Option<Identity>),
-    /// It ended.
+    /// The command ended.
     Ended {
-        /// Whether the service accepted its fin.
+        /// Whether the service accepted the fin.
         is_fin_accepted: bool,
     },
 }
@@ -98,19 +98,19 @@ struct Span {
     bytes: usize,
 }
 
-/// A command of the journal.
+/// The state of one command in the journal.
 struct CommandState {
-    /// The time of its arrival, or of its end if it has ended, in seconds since 1970.
+    /// The time when the command arrived, or ended if it has ended, in seconds since 1970.
     at: u64,
     stage: Stage,
-    /// The line with its fin.
+    /// The position of the line with the command's fin.
     end: Option<Span>,
 }
 
 #[derive(Default)]
 struct Index {
     commands: HashMap<Uuid, CommandState>,
-    /// The ids by arrival, oldest first.
+    /// The ids in order of arrival, oldest first.
     order: VecDeque<Uuid>,
 }
 
@@ -132,7 +132,7 @@ impl Index {
                     end: Some(span),
                 };
             }
-            // Also without a stored fin: its line may be damaged.
+            // Also if the journal has no fin, because the line of the fin may be damaged.
             (Event::FinAccepted, _) => command.stage = Stage::Ended { is_fin_accepted: true },
             _ => {}
         }
@@ -144,8 +144,8 @@ impl Index {
             && now.saturating_sub(command.at) > ENDED_LIFETIME.as_secs()
     }
 
-    /// Removes commands that ended too long ago, and the oldest ended commands beyond
-    /// [`MAX_ENDED`].
+    /// Removes commands that ended more than [`ENDED_LIFETIME`] ago, and the oldest ended commands
+    /// beyond [`MAX_ENDED`].
     fn prune(&mut self, now: u64) {
         let has_ended = |command: &CommandState| matches!(command.stage, Stage::Ended { .. });
         let ended = self.commands.values().filter(|command| has_ended(command)).count();
@@ -166,8 +166,8 @@ impl Index {
 /// The result of [`JournalFile::inspect`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JournalStatus {
-    /// The agent that has the journal open, if any. The inner value is its process number, if that
-    /// could be read.
+    /// Is `Some` if an agent has the journal open. The inner value is the agent's process number,
+    /// if it could be read.
     pub agent: Option<Option<i32>>,
     /// The number of waiting commands.
     pub waiting: usize,
@@ -191,8 +191,8 @@ pub struct JournalFile {
 }
 
 impl JournalFile {
-    /// Opens and reads the journal in a directory, which is created if needed. `now` is in seconds
-    /// since 1970. Blocks, for seconds if another agent has the lock.
+    /// Opens and reads the journal in a directory, and creates the directory if needed. `now` is in
+    /// seconds since 1970. Blocks, for up to two seconds if another agent has the lock.
     ///
     /// # Errors
     /// The journal cannot be written, or another agent uses it. The message is one line.
@@ -223,14 +223,14 @@ impl JournalFile {
         }
         let mut journal =
             Self { directory: directory.to_owned(), file, length: 0, limit: 0, index, _lock: lock };
-        // Always rewritten: that removes an incomplete last line and proves that the directory is
-        // writable.
+        // Rewrites the file at each start. This removes an incomplete last line and proves that the
+        // directory is writable.
         journal.rewrite(now).map_err(describe)?;
         Ok(journal)
     }
 
-    /// Reads a journal without changing it, even while an agent has it open. None if there is none.
-    /// Blocks.
+    /// Reads a journal without changing it, even while an agent has it open. Returns `None` if the
+    /// directory has no journal. Blocks.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -241,8 +241,8 @@ impl JournalFile {
             Err(error) => Err(error),
         };
         let Some(lock) = open(LOCK)? else { return Ok(None) };
-        // A shared lock, so that two calls of `status` do not take each other for an agent. An
-        // agent that starts at this moment retries its own lock.
+        // A shared lock, so that two concurrent `status` calls do not mistake each other for an
+        // agent. An agent that starts at this moment retries its exclusive lock.
         let agent = match lock.try_lock_shared() {
             Ok(()) => None,
             Err(fs::TryLockError::WouldBlock) => {
@@ -267,7 +267,7 @@ impl JournalFile {
         Ok(Some(status))
     }
 
-    /// Deletes a journal, and its directory if that is empty then.
+    /// Deletes a journal, and then its directory. A missing file or directory is not an error.
     ///
     /// # Errors
     /// A file or the directory cannot be deleted.
@@ -282,7 +282,7 @@ impl JournalFile {
         ignore_missing(fs::remove_dir(directory))
     }
 
-    /// All commands by arrival, oldest first.
+    /// All commands in order of arrival, oldest first.
     pub fn commands(&self) -> Vec<(Uuid, Stage)> {
         self.index.order.iter().map(|id| (*id, self.index.commands[id].stage.clone())).collect()
     }
@@ -315,7 +315,7 @@ impl JournalFile {
         if let Err(error) =
             self.file.write_all_at(&bytes, self.length).and_then(|()| self.file.sync_data())
         {
-            // Otherwise the next line could follow an incomplete one.
+            // Removes an incomplete line, so that the next line does not follow it.
             let _ = self.file.set_len(self.length);
             return Err(error);
         }
@@ -326,7 +326,8 @@ impl JournalFile {
         Ok(())
     }
 
-    /// The fin of a command as JSON. None if the journal does not have it or cannot read it.
+    /// The fin of a command as JSON. Returns `None` if the journal does not have the fin or cannot
+    /// read it.
     pub fn fin(&self, id: Uuid) -> Option<Box<RawValue>> {
         let span = self.index.commands.get(&id)?.end?;
         match parse_line(&self.read(span).ok()?)?.event {
@@ -341,7 +342,7 @@ impl JournalFile {
         std::mem::replace(&mut self.file, file)
     }
 
-    /// Rewrites the file if a command has ended too long ago.
+    /// Rewrites the file if a command ended more than [`ENDED_LIFETIME`] ago.
     ///
     /// # Errors
     /// The file could not be written.
@@ -359,10 +360,10 @@ impl JournalFile {
         Ok(bytes)
     }
 
-    /// Writes a new file without outdated lines, and replaces the old one.
+    /// Writes a new file without outdated lines, and replaces the old file.
     fn rewrite(&mut self, now: u64) -> io::Result<()> {
         self.index.prune(now);
-        // The newest fins keep their whole output.
+        // The most recent fins keep their whole output, up to [`MAX_TOTAL_FIN_BYTES`] in total.
         let mut total = 0;
         let mut is_shortened = HashSet::new();
         for (id, span) in
@@ -409,14 +410,15 @@ impl JournalFile {
         drop(writer);
         file.sync_all()?;
         fs::rename(&path, self.directory.join(JOURNAL))?;
-        // From here on this is the journal, even if the sync below fails.
+        // The new file is the journal from here on, even if the sync below fails.
         (self.file, self.index, self.length, self.limit) =
             (file, index, length, 2 * length + GROWTH_SLACK);
         File::open(&self.directory)?.sync_all()
     }
 }
 
-/// Creates a directory that only the agent can use, or restricts an existing one.
+/// Creates a directory that only the agent's account can access, or restricts the access to an
+/// existing directory.
 fn make_private(directory: &Path) -> io::Result<()> {
     let refuse = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -433,7 +435,7 @@ fn make_private(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file that only the agent can read, and creates it if needed.
+/// Opens a file, or creates it such that only the agent's account can access it.
 fn open_private(path: &Path, truncate: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(truncate).mode(0o600).open(path)
 }
@@ -463,7 +465,7 @@ fn encode_line(at: u64, id: Uuid, event: &Event) -> io::Result<Vec<u8>> {
     Ok([checksum(&json).as_bytes(), b" ", &json, b"\n"].concat())
 }
 
-/// Parses a line. None if it is damaged or from another version.
+/// Parses a line. Returns `None` if the line is damaged or its event is unknown.
 fn parse_line(line: &[u8]) -> Option<Line<Event>> {
     let (found, rest) = line.split_at_checked(2 * CHECKSUM_BYTES)?;
     let json = rest.strip_prefix(b" ")?.strip_suffix(b"\n")?;
@@ -477,7 +479,7 @@ fn checksum(json: &[u8]) -> String {
     Sha256::digest(json).iter().take(CHECKSUM_BYTES).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A fin with only a short piece of its output.
+/// Shortens the output in a fin.
 fn shortened(end: Event) -> Event {
     let shorten = |fin: &RawValue| {
         let mut fin: Fin = serde_json::from_str(fin.get())?;
@@ -535,7 +537,7 @@ mod tests {
         fin.result
     }
 
-    /// The position of an event in a command's life.
+    /// The position of an event in the order of a command's events.
     fn rank(event: &Event) -> u8 {
         match event {
             Event::Received => 0,
@@ -577,7 +579,7 @@ mod tests {
             (id(3), Stage::Ended { is_fin_accepted: false }),
             (id(4), Stage::Ended { is_fin_accepted: true }),
         ];
-        // From memory, from the appended lines, and from a rewritten file.
+        // First from memory, then from the appended lines, then from a rewritten file.
         for _ in 0..3 {
             assert_eq!(journal.commands(), expected);
             assert_eq!(result(&journal, id(3)).as_deref(), Some("three"));
@@ -749,7 +751,7 @@ mod tests {
         }
     }
 
-    /// Events of a few commands. The events of each command are in order; those of different
+    /// Events of a few commands. The events of each command are in order, and events of different
     /// commands are mixed.
     fn histories() -> impl Strategy<Value = Vec<(Uuid, Event)>> {
         let life = (1usize..=4, "[a-zä\n\0]{0,20}");
@@ -813,7 +815,7 @@ mod tests {
             let last = bytes.iter().rev().skip(1).position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
             let all = model(&events);
             let cut = ranks_in(&bytes[..bytes.len() - back.min(last)]);
-            // Every command with more than its arrival has more than one line.
+            // Every command with a later event than `Received` has more than one line.
             prop_assert!(all.iter().filter(|(_, rank)| **rank > 0).all(|(id, _)| cut.contains_key(id)));
             prop_assert!(all.len() - cut.len() <= 1);
         }
@@ -832,7 +834,7 @@ mod tests {
             let mut expected = ranks(journal.commands());
             let before: HashSet<_> = model(&events).into_keys().collect();
             prop_assert!(expected.keys().all(|id| before.contains(id)));
-            // New ids, so that each life starts again.
+            // New ids, so that each command starts with `Received`.
             let more: Vec<_> = more.into_iter().map(|(old, event)| (id(old.as_u128() + 100), event)).collect();
             journal.append(&more, NOON).unwrap();
             expected.extend(model(&more));

@@ -1,7 +1,6 @@
-//! Writes each command to the host's system log before it runs, with its account, line and
-//! requester (agent-protocol 7.4).
-//!
-//! The service cannot change that record.
+//! Records each command in the host's system log before it runs, and each refused command
+//! (agent-protocol 7.4). A record has the account, the requester, and the line, the words, or the
+//! script's hash. The service cannot change these records.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -12,12 +11,12 @@ use chrono::Utc;
 use farhand_domain::output::sha256;
 use farhand_domain::wire::Order;
 
-/// Facility `authpriv` and severity `info`, as `sudo` and `cron` use.
+/// The priority of a record: facility `authpriv` and severity `info`.
 const PRIORITY: u8 = 10 << 3 | 6;
-/// The longest part of a line that is recorded, in bytes. Common syslog daemons cut messages at 8
-/// KiB.
+/// The maximum recorded part of a command's line or words, in bytes. Common syslog daemons cut
+/// messages at 8 KiB.
 const MAX_LINE_BYTES: usize = 4 * 1024;
-/// The longest part of the list of variable names that is recorded, in bytes.
+/// The maximum recorded part of the names of environment variables, in bytes.
 const MAX_NAMES_BYTES: usize = 1024;
 /// The time limit for sending a record.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,8 +32,8 @@ impl HostJournal {
         Self { socket }
     }
 
-    /// Records that a command is about to run, or why it is refused. If the system log is not
-    /// available, the record goes to the agent's own log.
+    /// Records that a command is about to run, or that it is refused and why. If the system log is
+    /// not available, writes the record to the agent's own log.
     pub fn write(&self, order: &Order, refusal: Option<&str>) {
         let record = record(order, refusal);
         if let Err(error) = send(&self.socket, &record) {
@@ -92,14 +91,14 @@ fn record(order: &Order, refusal: Option<&str>) -> String {
     )
 }
 
-/// Escapes control characters, quotes and backslashes, so that a text stays one line and cannot
-/// forge another record.
+/// Escapes control characters, quotes and backslashes, so that a text is one line and cannot forge
+/// another record.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\\' | '"' => escaped.extend(['\\', character]),
-            // Line separators and direction marks.
+            // Line separators and text direction marks.
             '\u{2028}'
             | '\u{2029}'
             | '\u{200e}'

@@ -1,4 +1,4 @@
-//! Records of commands: the agent's own journal, and the host's system log.
+//! Records of commands: in the agent's own journal, and in the host's system log.
 
 pub mod file;
 pub mod host_journal;

@@ -1,8 +1,8 @@
-//! Shortens the output in fins, when many fins are kept.
+//! Shortens the output in fins if the kept fins are too large in total.
 
 use farhand_domain::wire::Fin;
 
-/// The output that a shortened fin keeps, in bytes.
+/// The size of the output that a shortened fin keeps, in bytes.
 pub const SHORT_RESULT: usize = 4 * 1024;
 
 /// Cuts the output in a fin to about [`SHORT_RESULT`] bytes, in the form of
@@ -11,7 +11,8 @@ pub fn shorten_result(fin: &mut Fin) {
     fin.result = fin.result.take().map(|result| shorten(&result, SHORT_RESULT));
 }
 
-/// Shortens a result to about `bytes` bytes. Keeps its beginning and its end.
+/// Shortens a result to about `bytes` bytes. Keeps its beginning and its end, around a line that
+/// marks the cut.
 fn shorten(result: &str, bytes: usize) -> String {
     if result.len() <= bytes {
         return result.to_owned();

@@ -1,10 +1,10 @@
 //! Writes the journal (`file.rs`) on its own thread, because disks can be slow
 //! (agent-protocol 6.3).
 //!
-//! Each write returns a [`Written`], which the caller awaits before the next step: a command is
-//! written before it is acknowledged and run, its process before it runs, its fin before it is
-//! sent. If the disk is full or too slow, the agent continues without the journal: a full disk must
-//! not prevent the command that would empty it.
+//! Each write returns a [`Written`], which the caller awaits before the next step. A command is
+//! written before it is acknowledged and run, its process before it executes the program, and its
+//! fin before it is sent. If the disk is full or too slow, the agent continues without the journal,
+//! because a full disk must not prevent the command that frees space.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use uuid::Uuid;
 use crate::host::process::Identity;
 use crate::journal::file::{Event, JournalFile, Stage, now};
 
-/// The longest queue of requests. Requests beyond it are dropped.
+/// The maximum number of queued requests. Requests beyond this number are dropped.
 const QUEUE_LENGTH: usize = 1_024;
-/// The most requests that are handled in one write.
+/// The maximum number of requests that are handled in one write.
 const MAX_BATCH: usize = 128;
 /// The interval between searches for expired commands.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
-/// The longest wait for the disk.
+/// The maximum wait for a write.
 pub const DISK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A request to the thread.
@@ -44,14 +44,14 @@ enum Request {
     Flush(DropGuard),
 }
 
-/// The handle of the journal's thread. The default one writes nothing.
+/// The handle of the journal's thread. The default handle has no thread and writes nothing.
 #[derive(Clone, Default)]
 pub struct JournalWriter {
     requests: Option<SyncSender<Request>>,
     is_durable: Arc<AtomicBool>,
 }
 
-/// Completes when a write is on the disk, or will not be.
+/// Completes when a write is on the disk or has failed.
 #[derive(Clone)]
 pub struct Written {
     done: CancellationToken,
@@ -59,7 +59,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// For an event that needs no write.
+    /// Creates a completed `Written`, for an event that needs no write.
     pub fn already() -> Self {
         let done = CancellationToken::new();
         done.cancel();
@@ -75,10 +75,10 @@ impl Written {
 }
 
 impl JournalWriter {
-    /// Opens the journal in a directory. Also returns its commands, by arrival. Blocks.
+    /// Opens the journal in a directory. Also returns its commands in order of arrival. Blocks.
     ///
     /// # Errors
-    /// Why it cannot be used, in one line.
+    /// The reason why the journal cannot be used, in one line.
     pub fn open(directory: &Path) -> Result<(Self, Vec<(Uuid, Stage)>), String> {
         let journal = JournalFile::open(directory, now())?;
         let commands = journal.commands();
@@ -101,7 +101,7 @@ impl JournalWriter {
         self.is_durable.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a journal.
+    /// Whether the handle has a journal.
     pub fn is_enabled(&self) -> bool {
         self.requests.is_some()
     }
@@ -111,7 +111,7 @@ impl JournalWriter {
         self.send(|guard| Request::Append(id, Event::Received, guard))
     }
 
-    /// Writes the process of a command.
+    /// Writes the identity of a command's process.
     pub fn record_started(&self, id: Uuid, process: Option<Identity>) -> Written {
         self.send(|guard| Request::Append(id, Event::Started(process), guard))
     }
@@ -126,12 +126,12 @@ impl JournalWriter {
         self.send(|guard| Request::Append(id, Event::FinAccepted, guard))
     }
 
-    /// Waits until all earlier writes are on the disk.
+    /// Waits until all earlier writes are done, for at most [`DISK_TIMEOUT`].
     pub async fn flush(&self) {
         self.send(Request::Flush).wait().await;
     }
 
-    /// The fin of a command that ended, as JSON.
+    /// The fin of an ended command as JSON, if the journal has it.
     pub async fn fin(&self, id: Uuid) -> Option<Bytes> {
         let (sender, reply) = oneshot::channel();
         self.requests.as_ref()?.try_send(Request::Fin(id, sender)).ok()?;
@@ -140,7 +140,7 @@ impl JournalWriter {
 
     fn send(&self, request: impl FnOnce(DropGuard) -> Request) -> Written {
         let done = CancellationToken::new();
-        // A request that does not fit is dropped, and its guard completes the wait.
+        // A request that does not fit into the queue is dropped. Its guard then completes the wait.
         let request = request(done.clone().drop_guard());
         if let Some(requests) = &self.requests
             && requests.try_send(request).is_err()
@@ -151,7 +151,7 @@ impl JournalWriter {
     }
 }
 
-/// Marks the journal as not durable, and logs that the first time.
+/// Marks the journal as not durable. Logs an error if it was durable before.
 fn report_slow_disk(is_durable: &AtomicBool) {
     if is_durable.swap(false, Ordering::Relaxed) {
         log::error!("the disk is too slow: commands are not remembered across a restart");
@@ -189,7 +189,7 @@ impl WriterThread {
                         guards.push(guard);
                     }
                     Request::End(id, fin, guard) => {
-                        // The caller serialized it, so it is valid JSON.
+                        // The caller serialized the fin, so it is valid JSON.
                         let fin = String::from_utf8(fin.into())
                             .ok()
                             .and_then(|fin| RawValue::from_string(fin).ok());
@@ -211,7 +211,8 @@ impl WriterThread {
         }
     }
 
-    /// Writes events, and logs when writing starts or stops working.
+    /// Writes events. Logs an error when writes begin to fail, and a message when they succeed
+    /// again.
     fn append(&mut self, events: &[(Uuid, Event)]) {
         if events.is_empty() {
             return;
@@ -231,8 +232,8 @@ impl WriterThread {
 
 #[cfg(test)]
 impl JournalWriter {
-    /// A journal without a thread. The test receives each request, and completes the write by
-    /// dropping its guard.
+    /// Creates a journal without a thread. The test receives each request, and completes the write
+    /// by dropping its guard.
     pub fn with_manual_disk() -> (Self, ManualDisk) {
         let (requests, received) = sync_channel(QUEUE_LENGTH);
         (

@@ -2,8 +2,8 @@
 //! agent-protocol 6.7).
 //!
 //! A built-in starts no process, so the order's account, environment and timeout do not apply. It
-//! does not wait behind other commands, because a client may use it to find out why those do not
-//! end.
+//! does not wait for other commands, because a client may use it to find out why other commands do
+//! not end.
 
 use farhand_domain::wire::Fin;
 
@@ -17,11 +17,12 @@ pub const SHELL: &str = "internal";
 /// The result of a built-in.
 pub struct BuiltinResult {
     pub fin: Fin,
-    /// Whether the agent restarts after the fin is reported.
+    /// Whether the agent restarts after the fin is queued.
     pub restarts: bool,
 }
 
-/// Runs a built-in. A restart needs a durable journal, so that it loses nothing.
+/// Runs a built-in. A restart requires a durable journal (`is_durable`), so that no command is
+/// lost.
 pub async fn run(line: &str, program: &Program, is_durable: bool) -> BuiltinResult {
     let plain = |exit_code, result: &str| BuiltinResult {
         fin: fin(exit_code, result.to_owned()),

@@ -1,7 +1,7 @@
 //! Creates a control group (cgroup v2) for each command, if the agent can (agent-protocol 6.5).
 //!
-//! All descendants of a command stay in its group, even those that leave its session. So a kill
-//! reaches all of them.
+//! All descendants of a command are in its group, even if they leave its session. So a kill ends
+//! all of them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -15,21 +15,21 @@ use uuid::Uuid;
 
 const NAME_PREFIX: &str = "farhand-";
 
-/// An empty group that is older than this belongs to no running command.
+/// An empty group that is older than this is treated as unused.
 const STALE_AGE: Duration = Duration::from_secs(60 * 60);
 
-/// The parent folder of the commands' groups. None if the agent cannot create groups.
+/// The parent folder of the commands' groups, or `None` if the agent cannot create groups.
 #[derive(Clone, Default, Debug)]
 pub struct Cgroups(Option<PathBuf>);
 
-/// The group of one command. Dropping it removes the group if it is empty.
+/// The group of one command. Dropping a `Cgroup` removes the group if it is empty.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
 }
 
 impl Cgroups {
-    /// Finds the agent's own group, and checks that it can create groups below it.
+    /// Finds the agent's own group, and checks that the agent can create groups below it.
     pub fn find() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -46,12 +46,12 @@ impl Cgroups {
         found
     }
 
-    /// Removes empty groups of previous agents, which could not remove them while background
-    /// processes ran.
+    /// Removes empty groups of previous agents. Those agents could not remove the groups while
+    /// background processes ran.
     fn sweep(&self) {
         for entry in self.0.iter().flat_map(fs::read_dir).flatten().flatten() {
             let is_old = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
-            // A new group may belong to another agent that is about to use it.
+            // A recent group may belong to another agent that will use it soon.
             if entry.file_name().to_string_lossy().starts_with(NAME_PREFIX)
                 && is_old().is_ok_and(|age| age > STALE_AGE)
             {
@@ -94,8 +94,8 @@ fn own_group(mounts: &str, own: &str) -> Option<PathBuf> {
         let (before, after) = line.split_once(" - ")?;
         let mut fields = before.split(' ').skip(3);
         let (root, mount) = (fields.next()?, fields.next()?);
-        // In a container only a part of the hierarchy may be mounted. Then the group's path below
-        // the mount is unknown.
+        // In a container, the mount may show only a part of the hierarchy. Then the group's path
+        // below the mount is unknown.
         (after.starts_with("cgroup2 ") && root == "/").then(|| Path::new(mount).join(own))
     })
 }
@@ -115,8 +115,8 @@ impl Cgroup {
         events.lines().any(|line| line == "populated 1")
     }
 
-    /// Sends a signal to each process in this group and in the groups below, except to the process
-    /// group `except`, which already has the signal.
+    /// Sends a signal to each process in this group and in the groups below. Skips the process
+    /// group `except`, which has already received the signal.
     pub fn signal(&self, signal: Signal, except: Option<Pid>) {
         if signal == Signal::SIGKILL && fs::write(self.path.join("cgroup.kill"), "1").is_ok() {
             // `cgroup.kill` kills all of them atomically.
@@ -136,8 +136,8 @@ impl Cgroup {
         }
     }
 
-    /// Removes this group and the groups below if they are empty. Returns whether this group no
-    /// longer exists.
+    /// Removes this group and the groups below it if they are empty. Returns true if this group
+    /// does not exist afterwards.
     pub fn remove(&self) -> bool {
         for group in subtree(&self.path).iter().rev() {
             let _ = fs::remove_dir(group);
@@ -165,8 +165,8 @@ fn subtree(group: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Moves the calling process into the group of an open `cgroup.procs`. Runs after fork, so it makes
-/// a system call only.
+/// Moves the calling process into the group of an open `cgroup.procs`. It runs after fork, so it
+/// makes only a system call.
 pub fn enter(procs: &impl AsFd) -> nix::Result<()> {
     nix::unistd::write(procs, b"0").map(drop)
 }

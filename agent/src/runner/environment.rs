@@ -9,7 +9,7 @@ use crate::host::account::Account;
 /// The search path for programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Sets the environment of a new login, then the variables of the order.
+/// Sets the variables that a new login has, then the variables of the order.
 pub fn set_environment(
     command: &mut Command,
     account: &Account,

@@ -21,7 +21,8 @@ use crate::runner::site::Site;
 use crate::runner::spawn::{SpawnedCommand, child_id};
 use crate::runner::start::start;
 
-/// The time limit for queuing the output of a killed command. The rest is dropped.
+/// The time limit for queuing the output of a killed command. Output that is not queued by then is
+/// dropped.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Signals that end a command early.
@@ -32,17 +33,17 @@ pub struct StopSignals {
     pub killed: CancellationToken,
 }
 
-/// Why a command was ended early.
+/// The reason why a command was ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StopReason {
     Stopping,
     Killed,
-    /// Its timeout, in seconds, has passed.
+    /// The command's timeout, in seconds, has passed.
     TimedOut(u64),
 }
 
 impl StopSignals {
-    /// Waits for the first of these signals, or for the timeout of `limit` seconds.
+    /// Waits until a signal is cancelled or `limit` seconds have passed.
     async fn wait(&self, limit: Option<u64>) -> StopReason {
         let timed_out = async {
             match limit {
@@ -64,7 +65,7 @@ impl StopSignals {
 
 impl StopReason {
     /// The exit code of a command that was ended for this reason, and a line for its result.
-    /// `is_killed`: TERM was not enough and KILL was sent.
+    /// `is_killed` is true if TERM did not end the command and KILL was sent.
     fn exit_code_and_note(self, is_killed: bool) -> (i64, Option<String>) {
         let by_signal = if is_killed { KILLED } else { TERMINATED };
         match self {
@@ -79,8 +80,8 @@ impl StopReason {
 }
 
 /// Runs a command and returns its fin. Queues its output in `chunks`. When one of `stops` is
-/// cancelled or the order's timeout has passed, all processes of the command are ended: TERM, and
-/// KILL after [`crate::runner::group::GRACE`].
+/// cancelled or the order's timeout has passed, ends all processes of the command: it sends TERM,
+/// and KILL after [`crate::runner::group::GRACE`].
 pub async fn execute(
     order: &Order,
     site: &Site,
@@ -118,7 +119,7 @@ pub async fn execute(
     };
     let wait_or_end = async {
         let (reason, ended_at) = wait_or_end(&group, stops, limit, &control).await;
-        // Reaped only now: until then no other process can get the child's number.
+        // The child is reaped only now, because before that no other process can get its number.
         (group.status(&mut child).await, reason, ended_at)
     };
     let (ended, (mut kept, count)) = tokio::join!(wait_or_end, pump(output, chunks, &control));
@@ -149,9 +150,9 @@ fn exit_code(status: ExitStatus) -> i64 {
     status.code().map_or_else(signal, i64::from)
 }
 
-/// Waits until a command has exited and its output is queued, or ends its processes early. Returns
-/// the reason and whether KILL was needed, and the time when the command ended. Queuing the output
-/// can take longer.
+/// Waits until a command has exited and its output is queued, or ends its processes early. If they
+/// were ended early, returns the reason and whether KILL was needed. Also returns the time when the
+/// command ended, which can be before its output is queued.
 async fn wait_or_end(
     group: &Group,
     stops: &StopSignals,
@@ -168,8 +169,8 @@ async fn wait_or_end(
         None => {
             let ended_at = Instant::now();
             control.exited.cancel();
-            // The command does not wait for background processes. But while their output is read,
-            // they belong to the command, and a kill ends them.
+            // The command does not wait for background processes to exit. But while their output is
+            // read, a kill ends them.
             tokio::select! {
                 biased;
                 () = control.finished.cancelled() => return (None, ended_at),
@@ -277,8 +278,8 @@ mod tests {
         assert!(fin.elapsed_time.unwrap() >= crate::runner::group::GRACE.as_secs_f64());
     }
 
-    /// Runs a line, and kills it after it wrote `processes` process numbers to a file. Returns its
-    /// fin and the process numbers.
+    /// Runs a line, and kills the command after it has written `processes` process numbers to a
+    /// file. Returns the fin and the process numbers.
     async fn killed(site: &Site, line: &str, processes: usize) -> (Fin, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
@@ -327,8 +328,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_kill_ends_processes_that_left_the_session() {
-        // Also a process that ignores TERM, one that left the session twice, and one that starts
-        // new processes all the time.
+        // The processes leave the session twice, ignore TERM too, or are started in an endless
+        // loop.
         let lines = [
             ("setsid setsid -f sh -c 'echo $$ >> PIDS; sleep 60' & sleep 60", 143),
             (
@@ -369,7 +370,7 @@ mod tests {
             let (fin, _) = run_at(site, &order(&line), &never()).await;
             let left = read(&pids);
             assert!(fin.exit_code == Some(3) && is_running(&left), "it was killed");
-            // Its supervisor, if it had one, has exited.
+            // The command's supervisor, if it had one, has exited.
             let (parent, own) =
                 (fin.result.unwrap().trim().to_owned(), std::process::id().to_string());
             assert_eq!(parent == own, site.cgroups.is_available());
@@ -380,8 +381,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_kill_ends_background_processes_that_still_write() {
-        // On a busy machine the background process can be silent for so long that the command ends
-        // before the kill.
+        // On a busy machine, the background process can be silent long enough for the command to
+        // end before the kill.
         for site in sites() {
             let mut killed = false;
             for _ in 0..5 {
@@ -391,13 +392,13 @@ mod tests {
         }
     }
 
-    /// Kills a command's background process while its output is read. False if the command ended
-    /// before the kill.
+    /// Kills a command's background process while its output is read. Returns false if the command
+    /// ended before the kill.
     async fn kills_background_process(site: &Site) -> bool {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
         let (stops, groups, journal) = (never(), Groups::default(), JournalWriter::default());
-        // It writes all the time, so the pipe is never silent for long.
+        // The background process writes all the time, so the pipe is never silent for long.
         let line = "echo $$ > PIDS; setsid sh -c 'echo $$ >> PIDS; while :; do echo x; sleep 0.1; done' & exit 0";
         let order = order(&line.replace("PIDS", pids.to_str().unwrap()));
         let (queue, mut reports) = mpsc::channel(2);
@@ -438,13 +439,14 @@ mod tests {
         let mut execute = Box::pin(execute(&order, &SITE, &groups, &stops, &journal, &queue));
         let kill = async {
             eventually(|| !read(&pids).is_empty()).await;
-            // More output than fits, so that some is unsent.
+            // More output than fits into the queue, so that some output is unsent.
             eventually(|| queue.capacity() == 0 && written(&read(&pids)) > 16 * 1024).await;
             stops.killed.cancel();
             eventually(|| !is_running(&read(&pids))).await;
         };
         tokio::select! { _ = &mut execute => panic!("it ended although its output was unsent"), () = kill => {} }
-        // The output that does not fit is dropped after a while, and is not counted.
+        // Output that does not fit into the queue is dropped after [`OUTPUT_TIMEOUT`] and is not
+        // counted.
         let fin = tokio::time::timeout(PATIENCE, execute).await.unwrap();
         assert_eq!((fin.exit_code, fin.chunks), (Some(143), Some(2)));
         drop(queue);

@@ -1,4 +1,4 @@
-//! Fins of commands that did not run or did not end by themselves, and their exit codes.
+//! Fins of commands that did not run or whose end is unknown, and the exit codes of fins.
 
 use farhand_domain::wire::Fin;
 
@@ -25,18 +25,18 @@ pub fn failure(exit_code: i64, reason: impl Into<String>) -> Fin {
     }
 }
 
-/// The fin of a command that was killed while it waited.
+/// The fin of a command that was killed before it ran.
 pub fn killed_before_start() -> Fin {
     failure(TERMINATED, "The command was killed before it ran.")
 }
 
-/// The fin of a command that still waited when the agent was stopped.
+/// The fin of a command that had not run when the agent was stopped.
 pub fn stopped_before_start() -> Fin {
     failure(TERMINATED, "The agent was stopped before the command ran.")
 }
 
 /// The fin of a command that ran when the agent died. Its duration and its number of chunks are
-/// unknown. `was_killed`: the agent found processes of the command and killed them.
+/// unknown. `was_killed` is true if this agent found processes of the command and killed them.
 pub fn lost(was_killed: bool) -> Fin {
     let rest =
         if was_killed { "What was left of it was killed." } else { "How it ended is not known." };

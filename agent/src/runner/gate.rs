@@ -20,7 +20,8 @@ use crate::journal::writer::JournalWriter;
 pub struct ExecGate(UnixStream);
 
 impl ExecGate {
-    /// The child's end of the socket, and the gate. None without a journal.
+    /// Returns the child's end of the socket, and the gate. Returns `None` if the agent has no
+    /// journal.
     pub fn new(journal: &JournalWriter) -> io::Result<Option<(OwnedFd, Self)>> {
         if !journal.is_enabled() {
             return Ok(None);
@@ -30,7 +31,8 @@ impl ExecGate {
         Ok(Some((far.into(), Self(UnixStream::from_std(near)?))))
     }
 
-    /// Waits for the process, writes its identity to the journal, and lets it continue.
+    /// Waits for the process, writes its identity to the journal, and lets it continue. Never
+    /// returns after that, see below.
     pub async fn open(mut self, id: Uuid, journal: &JournalWriter) {
         let mut message = [0; size_of::<i32>() + 1];
         if self.0.read_exact(&mut message).await.is_err() {
@@ -41,16 +43,16 @@ impl ExecGate {
         let process = Identity::read(i32::from_ne_bytes(number));
         let process = process.map(|process| process.supervising(is_supervisor != 0));
         journal.record_started(id, process).wait().await;
-        // Fails if the process has exited. Then there is nothing to do.
+        // Fails if the process has exited, which is not an error here.
         let _ = self.0.write_all(&[1]).await;
-        // The socket must stay open until the caller drops this future: if it closes, the process
-        // exits.
+        // Keeps the socket open until the caller drops this future, because the process exits if
+        // the socket closes.
         pending().await
     }
 }
 
-/// The process's side of [`ExecGate::open`]: reports the process and waits for permission to
-/// execute. Runs after fork, so it makes system calls only.
+/// The process's side of [`ExecGate::open`]: sends the process number to the agent and waits for
+/// permission to execute. It runs after fork, so it makes only system calls.
 pub fn wait_at_gate(gate: &OwnedFd, agent: Pid, is_supervisor: bool) -> nix::Result<()> {
     use nix::sys::prctl::set_pdeathsig;
     set_pdeathsig(Signal::SIGKILL)?;

@@ -1,5 +1,5 @@
-//! The processes of a command: whether any runs, when the command has exited, and how to end all of
-//! them (agent-protocol 6.2).
+//! The processes of a command: checks whether any runs, waits for the command's exit, and ends all
+//! of them (agent-protocol 6.2).
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -19,26 +19,28 @@ use crate::host::process;
 use crate::runner::cgroup::Cgroup;
 use crate::runner::supervisor::Supervisor;
 
-/// The time from TERM to KILL.
+/// The time between TERM and KILL.
 pub const GRACE: Duration = Duration::from_secs(5);
 /// The first pause between two checks whether a group has ended. Each pause doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-/// The longest pause between two checks.
+/// The maximum pause between two checks.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
-/// A group that survives KILL for this long is logged.
+/// If a group still runs this long after KILL, an error is logged.
 const KILL_LOG_DELAY: Duration = Duration::from_secs(10);
 
-/// How many times a supervisor's descendants are listed, at most, while new ones appear.
+/// The maximum number of times that a supervisor's descendants are listed while new descendants
+/// appear.
 const MAX_LISTINGS: usize = 100;
 
-/// How the processes of a command are found, even after they left its process group.
+/// How the agent finds the processes of a command after they left its process group.
 #[derive(Clone, Debug)]
 pub enum Containment {
-    /// Only while they stay in the process group.
+    /// The agent finds processes only while they are in the process group.
     Nothing,
-    /// They are in a control group.
+    /// The processes are in a control group.
     Cgroup(Arc<Cgroup>),
-    /// They descend from a supervisor, whose number is the group's.
+    /// The processes are descendants of a supervisor. The supervisor's process number identifies
+    /// the group.
     Supervisor(Arc<Supervisor>),
 }
 
@@ -53,10 +55,10 @@ struct GroupTable {
     left: Vec<Arc<Cgroup>>,
 }
 
-/// The processes of a running command. Dropping it removes it from [`Groups`].
+/// The processes of a running command. Dropping a `Group` removes it from [`Groups`].
 pub struct Group {
-    /// The number of the agent's child: the command itself, which leads its process group, or its
-    /// supervisor.
+    /// The process number of the agent's child: the command itself, which leads its process group,
+    /// or the command's supervisor.
     id: Pid,
     containment: Containment,
     groups: Groups,
@@ -67,10 +69,10 @@ impl Groups {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a command. `id` is the number of the agent's child.
+    /// Adds a command. `id` is the process number of the agent's child.
     pub fn add(&self, id: Pid, containment: Containment) -> Group {
         let mut table = self.lock();
-        // Their background processes may have exited.
+        // Removes control groups whose background processes have exited.
         table.left.retain(|cgroup| !cgroup.remove());
         table.running.insert(id, containment.clone());
         Group { id, containment, groups: self.clone() }
@@ -91,7 +93,7 @@ impl Groups {
 }
 
 impl Containment {
-    /// Sends a signal to each process of a group. An empty group is no error. Blocks.
+    /// Sends a signal to each process of a group. An empty group is not an error. Blocks.
     fn signal(&self, id: Pid, signal: Signal) {
         if let Self::Supervisor(supervisor) = self {
             return signal_descendants(supervisor, signal);
@@ -107,7 +109,8 @@ impl Containment {
     /// # Errors
     /// `/proc` is not mounted.
     fn runs(&self, id: Pid) -> io::Result<bool> {
-        // Twice: one listing can miss a process that starts while its parent ends.
+        // Lists the processes twice, because one listing can miss a process that starts while its
+        // parent ends.
         match self {
             Self::Supervisor(supervisor) => {
                 let look =
@@ -121,7 +124,7 @@ impl Containment {
     }
 }
 
-/// Sends a signal once to each descendant of a supervisor, also to descendants that start during
+/// Sends a signal once to each descendant of a supervisor, including descendants that start during
 /// the call.
 fn signal_descendants(supervisor: &Supervisor, signal: Signal) {
     let mut signalled = HashSet::new();
@@ -144,8 +147,7 @@ impl Group {
     }
 
     /// Waits until the command has exited. Does not reap the agent's child, so that no other
-    /// process can get its number. Until [`Self::status`], a signal to the group therefore reaches
-    /// this group only.
+    /// process can get its number before [`Self::status`]. So a signal cannot hit another group.
     pub async fn exited(&self) {
         if let Containment::Supervisor(supervisor) = &self.containment {
             return supervisor.command_ended().await;
@@ -167,7 +169,7 @@ impl Group {
         waitid(Id::Pid(self.id), flags) != Ok(WaitStatus::StillAlive)
     }
 
-    /// Reaps `child` and returns how the command ended. Call it after the command exited or was
+    /// Reaps `child` and returns how the command ended. Call it after the command has exited or was
     /// ended.
     ///
     /// # Errors
@@ -190,8 +192,8 @@ impl Group {
         seen.is_ok_and(|seen| seen.unwrap_or_else(|_| !self.has_exited()))
     }
 
-    /// Ends the group: TERM, and KILL after [`GRACE`]. Returns when no process of the group runs.
-    /// True if KILL was needed.
+    /// Ends the group: sends TERM, and KILL after [`GRACE`]. Returns when no process of the group
+    /// runs. The result is true if KILL was needed.
     pub async fn end(&self) -> bool {
         self.signal(Signal::SIGTERM).await;
         // A stopped process does not handle TERM.

@@ -11,21 +11,20 @@ use crate::runner::cgroup::Cgroup;
 use crate::runner::group::{Containment, Groups};
 use crate::runner::supervisor::Supervisor;
 
-/// The most attempts to kill a leftover control group.
+/// The maximum number of attempts to kill a leftover control group.
 const KILL_ATTEMPTS: usize = 100;
-/// The pause between two attempts.
+/// The pause between two of these attempts.
 const KILL_PAUSE: Duration = Duration::from_millis(20);
 
-/// Kills the processes of a command of the previous agent. False if none runs, or if they cannot be
-/// identified.
+/// Kills the processes of a command of the previous agent. Returns false if none of them runs, or
+/// if the agent cannot identify them.
 pub async fn kill_leftover(
     process: Option<Identity>,
     cgroup: Option<Cgroup>,
     groups: &Groups,
 ) -> bool {
     let Some(process) = process.filter(Identity::exists) else {
-        // Processes that left the process group are still in the control group, which is named
-        // after the command.
+        // The command's own process has exited. Its descendants may still be in its control group.
         let Some(cgroup) = cgroup.filter(Cgroup::runs) else {
             return false;
         };
@@ -76,7 +75,7 @@ mod tests {
             eventually(|| !read(&pids).is_empty() && !groups.ids().is_empty()).await;
             groups.ids()[0]
         };
-        // The agent stops before the command ends.
+        // Dropping `execute` is like the death of the agent before the command ends.
         let id = tokio::select! {
             _ = execute(&order, &SUPERVISED, &groups, &never, &journal, &queue) => panic!("the command ended"),
             id = begun => id,

@@ -1,13 +1,14 @@
-//! Runs commands: the queue, the processes and their fins (agent-protocol 3, 4 and 6).
+//! Runs commands: the queue, the processes and their final reports ("fins", agent-protocol 3, 4 and
+//! 6).
 //!
 //! A command is a process in its own session, with one pipe for stdout and stderr. It ends when
 //! that process has exited and the pipe is drained. A background process may keep the pipe open,
-//! but does not keep the command open: `pump.rs` stops reading soon after the exit, and a process
-//! that still writes then gets SIGPIPE.
+//! but does not delay the end: `pump.rs` stops reading soon after the exit. A process that writes
+//! later gets SIGPIPE.
 //!
-//! A killed or timed-out command ends when none of its processes runs, background processes
-//! included. The agent finds them in a control group (`cgroup.rs`) if it can create one, otherwise
-//! below a supervisor (`supervisor.rs`).
+//! A killed or timed-out command ends when none of its processes runs, including background
+//! processes. The agent finds these processes in a control group (`cgroup.rs`). If it cannot create
+//! one, it finds them as descendants of a supervisor (`supervisor.rs`).
 
 pub mod builtins;
 pub mod cgroup;
@@ -55,16 +56,16 @@ use crate::runner::queue::{Job, MAX_WAITING, Queue};
 use crate::runner::script::ScriptFile;
 use crate::runner::site::Site;
 
-/// The steps of the agent's shutdown, in their order.
+/// Signals for the steps of the agent's shutdown, in order.
 #[derive(Clone, Default)]
 pub struct Shutdown {
-    /// Cancelled when the built-in `restart` was reported.
+    /// Requests a restart. Cancelled after the fin of the built-in `restart` is queued.
     pub restarting: CancellationToken,
-    /// Cancelled when the agent accepts no more commands.
+    /// Disconnects from the service. Commands that the service has already sent are still accepted.
     pub leaving: CancellationToken,
-    /// Cancelled when waiting commands fail instead of starting.
+    /// Makes waiting and new commands fail instead of starting.
     pub draining: CancellationToken,
-    /// Cancelled when running commands are stopped.
+    /// Stops running commands.
     pub stopping: CancellationToken,
 }
 
@@ -80,8 +81,8 @@ pub struct Runner<T> {
 }
 
 impl<T: Transport> Runner<T> {
-    /// A runner of at most `max_running` commands at a time. `program` is what the built-in
-    /// `restart` checks.
+    /// Creates a runner that runs at most `max_running` commands concurrently. The built-in
+    /// `restart` checks `program` first.
     pub fn new(
         max_running: usize,
         site: Site,
@@ -107,7 +108,7 @@ impl<T: Transport> Runner<T> {
         tasks.spawn(async move {
             let slots = Arc::new(Semaphore::new(max_running));
             loop {
-                // Waits for a free slot first and then for a command, so that waiting commands stay
+                // Waits for a free slot before it takes a command, so that waiting commands remain
                 // in the queue, in order.
                 let slot = tokio::select! {
                     biased;
@@ -126,7 +127,7 @@ impl<T: Transport> Runner<T> {
                     written.wait().await;
                     let fin =
                         execute(&order, &site, &groups, &stops, &journal, reporter.queue()).await;
-                    // The slot is free now, although the reports may still be unsent.
+                    // Frees the slot now, because the next command need not wait for unsent reports.
                     drop(slot);
                     queue.remove_running(order.id);
                     report_end(reporter, &order, fin).await;
@@ -139,8 +140,8 @@ impl<T: Transport> Runner<T> {
         runner
     }
 
-    /// Finishes the commands of the previous agent: sends the fins that the service lacks, fails
-    /// the commands that waited, and kills those that ran. Call it before the first
+    /// Finishes the commands of the previous agent: sends fins that the service has not accepted,
+    /// fails the commands that waited, and kills the commands that ran. Call it before the first
     /// [`accept`](Self::accept).
     pub fn recover(&self, commands: Vec<(Uuid, Stage)>) {
         let mut jobs = self.queue.lock();
@@ -173,7 +174,7 @@ impl<T: Transport> Runner<T> {
         self.resend_reports(unreported);
     }
 
-    /// Sends the reports of ended commands again, one command at a time.
+    /// Sends the ack and fin of ended commands again.
     fn resend_reports(&self, ids: Vec<Uuid>) {
         let reports = self.reports.clone();
         self.tasks.spawn(async move {
@@ -202,12 +203,13 @@ impl<T: Transport> Runner<T> {
         });
     }
 
-    /// Waits until no command waits or runs. Their reports may still be unsent.
+    /// Waits until no command waits or runs. Reports of ended commands may still be unsent.
     pub async fn idle(&self) {
         self.queue.idle().await;
     }
 
-    /// Waits until all commands have ended and all fins are queued. Call it after draining began.
+    /// Waits until all commands have ended and all fins are queued. Call it after `draining` is
+    /// cancelled.
     pub async fn finished(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -216,8 +218,8 @@ impl<T: Transport> Runner<T> {
 
 impl<T: Transport> CommandHandler for Runner<T> {
     /// Acknowledges a command and queues it. The command fails if the queue is full or the agent is
-    /// shutting down. A repeated command does not run again. If it has ended, its reports are sent
-    /// again.
+    /// shutting down. A repeated command does not run again. If it has ended, its ack and fin are
+    /// sent again.
     fn accept(&self, order: Order) {
         let id = order.id;
         let mut jobs = self.queue.lock();
@@ -249,8 +251,8 @@ impl<T: Transport> CommandHandler for Runner<T> {
         self.tasks.spawn(async move { report_end(reporter, &order, refusal).await });
     }
 
-    /// Kills a running command, or fails a waiting one. If the command has ended, its reports are
-    /// sent again. An unknown id is ignored.
+    /// Kills a running command, or fails a waiting command. If the command has ended, sends its ack
+    /// and fin again. Ignores an unknown id.
     fn kill(&self, id: Uuid) {
         let mut jobs = self.queue.lock();
         if let Some(index) = jobs.waiting.iter().position(|job| job.order.id == id)
@@ -350,8 +352,7 @@ mod tests {
         );
         runner.accept(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
-        // A place in the queue becomes free when the next command starts, and that waits for the
-        // first one.
+        // No place in the queue becomes free before the first command ends.
         for number in 1..=MAX_WAITING + 3 {
             runner.accept(numbered(number, &format!("echo {number} >> {}", log.display())));
         }
@@ -457,7 +458,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn killing_a_waiting_command_frees_its_place() {
+    async fn killing_a_waiting_command_frees_its_place_in_the_queue() {
         let directory = tempfile::tempdir().unwrap();
         let (go, ran) = (directory.path().join("go"), directory.path().join("ran"));
         let host = Host::new(JournalWriter::default());
@@ -472,7 +473,7 @@ mod tests {
         host.runner.kill(Uuid::from_u128(9_999));
         let killed = (7, 143, "The command was killed before it ran.".to_owned());
         assert_eq!(host.ended(1).await, [killed]);
-        // There is room for one more command, not for two.
+        // The queue has room for one more command.
         host.runner.accept(numbered(MAX_WAITING + 1, "true"));
         host.runner.accept(numbered(MAX_WAITING + 2, "true"));
         assert_eq!(host.ended(2).await[1].0, MAX_WAITING as u128 + 2);
@@ -494,13 +495,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_journal_has_command_and_process_before_it_runs() {
+    async fn the_journal_has_a_command_and_its_process_before_the_command_runs() {
         for site in sites() {
             let directory = tempfile::tempdir().unwrap();
             let (journal, _) = JournalWriter::open(directory.path()).unwrap();
             let host = Host::at(site, journal);
             let journal = directory.path().join("commands.journal");
-            // The process in the journal: the command itself, or its supervisor.
+            // The process number in the journal: of the command itself, or of its supervisor.
             let pid = if site.cgroups.is_available() { "$$" } else { "$PPID" };
             let line = format!("exec grep -c \"taken\\|\\\"pid\\\":{pid},\" {}", journal.display());
             host.runner.accept(numbered(1, &line));
@@ -590,7 +591,7 @@ mod tests {
             command.args(["-c", line]).spawn().unwrap()
         };
         let mut own = left("sleep 60 & wait");
-        // Has the process number of a command, but is another process.
+        // A process that now has the pid of a previous command.
         let mut stranger = left("sleep 60");
         let identity = |child: &std::process::Child| Identity::read(child.id() as i32).unwrap();
         let mut other = serde_json::to_value(identity(&stranger)).unwrap();
@@ -630,7 +631,7 @@ mod tests {
         stranger.kill().unwrap();
         stranger.wait().unwrap();
         host.finish().await;
-        // What the service accepted is not sent again.
+        // The journal says that the service has all fins, so none is sent again.
         let (_, stored) = eventually_open(directory.path()).await;
         assert!(
             stored.iter().all(|(_, stage)| *stage == Stage::Ended { is_fin_accepted: true }),

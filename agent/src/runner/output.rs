@@ -1,8 +1,7 @@
-//! Turns a command's output from bytes to text, cuts the text into chunks, and keeps the part for
-//! the fin (agent-protocol 6.4).
+//! Decodes a command's output as text, cuts the text into chunks, and keeps the part for the fin
+//! (agent-protocol 6.4).
 //!
-//! Memory use is bounded: a command that never stops writing needs no more than one that wrote a
-//! few megabytes.
+//! Memory use is limited to a few megabytes, even for a command that never stops writing.
 
 use farhand_domain::output::{MAX_KEPT, MAX_RESULT};
 
@@ -11,14 +10,15 @@ pub const CHUNK_BYTES: usize = 4 * 1024;
 /// The size of a chunk while the service is slower than the command, in bytes. Larger chunks need
 /// fewer calls.
 pub const LARGE_CHUNK_BYTES: usize = 64 * 1024;
-/// The most text that waits to be cut into chunks, in bytes. Beyond it, the command has to wait for
-/// the service.
+/// The maximum size of the text that waits to be cut into chunks, in bytes. Beyond this size, the
+/// command must wait for the service.
 const MAX_WAITING_BYTES: usize = 4 * 1024 * 1024;
-/// The size of the beginning and of the end that a cut result keeps, each in bytes. The same as in
-/// [`farhand_domain::output::result`].
+/// A cut result keeps this many bytes of its beginning and of its end, as
+/// [`farhand_domain::output::result`] does.
 const HALF_RESULT: usize = (MAX_RESULT - 64) / 2;
-/// The most text after the head before all but its last [`HALF_RESULT`] bytes is dropped. It must
-/// be at least [`MAX_RESULT`], because a shorter output is not cut. The rest makes dropping rare.
+/// The maximum size of the text after the head, in bytes. Beyond this size, only its last
+/// [`HALF_RESULT`] bytes are kept. The limit must be at least [`MAX_RESULT`], because a shorter
+/// output is not cut. The extra 64 KiB make cuts rare.
 const MAX_REST: usize = MAX_RESULT + 64 * 1024;
 
 /// Decodes a stream of bytes as UTF-8. An incomplete character at the end of a piece waits for the
@@ -32,7 +32,7 @@ pub struct Decoder {
 impl Decoder {
     /// Appends the text of `bytes` to `text`.
     pub fn push(&mut self, bytes: &[u8], text: &mut String) {
-        // Copying `bytes` costs no more than reading them did.
+        // This copy is as cheap as the read of these bytes.
         let joined;
         let rest = if self.incomplete.is_empty() {
             bytes
@@ -66,7 +66,7 @@ impl Decoder {
     }
 }
 
-/// Cuts the text into chunks: the first [`MAX_KEPT`] bytes, and one character more, so that the
+/// Cuts the first [`MAX_KEPT`] bytes of the text into chunks, and one more character, so that the
 /// service notices that output was cut.
 #[derive(Default)]
 pub struct Chunker {
@@ -75,7 +75,7 @@ pub struct Chunker {
 }
 
 impl Chunker {
-    /// Adds text. Drops what the service would not keep, except one character.
+    /// Adds text. Drops the text that the service would not keep, except one character.
     pub fn push(&mut self, text: &str) {
         let room = (MAX_KEPT + 1).saturating_sub(self.accepted);
         let end = text.ceil_char_boundary(
@@ -95,12 +95,12 @@ impl Chunker {
         self.waiting.len() >= CHUNK_BYTES
     }
 
-    /// Whether more output may be read. If not, the command has to wait for the service.
+    /// Whether more output may be read. If not, the command must wait for the service.
     pub fn has_room(&self) -> bool {
         self.waiting.len() < MAX_WAITING_BYTES || self.accepted > MAX_KEPT
     }
 
-    /// The next chunk, of at most `limit` bytes. `None` if no text waits.
+    /// Takes the next chunk, of at most `limit` bytes. Returns `None` if no text waits.
     pub fn next(&mut self, limit: usize) -> Option<String> {
         match self.waiting.floor_char_boundary(limit) {
             0 => None,
@@ -115,8 +115,9 @@ impl Chunker {
     }
 }
 
-/// The output for the fin: complete, or its head and tail around a line that marks the cut. The
-/// form is that of [`farhand_domain::output::result`], in bounded memory.
+/// The output for the fin: the whole output, or its head and tail around a line that marks the cut.
+/// The result is the same as from [`farhand_domain::output::result`], but needs only limited
+/// memory.
 #[derive(Default)]
 pub struct FinOutput {
     head: String,
@@ -133,8 +134,8 @@ impl FinOutput {
             let end = text.floor_char_boundary(HALF_RESULT - self.head.len());
             let (head, behind) = text.split_at(end);
             self.head.push_str(head);
-            // The head ends at the first character that does not fit, even if a smaller one would
-            // fit.
+            // The head ends at the first character that does not fit, even if a later, shorter
+            // character would fit.
             self.head_is_full = !behind.is_empty();
             text = behind;
         }
@@ -204,7 +205,7 @@ mod tests {
     #[test]
     fn invalid_bytes_are_replaced_and_nul_stays() {
         assert_eq!(decode(&[b"a\xffb\0c"]), "a\u{fffd}b\0c");
-        // Incomplete at the end, or followed by another character.
+        // An incomplete character at the end, or before another character.
         assert_eq!(decode(&[b"a\xe2\x82"]), "a\u{fffd}");
         assert_eq!(decode(&[b"a\xe2\x82", b"b"]), "a\u{fffd}b");
     }

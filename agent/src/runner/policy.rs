@@ -1,8 +1,9 @@
-//! The host's policy: what the service may run on this host (agent-protocol 7.3).
+//! The host's policy: limits what the service may run on this host (agent-protocol 7.3).
 //!
-//! The file is read again before each command, so a change applies to the next one. A file that
-//! root does not own, or that cannot be read, refuses every command, so that a broken policy never
-//! allows more. The same holds for an agent that is not root, so only root can relax its rules.
+//! The policy file is read before each command, so a change applies to the next command. If root
+//! does not own the file, other accounts can write to it, or it is invalid, every command is
+//! refused. So a broken policy never allows more. This also applies if the agent is not root, so
+//! only root can relax the rules.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -16,9 +17,10 @@ use serde::Deserialize;
 
 /// The path of the host's policy.
 pub const POLICY: &str = "/etc/farhand/policy.toml";
-/// The name of the file beside the policy that stops all new commands.
+/// The name of a file in the same folder as the policy. If it exists, the agent refuses all new
+/// commands.
 const DISABLED: &str = "disabled";
-/// The largest policy, in bytes.
+/// The maximum size of a policy file, in bytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
 /// The paths of the policy files, and the facts that their rules need.
@@ -26,10 +28,9 @@ const MAX_FILE_BYTES: u64 = 256 * 1024;
 pub struct PolicyFile {
     /// The host's policy. It may be absent.
     default: PathBuf,
-    /// The policy that the configuration names. It must exist, and applies in addition to the
-    /// host's policy.
+    /// The additional policy that the configuration names. If set, the file must exist.
     named: Option<PathBuf>,
-    /// Whether the agent connects to the service by https.
+    /// Whether the agent connects to the service over https.
     uses_https: bool,
 }
 
@@ -55,8 +56,8 @@ pub struct Policy {
 }
 
 impl PolicyFile {
-    /// The policy at [`POLICY`] together with the one at `named`. The second cannot relax the
-    /// first, so access to the agent's configuration is not enough to lift the host's rules.
+    /// Combines the policy at [`POLICY`] with the policy at `named`, which cannot relax it. So
+    /// access to the agent's configuration is not enough to relax the host's rules.
     pub fn new(named: Option<PathBuf>, uses_https: bool) -> Self {
         Self { default: POLICY.into(), named, uses_https }
     }
@@ -70,7 +71,7 @@ impl PolicyFile {
     /// Reads the current policy.
     ///
     /// # Errors
-    /// Why no command may run, in a sentence.
+    /// The reason why no command may run, in a sentence.
     pub fn read(&self) -> Result<Policy, String> {
         for disabled in self.disable_files() {
             match fs::symlink_metadata(&disabled) {
@@ -109,8 +110,8 @@ impl PolicyFile {
         Ok(Policy { rules: all })
     }
 
-    /// The files that stop all commands if they exist: beside the host's policy, and beside the
-    /// named one.
+    /// The files that stop all new commands if they exist: in the folder of the host's policy, and
+    /// in the folder of the named policy.
     fn disable_files(&self) -> Vec<PathBuf> {
         [&self.default]
             .into_iter()
@@ -125,7 +126,7 @@ fn load(path: &Path) -> Result<Rules, LoadError> {
         if is_absent(&error) { LoadError::Absent } else { LoadError::Bad(error.to_string()) }
     };
     let mut file = File::open(path).map_err(load_error)?;
-    // Of the open file, so that it cannot be replaced between the check and the read.
+    // Checks the open file, so that it cannot be replaced between the check and the read.
     let metadata = file.metadata().map_err(load_error)?;
     if !metadata.is_file() {
         return Err(LoadError::Bad("it is not a file".to_owned()));
@@ -140,11 +141,11 @@ fn load(path: &Path) -> Result<Rules, LoadError> {
     toml::from_str(&text).map_err(|error| LoadError::Bad(describe(error)))
 }
 
-/// Why a policy file could not be used.
+/// The reason why a policy file could not be used.
 enum LoadError {
     /// The file does not exist.
     Absent,
-    /// The file exists but is not valid, and why.
+    /// The file exists but is not valid, with the reason.
     Bad(String),
 }
 
@@ -199,8 +200,8 @@ impl Rules {
             let Some(words) = words else {
                 return refused("allow_argv", "only commands given as argv may run".to_owned());
             };
-            // Each of them can make an allowed program run another one, for example PATH, BASH_ENV
-            // or a configuration on stdin.
+            // Each of these inputs can make an allowed program run another program, for example
+            // PATH, BASH_ENV or a configuration on stdin.
             if order.env.as_ref().is_some_and(|env| !env.is_empty())
                 || order.stdin.is_some()
                 || order.cwd.is_some()
@@ -231,7 +232,7 @@ impl Rules {
 }
 
 /// Whether a list of accounts, each a name or a number, includes `uid`. Names with the same number
-/// are one account.
+/// are the same account.
 fn includes_account(accounts: &[String], uid: Uid) -> Result<bool, String> {
     for account in accounts {
         let number = match account.parse::<u32>() {
@@ -250,7 +251,7 @@ fn includes_account(accounts: &[String], uid: Uid) -> Result<bool, String> {
 }
 
 /// Whether a pattern allows a command's words, with the rules of an `argv` pattern of an API token.
-/// A pattern of `...` alone would allow any program, so it allows none.
+/// A pattern that is only `...` would allow any program, so it allows no program.
 fn allows_words(pattern: &[String], words: &[String]) -> bool {
     let has_fixed =
         pattern.first().is_some_and(|first| pattern.len() > 1 || first != acl::ANY_FURTHER);
@@ -330,7 +331,7 @@ mod tests {
             refuses(rules, &argv(refused), Some("(allow_argv)"));
         }
         refuses(rules, &Order { line: "uptime".to_owned(), ..order("root") }, Some("(allow_argv)"));
-        // Inputs that could make an allowed program run another one.
+        // Inputs that could make an allowed program run another program.
         let env = [("BASH_ENV".to_owned(), "$(id)".into())].into_iter().collect();
         refuses(rules, &Order { env: Some(env), ..argv(&["uptime"]) }, Some("(allow_argv)"));
         refuses(
@@ -434,7 +435,7 @@ mod tests {
         fs::write(&path, "deny_accounts = [\"root\"]").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         if !geteuid().is_root() {
-            // A policy that an ordinary account wrote is invalid.
+            // A policy file that root does not own is invalid.
             assert!(file.read().unwrap_err().contains("its owner is not root"));
             return;
         }

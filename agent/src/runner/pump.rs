@@ -14,25 +14,25 @@ use crate::runner::output::{CHUNK_BYTES, Chunker, Decoder, FinOutput, LARGE_CHUN
 
 /// How long an incomplete chunk waits before it is sent.
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
-/// The longest silence on the pipe after the process has exited. Then reading stops.
+/// The maximum silence on the pipe after the process has exited. After this silence, reading stops.
 const MAX_SILENCE: Duration = Duration::from_secs(2);
-/// The longest time that the pipe is read after the process has exited, apart from
-/// [`MIN_READ_AFTER_EXIT`].
+/// The maximum time that the pipe is read after the process has exited. [`MIN_READ_AFTER_EXIT`] can
+/// extend it.
 const LINGER: Duration = Duration::from_secs(10);
-/// The output that is read after the exit even beyond [`LINGER`], in bytes. It is more than a pipe
+/// The number of bytes that are read after the exit even beyond [`LINGER`]. It is more than a pipe
 /// holds, so that the process's own output is complete even if background processes keep writing.
 const MIN_READ_AFTER_EXIT: u64 = 1024 * 1024;
-/// The largest read, in bytes: the size of a pipe.
+/// The maximum size of a read, in bytes. It is the size of a pipe.
 const READ_BYTES: usize = 64 * 1024;
 
 /// Signals between the pump and its caller.
 pub struct PumpControl {
     /// Cancelled when the process has exited.
     pub exited: CancellationToken,
-    /// Cancelled when reading should stop after the available output, without waiting for
+    /// After it is cancelled, reading stops after the available output, without waiting for
     /// background processes.
     pub no_linger: CancellationToken,
-    /// Cancelled when output should be dropped if it does not fit into the queue.
+    /// After it is cancelled, output that does not fit into the queue is dropped.
     pub dropping: CancellationToken,
     /// Cancelled when the pump has finished.
     pub finished: CancellationToken,
@@ -50,7 +50,7 @@ pub async fn pump(
     let (mut decoder, mut chunker, mut kept) =
         (Decoder::default(), Chunker::default(), FinOutput::default());
     let mut count = 0;
-    // When waiting text is sent even if it does not fill a chunk.
+    // The time at which waiting text is sent even if it does not fill a chunk.
     let mut flush_at = Instant::now();
     // After the exit: the deadline for reading, the deadline if no output arrives, and the number
     // of bytes read.
@@ -95,7 +95,7 @@ pub async fn pump(
                 let now = Instant::now();
                 (deadline, silent_at) = (Some(now + LINGER), now + MAX_SILENCE);
             }
-            // Not while the buffer is full: then the pipe may have output that is not read yet.
+            // Disabled while the buffer is full, because the pipe may then have unread output.
             () = sleep_until(silent_at), if deadline.is_some() && chunker.has_room() => break,
             () = control.no_linger.cancelled(), if deadline.is_some_and(|deadline| deadline > Instant::now()) => {
                 // Reads the available output, without waiting for background processes.
@@ -128,7 +128,7 @@ fn send(
 ) {
     // Without a receiver, output cannot be sent.
     let Ok(room) = room else { return chunker.close() };
-    // The permit itself uses one place of the capacity.
+    // The permit `room` itself uses one place in the queue.
     let limit =
         if chunks.capacity() + 1 < chunks.max_capacity() { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
     if let Some(content) = chunker.next(limit) {
@@ -153,7 +153,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_slow_service_gets_large_chunks_and_delays_nothing() {
-        // The service takes 100 ms per call. With chunks of 4 KiB that would be 100 s.
+        // The service takes 100 ms per call. With chunks of 4 KiB, the output would take about 100
+        // s.
         let (queue, mut reports) = mpsc::channel(crate::reports::MAX_QUEUED_CHUNKS);
         let order = order("head -c 4000000 /dev/zero | tr '\\0' a");
         let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
@@ -174,7 +175,7 @@ mod tests {
             tokio::time::timeout(PATIENCE, async { tokio::join!(execute, service) }).await.unwrap();
         assert_eq!((fin.chunks, fin.output_bytes), (Some(calls), Some(4_000_000)));
         assert!(calls <= 120, "{calls}");
-        // The calls took more than six seconds.
+        // The fin's time does not include the calls, which took more than six seconds.
         assert!(fin.elapsed_time.unwrap() < 1.5, "{fin:?}");
     }
 
@@ -271,7 +272,7 @@ mod tests {
             while let Some(Report::Chunk(chunk)) = reports.recv().await {
                 sent += chunk.content.len();
                 if sent > most {
-                    // From here on the output is read and dropped.
+                    // From here on, further output is read and dropped.
                     stops.stopping.cancel();
                 }
             }

@@ -1,4 +1,4 @@
-//! The waiting and running commands, and the most recent command ids.
+//! The waiting and running commands, and the ids of recent commands.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,12 @@ use uuid::Uuid;
 use crate::journal::writer::Written;
 use crate::reports::Reporter;
 
-/// The longest queue. A command that arrives beyond it fails.
+/// The maximum number of waiting commands. A command that arrives beyond this number fails.
 pub const MAX_WAITING: usize = 200;
-/// The most ids that are remembered, so that a repeated command does not run again.
+/// The maximum number of stored ids. They prevent that a repeated command runs again.
 const MAX_SEEN_IDS: usize = 1_000;
 
-/// The most recent command ids, at most [`MAX_SEEN_IDS`].
+/// The ids of the last [`MAX_SEEN_IDS`] commands.
 #[derive(Default)]
 pub struct SeenIds {
     pub ids: HashSet<Uuid>,
@@ -24,7 +24,7 @@ pub struct SeenIds {
 }
 
 impl SeenIds {
-    /// Adds an id. False if it arrived before.
+    /// Adds an id. Returns false if the id is already stored.
     pub fn insert(&mut self, id: Uuid) -> bool {
         if !self.ids.insert(id) {
             return false;
@@ -48,12 +48,12 @@ pub struct Job {
     pub killed: CancellationToken,
 }
 
-/// The waiting and running commands, and the recent ids.
+/// The waiting and running commands, and the ids of recent commands.
 #[derive(Default)]
 pub struct Jobs {
     pub seen: SeenIds,
     pub waiting: VecDeque<Job>,
-    /// The kill switches of the running commands.
+    /// The running commands. Cancelling a command's token kills it.
     pub running: HashMap<Uuid, CancellationToken>,
     /// Whether new commands are refused, because the agent is shutting down.
     pub is_closed: bool,
@@ -73,7 +73,7 @@ impl Queue {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a job and marks it as running.
+    /// Waits for the next job, takes it out of the queue, and marks it as running.
     pub async fn next(&self) -> Job {
         loop {
             if let Some(job) = self.take_first() {
@@ -111,7 +111,7 @@ impl Queue {
         }
     }
 
-    /// Refuses new jobs from now on. Returns the jobs that wait.
+    /// Makes the queue refuse new jobs. Takes out the waiting jobs and returns them.
     pub fn close(&self) -> VecDeque<Job> {
         let mut jobs = self.lock();
         jobs.is_closed = true;
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_id_is_forgotten() {
+    fn the_oldest_id_is_removed() {
         let id = |number: usize| Uuid::from_u128(number as u128);
         let mut seen = SeenIds::default();
         assert!((0..MAX_SEEN_IDS).all(|number| seen.insert(id(number))));

@@ -22,8 +22,8 @@ impl ScriptFile {
     /// Writes a script to a new file that only `account` can access.
     pub fn write(id: Uuid, script: &Script, account: &Account) -> io::Result<Self> {
         let path = Self::path(id);
-        // Fails if the file exists: in a folder that every account can write to, it could be a
-        // link.
+        // Fails if the file exists, because in a folder that every account can write to, an
+        // existing file could be a link.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let written = Self(path);
         file.write_all(script.body.as_bytes())?;
@@ -79,7 +79,7 @@ mod tests {
         let missing = script("no-such-interpreter", "true");
         assert_eq!(refusal(&missing).await.0, 127);
         assert!(!ScriptFile::path(missing.id).exists());
-        // An existing file is not used.
+        // A script is not written to an existing file.
         let order = script("sh", "echo mine");
         std::fs::write(ScriptFile::path(order.id), "echo other").unwrap();
         assert!(refusal(&order).await.1.contains("could not be written"));

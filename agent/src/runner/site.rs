@@ -1,4 +1,5 @@
-//! Decides whether this host accepts a command: account, policy and record in the system log.
+//! Decides whether this host accepts a command: finds the account, checks the policy, and records
+//! the decision in the system log.
 
 use farhand_domain::wire::Order;
 
@@ -21,11 +22,11 @@ pub struct Site {
 }
 
 impl Site {
-    /// Looks up the account of a command, checks the policy, and writes the command to the host's
-    /// system log. Blocks.
+    /// Looks up the account of a command, checks the policy, and records the command or its refusal
+    /// in the host's system log. Blocks.
     ///
     /// # Errors
-    /// Why this host refuses the command, in one sentence.
+    /// The reason why this host refuses the command, in one sentence.
     pub fn admit(&self, order: &Order) -> Result<Account, String> {
         let admitted = self.policy.read().and_then(|policy| {
             let account = account::resolve(&order.user, &order.group, self.own)?;
@@ -36,10 +37,10 @@ impl Site {
         admitted
     }
 
-    /// Like [`admit`](Self::admit), for a built-in, which has no account. Blocks.
+    /// Does the same as [`admit`](Self::admit) for a built-in, which has no account. Blocks.
     ///
     /// # Errors
-    /// Why this host refuses the built-in, in one sentence.
+    /// The reason why this host refuses the built-in, in one sentence.
     pub fn admit_builtin(&self, order: &Order) -> Result<(), String> {
         let admitted = self.policy.read().and_then(|policy| policy.check_builtin(&order.line));
         self.host_journal.write(order, admitted.as_ref().err().map(String::as_str));

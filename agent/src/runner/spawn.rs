@@ -21,19 +21,22 @@ use crate::runner::group::Containment;
 use crate::runner::script::ScriptFile;
 use crate::runner::supervisor::{self, Supervisor};
 
-/// Added to the errno of a process that cannot enter its working directory. A forked process can
-/// report only a number, and all errno values are smaller than this.
+/// Added to the errno if a process cannot enter its working directory. A forked process can report
+/// only a number, and all errno values are smaller than this offset.
 pub const CANNOT_ENTER: i32 = 10_000;
 
 /// How a process starts.
 pub struct SpawnOptions {
-    /// Its stdin. Without it: `/dev/null`.
+    /// The process's stdin. If `None`, stdin is `/dev/null`.
     pub input: Option<File>,
-    /// Its control group. Without it the process gets a supervisor.
+    /// The process's control group. If `None`, the process gets a supervisor, or neither if `/proc`
+    /// is not mounted.
     pub cgroup: Option<Cgroup>,
-    /// Its working directory. Without it: the account's home.
+    /// The working directory. If `None`, it is the account's home, or `/` if the home cannot be
+    /// entered.
     pub directory: Option<CString>,
-    /// The child's end of the gate at which it waits before exec.
+    /// The child's end of the gate (`gate.rs`), where the child waits before exec. If `None`, the
+    /// child does not wait.
     pub gate: Option<OwnedFd>,
 }
 
@@ -41,9 +44,9 @@ pub struct SpawnOptions {
 pub struct SpawnedCommand {
     pub child: Child,
     pub output: pipe::Receiver,
-    /// How its descendants are found.
+    /// How the agent finds the process's descendants.
     pub containment: Containment,
-    /// Its script. Dropping it deletes the file.
+    /// The temporary file of the command's script. Dropping it deletes the file.
     pub script: Option<ScriptFile>,
 }
 
@@ -80,41 +83,42 @@ pub fn spawn(
             supervisor::fork_command(report_writer)?;
             nix::unistd::setsid()?;
         }
-        // Before the account changes, because the account itself must not have permission for
-        // control groups.
+        // Enters the group before the account changes, because the new account may have no
+        // permission for control groups.
         if let Some(procs) = &procs {
             cgroup::enter(procs)?;
         }
         if let Some(switch) = &account.switch {
-            // The user changes last: an ordinary user may not change groups.
+            // Changes the user last, because an ordinary user may not change groups.
             nix::unistd::setgroups(&switch.groups)?;
             nix::unistd::setresgid(switch.gid, switch.gid, switch.gid)?;
             nix::unistd::setresuid(switch.uid, switch.uid, switch.uid)?;
         }
-        // Closes the files that the agent itself inherited. Kernels before 5.11 lack this call.
-        // Files that the agent opened are close-on-exec anyway.
-        // SAFETY: a system call on numbers.
+        // Marks files that the agent inherited as close-on-exec. Files that the agent opened have
+        // this flag already. Has no effect on Linux before 5.11.
+        // SAFETY: this system call takes only integers.
         unsafe {
             libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
         };
-        // After the account changes, so that the account's permissions apply.
+        // Enters the directory after the account changes, so that the account's permissions apply.
         match &directory {
             Some(directory) => nix::unistd::chdir(directory.as_c_str())
                 .map_err(|error| io::Error::from_raw_os_error(CANNOT_ENTER + error as i32))?,
             None if nix::unistd::chdir(home.as_c_str()).is_err() => nix::unistd::chdir(c"/")?,
             None => {}
         }
-        // Last, because a change of the user clears the parent-death signal.
+        // Waits last, because a change of the user clears the parent-death signal.
         if let (Some(gate), None) = (&gate, &report_writer) {
             wait_at_gate(gate, agent, false)?;
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes system calls only. It does not allocate: its
-    // data was prepared before, and an errno becomes an error without allocation.
+    // SAFETY: between fork and exec, the closure makes only system calls. It does not allocate,
+    // because its data was prepared before the fork, and an errno becomes an error without
+    // allocation.
     unsafe { command.pre_exec(become_account) };
-    // Dropping `command` closes the agent's write ends of the pipe, so the pipe ends with the last
-    // process.
+    // When this function returns, it drops `command`. This closes the agent's write ends of the
+    // pipe, so the pipe ends when the last process closes its end.
     let child = command.spawn()?;
     let containment = match (cgroup, report) {
         (Some(cgroup), _) => Containment::Cgroup(Arc::new(cgroup)),
@@ -145,7 +149,7 @@ mod tests {
     use crate::runner::testing::*;
 
     #[tokio::test]
-    async fn a_command_runs_in_the_directory_of_its_order() {
+    async fn a_command_runs_in_the_requested_directory() {
         let within = |cwd: &str| Order { cwd: Some(cwd.to_owned()), ..order("pwd") };
         assert_eq!(run(&within("/usr")).await.0.result.unwrap(), "/usr\n");
         for missing in ["/no/such/directory", "/etc/passwd", "/a\0b"] {
@@ -154,7 +158,6 @@ mod tests {
         }
         if geteuid().is_root() {
             let closed = tempfile::tempdir().unwrap();
-            std::fs::set_permissions(closed.path(), Permissions::from_mode(0o700)).unwrap();
             std::fs::set_permissions(closed.path(), Permissions::from_mode(0o700)).unwrap();
             let order = Order { user: "nobody".into(), ..within(closed.path().to_str().unwrap()) };
             let (code, why) = refusal(&order).await;
@@ -189,7 +192,7 @@ mod tests {
             // State, parent, group, session.
             let pid = stat.split(' ').next().unwrap();
             assert_eq!((fields[2], fields[3]), (pid, pid));
-            // No signal is blocked, unlike in its supervisor.
+            // The command blocks no signals. Its supervisor blocks all of them.
             let blocked = run_at(site, &order("grep ^SigBlk /proc/self/status"), &never())
                 .await
                 .0
@@ -197,7 +200,8 @@ mod tests {
                 .unwrap();
             assert_eq!(blocked, "SigBlk:\t0000000000000000\n");
         }
-        // A supervisor has no such files either, except the pipe on which it reports to the agent.
+        // A supervisor has no inherited files either, except the pipe on which it reports to the
+        // agent.
         let line = "ls -l /proc/$PPID/fd | grep -c -- '->'; cat /proc/$PPID/comm";
         let supervisor = run_at(&SUPERVISED, &order(line), &never()).await.0.result.unwrap();
         assert_eq!(supervisor, "1\nfarhand-command\n");
@@ -211,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_of_root_switches_to_the_account() {
+    async fn an_agent_that_runs_as_root_switches_to_the_account() {
         if !geteuid().is_root() {
             let (code, why) = refusal(&Order { user: "root".into(), ..order("id") }).await;
             assert!(code == 126 && why.contains("cannot run a command as root"), "{code} {why}");

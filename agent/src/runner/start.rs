@@ -34,7 +34,7 @@ pub async fn start(
     let failed = || failure(REFUSED, "The command could not be started.");
     let (child_end, gate) = ExecGate::new(journal).map_err(|_| failed())?.unzip();
     let (for_start, site) = (order.clone(), site.clone());
-    // Blocking, because account databases and home directories can be on the network.
+    // On a blocking thread, because account databases and home directories can be on the network.
     let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &site, child_end));
     let opened = async {
         if let Some(gate) = gate {
@@ -49,7 +49,8 @@ pub async fn start(
     }
 }
 
-/// Checks an order and starts its process, which waits at the gate if there is one. Blocks.
+/// Checks an order and starts its process, which first waits at the gate if `gate` is given.
+/// Blocks.
 ///
 /// # Errors
 /// The fin of a command that cannot be run.
@@ -118,8 +119,7 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
 
 /// An anonymous file with a command's stdin.
 fn input(text: &str) -> io::Result<File> {
-    // SAFETY: a system call with a constant name. The result is checked before it is used as a
-    // file.
+    // SAFETY: the name is a constant. The result is checked before it is used as a file.
     let fd = unsafe { libc::memfd_create(c"stdin".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -157,7 +157,7 @@ mod tests {
     async fn argv_is_not_interpreted_by_a_shell() {
         let argv = |words: &[&str]| {
             let argv = Some(words.iter().map(|word| (*word).to_owned()).collect());
-            // With another line, which is ignored.
+            // The order also has a line, which is ignored.
             Order { argv, ..order("echo line") }
         };
         let (fin, _) = run(&argv(&["printf", "%s|", "a b", "$HOME;id", "", "*", "\"'"])).await;

@@ -1,9 +1,9 @@
 //! The supervisor of a command, used if the agent cannot create control groups
 //! (agent-protocol 6.5).
 //!
-//! It is a fork of the agent, the parent of the command, and a child subreaper: all descendants of
-//! the command stay below it, even after `setsid` or a double fork. So this agent finds them, and
-//! so does the next agent if this one dies.
+//! The supervisor is a fork of the agent, the parent of the command, and a child subreaper: all
+//! descendants of the command stay below the supervisor, even after `setsid` or a double fork. So
+//! this agent finds all of them, and after its death so does the next agent.
 //!
 //! The supervisor reports the command's exit status to the agent, and exits when it has no
 //! descendants. After a normal end the agent kills it, and background processes become children of
@@ -26,27 +26,29 @@ use crate::host::process::Identity;
 /// The agent's handle of a supervisor.
 #[derive(Debug)]
 pub struct Supervisor {
-    /// Its process.
+    /// The supervisor's process.
     pub process: Identity,
-    /// The pipe on which it reports the exit status. None if it belonged to the previous agent.
+    /// The pipe on which the supervisor reports the exit status. It is `None` if the previous agent
+    /// started the supervisor.
     report: Option<pipe::Receiver>,
     status: OnceLock<ExitStatus>,
 }
 
 impl Supervisor {
-    /// The handle of `process`, which reports its command's exit status on `report`.
+    /// Creates the handle of `process`, which reports its command's exit status on `report`.
     pub fn new(process: Identity, report: Option<pipe::Receiver>) -> Self {
         Self { process, report, status: OnceLock::new() }
     }
 
-    /// Waits until the command or the supervisor has ended.
+    /// Waits until the command or the supervisor has ended. Returns immediately if the previous
+    /// agent started the supervisor.
     pub async fn command_ended(&self) {
         let Some(report) = &self.report else { return };
         let mut status = [0; size_of::<i32>()];
         while report.readable().await.is_ok() {
             match report.try_read(&mut status) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // A pipe transfers so few bytes atomically.
+                // A pipe transfers up to `PIPE_BUF` bytes atomically.
                 Ok(read) if read == status.len() => {
                     self.status.get_or_init(|| ExitStatus::from_raw(i32::from_ne_bytes(status)));
                     return;
@@ -62,11 +64,12 @@ impl Supervisor {
     }
 }
 
-/// Turns the calling process into a supervisor and forks. Returns in the child, which then executes
-/// the command. Runs after fork, so it makes system calls only.
+/// Turns the calling process into a supervisor and forks. Returns only in the child, which then
+/// executes the command. It runs after fork, so it makes only system calls.
 pub fn fork_command(report: &OwnedFd) -> nix::Result<()> {
     set_child_subreaper(true)?;
-    // Only SIGKILL ends a supervisor, and none of the agent's signal handlers runs.
+    // No signal except SIGKILL ends the supervisor, and the agent's signal handlers do not run
+    // here.
     SigSet::all().thread_set_mask()?;
     // SAFETY: this process has one thread, and parent and child make system calls only.
     match unsafe { fork() }? {
@@ -77,31 +80,31 @@ pub fn fork_command(report: &OwnedFd) -> nix::Result<()> {
 
 /// Reaps all descendants. Writes the command's exit status to `report`.
 fn supervise(command: i32, report: &OwnedFd) -> ! {
-    // Renamed, so that `killall -9 farhand-agent` spares it: the next agent needs it to find the
-    // command's processes.
+    // Changes the process name, so that `killall -9 farhand-agent` does not kill the supervisor.
+    // The next agent needs the supervisor to find the command's processes.
     let _ = set_name(c"farhand-command");
     let _ = dup2_stdin(report.as_fd());
     close_all_but_input();
     loop {
         let mut status = 0;
-        // SAFETY: a system call that writes one number, into a variable.
+        // SAFETY: the pointer is valid for writes during the call.
         let ended = unsafe { libc::waitpid(-1, &raw mut status, 0) };
         if ended == command {
             // SAFETY: stdin is open until this process exits.
             let report = unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) };
-            // Fails if the agent has died. Then the status is not needed.
+            // Fails if the agent has died. Then no process needs the status.
             let _ = nix::unistd::write(report, &status.to_ne_bytes());
         } else if ended < 0 && Errno::last() != Errno::EINTR {
-            // No descendant is left.
-            // SAFETY: only ends the process.
+            // The process has no more descendants. SAFETY: this call only ends the process.
             unsafe { libc::_exit(0) };
         }
     }
 }
 
-/// Closes inherited files: the command's output pipe, and the agent's sockets and locks.
+/// Closes all files except stdin, among them the command's output pipe, and the agent's sockets and
+/// locks.
 fn close_all_but_input() {
-    // SAFETY: system calls on numbers. This process uses none of these files again.
+    // SAFETY: these system calls take only integers. This process does not use these files again.
     unsafe {
         if libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0) == 0 {
             return;

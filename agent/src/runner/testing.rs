@@ -23,7 +23,7 @@ use crate::runner::group::Groups;
 use crate::runner::policy::PolicyFile;
 use crate::runner::site::Site;
 
-/// The time limit of every wait. It is far longer than any step takes.
+/// The time limit of every wait. It is much longer than any step takes.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A host without a policy and without a system log.
@@ -34,7 +34,7 @@ pub static SITE: LazyLock<Site> = LazyLock::new(|| Site {
     cgroups: Cgroups::find(),
 });
 
-/// The same without control groups, so each command has a supervisor.
+/// The same host without control groups, so each command has a supervisor.
 pub static SUPERVISED: LazyLock<Site> =
     LazyLock::new(|| Site { cgroups: Cgroups::default(), ..SITE.clone() });
 
@@ -62,7 +62,7 @@ pub fn order(line: &str) -> Order {
     }
 }
 
-/// Runs an order. Returns its fin and its chunks.
+/// Runs an order. Returns its fin and the content of its chunks.
 pub async fn run(order: &Order) -> (Fin, Vec<String>) {
     run_until(order, &never()).await
 }
@@ -117,7 +117,7 @@ pub async fn eventually(condition: impl Fn() -> bool) {
     }
 }
 
-/// Whether a process runs. Zombies do not.
+/// Whether a process runs. A zombie does not run.
 pub fn is_running(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }

@@ -13,24 +13,26 @@ use crate::reports::jitter;
 
 /// The first pause between two attempts to check in. Each pause doubles.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
-/// The longest pause between two attempts to check in.
+/// The maximum pause between two attempts to check in.
 const MAX_PAUSE: Duration = Duration::from_secs(300);
-/// The pauses between attempts of the later calls, in seconds, the same as for reports.
+/// The pauses between attempts of the calls after the first call, in seconds. They are the same as
+/// for reports.
 const RETRY_PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
 /// The default interval of the heartbeat.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(300);
-/// The shortest interval of the heartbeat, in seconds. A wrong value from the service must not
-/// cause a flood of calls.
+/// The minimum interval of the heartbeat, in seconds. It prevents that a wrong value from the
+/// service causes a flood of calls.
 const MIN_INTERVAL: f64 = 1.0;
-/// The longest interval, in seconds. A wrong value must not silence the agent.
+/// The maximum interval of the heartbeat, in seconds. It prevents that a wrong value silences the
+/// agent.
 const MAX_INTERVAL: f64 = 24.0 * 60.0 * 60.0;
 
-/// Waits until the service knows this agent, however long that takes, and reports the host's facts.
-/// Returns the interval of the heartbeat, or None if the service wants no heartbeat.
+/// Waits until the service accepts this agent's key, without a time limit, and reports the host's
+/// facts. Returns the interval of the heartbeat, or `None` if the service wants no heartbeat.
 pub async fn check_in(client: &Client) -> Option<Duration> {
-    // 1. The service must know this agent.
+    // 1. Wait until the service accepts the key.
     let commissioned = find_own_server(client).await;
-    // 2. An event for the service's log. If this or a later call fails, the agent continues.
+    // 2. Report an event. If this or a later call fails, the agent continues.
     let (record, description) = if commissioned {
         ("started", "The agent started.")
     } else {
@@ -38,12 +40,13 @@ pub async fn check_in(client: &Client) -> Option<Duration> {
     };
     let event = json!({"reporter": "farhand-agent", "record": record, "description": description});
     call_with_retries(client, Method::POST, "/api/events/events/", &event).await;
-    // 3. The facts of this host.
+    // 3. Report the facts of this host.
     let facts = Facts::read();
     let body = serde_json::to_value(&facts).unwrap_or_default();
     if commissioned {
         call_with_retries(client, Method::PATCH, "/api/servers/servers/-/sync/", &body).await;
-        // The response may request facts. The call before already had all of them.
+        // The response may request facts, but is ignored, because `sync` has already sent all
+        // facts.
         call_with_retries(
             client,
             Method::POST,
@@ -54,7 +57,7 @@ pub async fn check_in(client: &Client) -> Option<Duration> {
     } else {
         call_with_retries(client, Method::PUT, "/api/servers/servers/-/commit/", &body).await;
     }
-    // 4. The interval of the heartbeat.
+    // 4. Request the interval of the heartbeat.
     match client.get("/api/metrics/config/").await {
         Ok((200, config)) => heartbeat_interval(&config),
         _ => Some(DEFAULT_INTERVAL),
@@ -84,7 +87,7 @@ async fn find_own_server(client: &Client) -> bool {
     }
 }
 
-/// Makes a call, with a few retries.
+/// Makes a call, with a few retries. If all attempts fail, logs a warning.
 async fn call_with_retries(client: &Client, method: Method, path: &str, body: &Value) {
     let body = Bytes::from(body.to_string());
     let mut pauses = RETRY_PAUSES.iter();
@@ -102,7 +105,8 @@ async fn call_with_retries(client: &Client, method: Method, path: &str, body: &V
     }
 }
 
-/// Parses `[{"type": "status", "interval": seconds}]`. None if the service wants no heartbeat.
+/// Parses `[{"type": "status", "interval": seconds}]`. Returns `None` if the service wants no
+/// heartbeat.
 fn heartbeat_interval(config: &Value) -> Option<Duration> {
     let status = config.as_array()?.iter().find(|entry| entry["type"] == "status")?;
     let seconds = status["interval"].as_f64().unwrap_or(DEFAULT_INTERVAL.as_secs_f64());
@@ -114,7 +118,7 @@ pub async fn heartbeat(client: &Client, interval: Duration) {
     loop {
         sleep(jitter(interval)).await;
         let body = Bytes::from(json!({"load": read_load()}).to_string());
-        // A failed heartbeat is not retried: the next one follows soon.
+        // A failed heartbeat is not retried, because the next heartbeat follows soon.
         match client
             .send(Method::PATCH, "/api/servers/servers/-/status/", body, RESPONSE_TIMEOUT)
             .await

@@ -1,8 +1,8 @@
 //! `install` and `uninstall`: the agent as a systemd service.
 //!
-//! The restrictions of a unit apply to every process of the service, so also to each command. An
+//! The restrictions of a systemd unit apply to all processes of the service, including commands. An
 //! agent that runs as root must be able to run any command as any account, so its unit has no
-//! restrictions. The unit of an agent with its own account uses systemd's sandbox.
+//! restrictions. The unit of an agent that runs as another account uses systemd's sandbox.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use nix::unistd::{Gid, User, geteuid, getgrouplist};
 const BINARY: &str = "/usr/local/bin/farhand-agent";
 /// The name of the unit.
 const UNIT_NAME: &str = "farhand-agent.service";
-/// The folder for units of the administrator.
+/// The folder for units that the administrator installs.
 const UNIT_FOLDER: &str = "/etc/systemd/system";
 /// The unit of an agent that runs as root.
 const ROOT_UNIT: &str = include_str!("../../systemd/farhand-agent.service");
@@ -27,15 +27,15 @@ const ACCOUNT_UNIT: &str = include_str!("../../systemd/farhand-agent-sandbox.ser
 pub struct Installation {
     /// The agent's config file.
     pub config: PathBuf,
-    /// The account that the agent runs as. None: root.
+    /// The account that the agent runs as. If `None`, it runs as root.
     pub user: Option<String>,
-    /// Put before the paths of all written files. With a prefix, nothing is started.
+    /// A folder below which all files are written. With a prefix, nothing is started or checked.
     pub prefix: Option<PathBuf>,
     /// Whether to start the agent.
     pub start: bool,
 }
 
-/// Why an action failed, in one line.
+/// The reason why an action failed, in one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
     /// The arguments are invalid.
@@ -48,7 +48,8 @@ fn misuse<T>(why: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::Misuse(why.into()))
 }
 
-/// Installs this program as a service, or updates an installed one. Returns a report in lines.
+/// Installs this program as a systemd service, or updates the installed service. Returns text to
+/// print.
 ///
 /// # Errors
 /// The reason.
@@ -91,8 +92,8 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
     Ok(report.join("\n"))
 }
 
-/// Stops the service and deletes its unit. The binary and the config file stay. Returns a report in
-/// lines.
+/// Stops the service and deletes its unit. Keeps the binary and the config file. Returns text to
+/// print.
 ///
 /// # Errors
 /// The reason.
@@ -144,8 +145,8 @@ fn check_root() -> Result<(), Failure> {
     }
 }
 
-/// Checks that a path can be in a unit without escaping: blanks, quotes, `%`, `$` and other
-/// characters have a meaning for systemd.
+/// Checks that a path can be in a unit without escaping. Blanks, quotes, `%`, `$` and other
+/// characters have a special meaning in a unit.
 fn check_path(path: &Path) -> Result<(), Failure> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
     let is_fit = path.is_absolute()
@@ -184,8 +185,8 @@ fn find_account(name: &str) -> Result<User, Failure> {
     }
 }
 
-/// Makes an account the owner of the config file, readable for that account only. Returns a line
-/// about the change, if there was one.
+/// Makes an account the owner of the config file, and restricts the access to this account. If this
+/// changed the file, returns a line about the change.
 fn give_config(config: &Path, account: &User) -> Result<Option<String>, Failure> {
     let (shown, name) = (config.display(), &account.name);
     let groups = std::ffi::CString::new(name.as_str())
@@ -218,7 +219,7 @@ fn give_config(config: &Path, account: &User) -> Result<Option<String>, Failure>
     Ok(Some(format!("{shown} belongs to {name} now")))
 }
 
-/// Whether an account can enter a folder, by its mode.
+/// Whether the mode of a folder allows an account to enter it.
 fn can_enter(folder: &fs::Metadata, account: &User, groups: &[Gid]) -> bool {
     let bit = if folder.uid() == account.uid.as_raw() {
         0o100
@@ -230,7 +231,7 @@ fn can_enter(folder: &fs::Metadata, account: &User, groups: &[Gid]) -> bool {
     folder.mode() & bit != 0
 }
 
-/// The path below the prefix, if there is one.
+/// Returns the path below the prefix, or the path itself if no prefix is given.
 fn prefixed(prefix: Option<&Path>, path: &str) -> PathBuf {
     match prefix {
         Some(prefix) => prefix.join(path.trim_start_matches('/')),
@@ -238,7 +239,7 @@ fn prefixed(prefix: Option<&Path>, path: &str) -> PathBuf {
     }
 }
 
-/// Copies this program to `to`. False if it already runs from there.
+/// Copies this program to `to`. Returns false if the program already runs from there.
 fn copy_binary(to: &Path) -> Result<bool, Failure> {
     let from = std::env::current_exe()
         .map_err(|error| Failure::Failed(format!("this program's file is unknown: {error}")))?;
@@ -254,7 +255,7 @@ fn copy_binary(to: &Path) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Writes a file. Replaces an existing one by a rename, because it may be a running program.
+/// Writes a file. Replaces an existing file by a rename, because the file may be a running program.
 fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
@@ -264,7 +265,7 @@ fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
         file.write_all(content)?;
-        // Independent of the umask.
+        // Sets the mode again, because the umask may have restricted it.
         file.set_permissions(fs::Permissions::from_mode(mode))?;
         file.sync_all()?;
         fs::rename(&temporary, path)
@@ -279,7 +280,8 @@ fn describe(path: &Path, error: &io::Error) -> Failure {
     Failure::Failed(format!("{}: {error}", path.display()))
 }
 
-/// The text of the unit. The account is inserted first, because only the path can contain an `@`.
+/// The text of the unit. Inserts the account first: the path can contain `@USER@`, which must not
+/// be replaced.
 fn unit(config: &Path, user: Option<&str>) -> String {
     let unit = match user {
         Some(user) => ACCOUNT_UNIT.replace("@USER@", user),
@@ -440,7 +442,8 @@ mod tests {
         let config = directory.path().join("agent.toml");
         fs::write(&config, "").unwrap();
         fs::set_permissions(&config, fs::Permissions::from_mode(0o644)).unwrap();
-        // Root can give the file to another account; other accounts only to themselves.
+        // Root can give a file to another account. Other accounts can give a file only to
+        // themselves.
         let account = match geteuid().is_root() {
             true => find_account("nobody").unwrap(),
             false => User::from_uid(geteuid()).unwrap().unwrap(),

@@ -1,4 +1,4 @@
-//! The agent as a service of this host: register, install, check status, and check in at start.
+//! The agent as a service of this host: it registers, installs, shows its status, and checks in.
 
 pub mod checkin;
 pub mod install;

@@ -1,8 +1,8 @@
 //! `register` and `unregister`: add this host as a server of a workspace, and remove it
 //! (agent-protocol 1.2 and 1.3).
 //!
-//! The token is read from a file or the environment. As an argument, every account on the host
-//! could read it. Neither the token nor the key is ever printed.
+//! The token is read from a file or the environment, because every account on the host can read the
+//! arguments of a process. The token and the key are never printed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -22,10 +22,10 @@ use crate::host::facts::Facts;
 use crate::journal::file::JournalFile;
 use crate::labels::{self, Labels};
 
-/// The time limit for a response. It is longer than for a report, because without a response the
-/// outcome of a registration is unknown.
+/// The time limit for a response. It is longer than the limit for reports, because without a
+/// response it is unknown whether the service created the server.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest text from the service that is printed, in characters.
+/// The maximum length of a text from the service that is printed, in characters.
 const MAX_TEXT_CHARS: usize = 300;
 
 /// The arguments of `register`.
@@ -34,7 +34,7 @@ pub struct Registration {
     pub service: Service,
     /// The registration token.
     pub token: Secret,
-    /// The server's name. None: the host name.
+    /// The server's name. If `None`, it is the host name.
     pub name: Option<String>,
     /// The labels of the server.
     pub labels: Labels,
@@ -44,7 +44,7 @@ pub struct Registration {
     pub force: bool,
 }
 
-/// Registers this host as a server and writes the agent's config file. Returns a report in lines.
+/// Registers this host as a server and writes the agent's config file. Returns text to print.
 ///
 /// # Errors
 /// The reason, in one line.
@@ -53,7 +53,8 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     let Some(name) = name.or_else(|| nix::unistd::gethostname().ok()?.into_string().ok()) else {
         return Err("this host has no name: use --name".to_owned());
     };
-    // Local errors are found before the service creates the server.
+    // Create the file before the request, so that a local error does not leave a server in the
+    // workspace.
     let draft = Draft::begin(&config, force)?;
     let client = Client::for_token(&service, &token)?;
     client.connect().await.map_err(|error| format!("{service} is unreachable: {error}"))?;
@@ -108,8 +109,8 @@ impl Registered {
     fn file(&self, service: &Service, labels: &Labels) -> String {
         // Only the URL can contain characters that TOML requires to be escaped.
         let url = service.to_string().replace('\\', "\\\\").replace('"', "\\\"");
-        // The user has allowed http for the registration. Without this line the agent would refuse
-        // to start.
+        // The user allowed plain http for the registration. Without this line the agent refuses to
+        // start.
         let plain_http = if service.is_insecure() { "allow_plain_http = true\n" } else { "" };
         format!(
             "url = \"{url}\"\nid = \"{}\"\nkey = \"{}\"\n{plain_http}{}",
@@ -134,8 +135,8 @@ async fn call_unregister(client: &Client) -> Result<(u16, Value), String> {
     response.map_err(|why| format!("{} is unreachable: {}", client.service(), why.0))
 }
 
-/// Removes the server from its workspace, and deletes the agent's config file and state. `force`:
-/// also if the service does not know the server. Returns a report in lines.
+/// Removes the server from its workspace, then deletes the agent's config file and state. With
+/// `force`, deletes both even if the service does not know the server. Returns text to print.
 ///
 /// # Errors
 /// The reason, in one line.
@@ -145,11 +146,11 @@ pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Resu
     let outcome = match call_unregister(&client).await? {
         (204, _) => format!("server {id} is unregistered"),
         (403, _) if force => {
-            format!("the service does not know server {id} and its key, as if it was deleted")
+            format!("the service does not know server {id} with this key; it may have been deleted")
         }
         (403, _) => {
             return Err(format!(
-                "the service does not know server {id} and its key, as if it was deleted: with --force, {shown} is removed all the same"
+                "the service does not know server {id} with this key; it may have been deleted. With --force, {shown} is removed anyway"
             ));
         }
         (status, body) => {
@@ -170,7 +171,8 @@ pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Resu
         };
         JournalFile::remove(folder).map_err(describe)?;
     }
-    // The folder beside the config file, unless it still has the state of another server.
+    // Deletes the state folder beside the config file if it is empty. It may contain the state of
+    // another server.
     let _ = fs::remove_dir(config.with_extension("state"));
     Ok(format!("{outcome}\n{shown} and the agent's state are removed{warning}"))
 }
@@ -198,13 +200,14 @@ fn describe_refusal(status: u16, body: &Value) -> String {
     format!("status {status}{hint}{words}")
 }
 
-/// Makes a text from the service safe to print: one line of limited length.
+/// Makes a text from the service safe to print: replaces control characters by blanks, and cuts the
+/// text after [`MAX_TEXT_CHARS`].
 fn printable(text: &str) -> String {
     text.chars().take(MAX_TEXT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A config file that is being written under a temporary name beside its final path. So the final
-/// path never has an incomplete file. Dropping the draft deletes the temporary file.
+/// A config file under a temporary name beside its final path, so that the final path never has an
+/// incomplete file. Dropping the draft deletes the temporary file.
 struct Draft<'a> {
     path: &'a Path,
     temporary: PathBuf,
@@ -226,7 +229,7 @@ impl<'a> Draft<'a> {
             _ => Path::new("."),
         };
         let describe = |error: io::Error| format!("{}: {error}", folder.display());
-        // The folder is readable, so that an agent of another account can enter it.
+        // Other accounts may enter the folder, because the agent may run as another account.
         DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(describe)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let temporary = folder.join(format!(".{name}.{:016x}", fastrand::u64(..)));

@@ -21,22 +21,22 @@ pub struct Status {
     state: Option<(PathBuf, io::Result<JournalStatus>)>,
 }
 
-/// The service's response for the key.
+/// Whether the service accepts the key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum KeyCheck {
     /// The key belongs to the server with this name.
     Accepted(String),
     /// The key is wrong, or the server is deleted.
     Refused,
-    /// There was no usable response, and why.
+    /// The service sent no usable response, with the reason.
     Unreachable(String),
 }
 
 impl Status {
-    /// Asks the service, and reads the journal.
+    /// Calls the service, and reads the journal.
     ///
     /// # Errors
-    /// Why the settings cannot be used, in one line.
+    /// The reason why the settings cannot be used, in one line.
     pub async fn collect(settings: &Settings) -> Result<Self, String> {
         let client = Client::new(settings)?;
         let service = match client.get("/api/servers/servers/-/").await {
@@ -67,7 +67,7 @@ impl Status {
     }
 
     /// The exit code: 4 if the key is refused, otherwise 3 if no agent runs, otherwise 1 if the
-    /// service is unreachable.
+    /// service is unreachable, otherwise 0.
     pub fn code(&self) -> u8 {
         match &self.service {
             KeyCheck::Refused => 4,
@@ -143,8 +143,8 @@ impl Status {
     }
 }
 
-/// The folder that a running agent uses. Otherwise the first folder that has a journal or cannot be
-/// read.
+/// Returns the folder that a running agent uses, otherwise the first folder that has a journal or
+/// cannot be read.
 fn find_state_folder(folders: &[PathBuf]) -> Option<(PathBuf, io::Result<JournalStatus>)> {
     let mut found = None;
     for folder in folders {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_is_that_of_the_worst_problem() {
+    fn the_exit_code_shows_the_worst_problem() {
         let accepted = || KeyCheck::Accepted("web-1".to_owned());
         let unreachable = || KeyCheck::Unreachable("status 502".to_owned());
         for (service, agent, code) in [
@@ -218,7 +218,7 @@ mod tests {
         let folders: Vec<_> =
             ["none", "left", "used"].map(|name| directory.path().join(name)).into();
         assert!(find_state_folder(&folders).is_none());
-        // A child that another test forks holds the lock too, until it executes its program.
+        // A child that another test forks also holds the lock until it executes its program.
         let is_left = |folder: &PathBuf| {
             let until = Instant::now() + Duration::from_secs(20);
             while JournalFile::inspect(folder).unwrap().unwrap().agent.is_some() {
