@@ -1,4 +1,4 @@
-//! Runs the real agent as a process against a service that the tests simulate (agent-protocol).
+//! Runs the real agent as a process against a simulated service (agent-protocol).
 
 #![allow(clippy::unwrap_used)]
 
@@ -61,7 +61,7 @@ fn version_and_help_are_printed() {
 #[tokio::test]
 async fn the_agent_checks_in_and_then_connects() {
     let mut service = Service::start(true).await;
-    // DNS does not resolve this name. It means this host by definition.
+    // DNS does not resolve this name. The agent treats it as a name of this host.
     service.url = format!("http://acme.localhost:{}", service.port);
     let _agent = service.agent();
     let _socket = service.socket().await;
@@ -186,7 +186,7 @@ async fn a_command_is_reported_by_ack_chunks_and_fin() {
     assert_eq!(fin["result"], text);
     assert!(text.starts_with("line 0 ä€\nline 1 ä€\n") && text.contains("\nline 1999 ä€\n"));
     assert!(!text.contains("leaked") && !text.contains(KEY));
-    // The system log has the line before it runs.
+    // The system log has a record of the command.
     eventually(|| !agent.records().is_empty()).await;
     let records = agent.records();
     assert!(records.len() == 1 && records[0].contains(&format!("command={id}")), "{records:?}");
@@ -206,7 +206,7 @@ async fn a_repeated_command_runs_once() {
     let id = socket.command("echo once").await;
     service.fin(id).await;
     socket.command_with(id, &own_name(), "echo again").await;
-    // The agent sends the same reports as before.
+    // The agent sends the ack and the fin again.
     service.until(|_| service.fins(id).len() == 2).await;
     assert!(agent.log().contains("not run again"), "{}", agent.log());
     let fins = service.fins(id);
@@ -244,7 +244,8 @@ async fn root_runs_a_command_as_its_account() {
 
 #[tokio::test]
 async fn an_agent_without_root_runs_commands_as_itself_only() {
-    // If the tests run as root, the agent runs as another account. Otherwise it already does.
+    // If the tests run as root, start the agent as another account. Otherwise the agent does not
+    // run as root anyway.
     let nobody = geteuid().is_root().then(|| User::from_name("nobody").unwrap().unwrap());
     let mut service = Service::start(true).await;
     let _agent = service.agent_with(&[], nobody.as_ref());
@@ -256,14 +257,14 @@ async fn an_agent_without_root_runs_commands_as_itself_only() {
     let own = nobody.map_or_else(support::own_name, |user| user.name);
     let id = socket.command_as(&own, "id -un").await;
     assert_eq!(service.fin(id).await["result"], format!("{own}\n"));
-    // At its start the agent reports which account that is. An agent of root does not.
+    // When it checks in, the agent reports the only account that it can use.
     let calls = service.calls();
     let sync = calls.iter().find(|seen| seen.call.ends_with("/sync/")).unwrap();
     assert_eq!(sync.body["default_username"], own);
 }
 
 #[tokio::test]
-async fn an_agent_of_root_reports_no_default_account() {
+async fn an_agent_that_runs_as_root_reports_no_default_account() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let _socket = service.socket().await;
@@ -355,7 +356,7 @@ async fn commands_continue_while_the_agent_reconnects() {
         ))
         .await;
     service.wrote(id, "begun").await;
-    // Without a close.
+    // Drops the connection without a close frame.
     drop(socket);
     let mut socket = service.socket().await;
     std::fs::write(&go, "").unwrap();
@@ -425,7 +426,7 @@ async fn sigterm_stops_commands_after_the_drain_time() {
     let mut socket = service.socket().await;
     let id = socket.command("echo $$; exec sleep 60").await;
     service.wrote(id, "\n").await;
-    // The service accepts its fin only at the second attempt.
+    // The service accepts the command's fin only at the second attempt.
     service.respond("/fin/", &[503]);
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.exit().await.code(), Some(0));
@@ -469,7 +470,7 @@ async fn a_command_runs_although_its_ack_is_refused() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
-    // The service refuses the ack for a while. The command runs nevertheless.
+    // The service refuses the first two acks. The command runs anyway.
     service.respond("/ack/", &[500, 500]);
     let directory = tempfile::tempdir().unwrap();
     let ran = directory.path().join("ran");
@@ -502,7 +503,8 @@ async fn a_killed_command_ends_after_its_last_process() {
     // A kill of an ended or unknown command changes nothing.
     socket.kill(id).await;
     socket.kill(uuid::Uuid::nil()).await;
-    // Killed after it wrote something. Before its process starts, the result would be different.
+    // Kill only after the command has written, because a kill before its process starts gives
+    // another result.
     let next = socket.command("echo x; exec sleep 60").await;
     service.wrote(next, "x\n").await;
     socket.kill(next).await;
@@ -520,7 +522,8 @@ async fn a_kill_works_while_the_service_accepts_no_output() {
     let mut service = Service::start(true).await;
     let _agent = service.agent();
     let mut socket = service.socket().await;
-    // The service refuses chunks for seven seconds. All buffers are full in less than one second.
+    // The service refuses chunks for seven seconds. The agent's buffers are full in less than one
+    // second.
     service.respond("/chunk/", &[503, 503, 503]);
     let id = socket.command("echo $$; exec yes").await;
     let pid = service.first_line(id).await;
@@ -602,7 +605,7 @@ async fn commands_of_a_killed_agent_fail() {
     let fin = service.fin(waiting).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
     assert_eq!(fin["reason"], "The agent died before the command ran. It was not run.");
-    // Neither runs again when the service repeats it.
+    // Neither command runs again when the service sends it again.
     for id in [running, waiting] {
         let before = service.fins(id).len();
         socket.command_with(id, &own_name(), &line).await;
@@ -649,7 +652,7 @@ async fn a_fin_that_cannot_be_sent_before_exit_is_kept() {
     let mut service = Service::start(true).await;
     let mut agent = service.agent();
     let mut socket = service.socket().await;
-    // More than the agent's attempts before it exits.
+    // More refusals than the agent makes attempts before it exits.
     service.respond("/fin/", &[503; 30]);
     let id = socket.command("echo kept").await;
     service.fin(id).await;
@@ -676,12 +679,13 @@ async fn no_command_runs_twice_after_the_agent_is_killed() {
         for _ in 0..4 {
             ids.push(socket.command(&line(ids.len())).await);
         }
-        // A different moment in each round, from before the first command is received until after
-        // the last one ends.
+        // Each round waits longer: from before the agent receives the first command until after the
+        // last command ends.
         tokio::time::sleep(Duration::from_millis(round * 2)).await;
         agent.kill_and_restart();
     }
-    // Every command is sent again. Received commands are only reported; the others run now.
+    // Send every command again. The agent reports commands that it has already received, and runs
+    // the other commands now.
     let mut socket = service.socket().await;
     for (number, id) in ids.iter().enumerate() {
         socket.command_with(*id, &own_name(), &line(number)).await;

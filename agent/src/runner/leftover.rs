@@ -24,7 +24,8 @@ pub async fn kill_leftover(
     groups: &Groups,
 ) -> bool {
     let Some(process) = process.filter(Identity::exists) else {
-        // The command's own process has exited. Its descendants may still be in its control group.
+        // The process has exited or is unknown. Other processes of the command may still be in its
+        // control group, which is named after the command.
         let Some(cgroup) = cgroup.filter(Cgroup::runs) else {
             return false;
         };

@@ -19,7 +19,8 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_farhand-agent");
 const FINGERPRINT: &str = "KR4V-ZORD";
 const REGISTER: &str = "/api/servers/servers/register/";
 
-/// The agent's program with some arguments, without the environment variables that it reads.
+/// Creates a command for the agent's program, without the environment variables that the agent
+/// reads.
 fn program(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     let mut command = Command::new(PROGRAM);
     for variable in ["FARHAND_AGENT_KEY", "FARHAND_REGISTRATION_TOKEN", "STATE_DIRECTORY"] {
@@ -186,7 +187,7 @@ async fn a_server_is_unregistered_if_its_file_is_not_written() {
     for (status, expected) in
         [(204, "the server is unregistered again"), (500, "stays in the workspace: status 500")]
     {
-        // Another registration writes the file at the same time, and is first.
+        // Another registration writes the file first.
         let path = config.clone();
         service.respond_with(REGISTER, 201, &registered(), move || {
             fs::write(path, "another").unwrap()
@@ -252,7 +253,7 @@ async fn force_unregisters_a_deleted_server() {
     assert!(!config.exists());
 }
 
-/// The exit code of `status`, and its JSON.
+/// Runs `status`. Returns its exit code and its JSON.
 async fn status(config: &Path) -> (i32, Value) {
     let (code, out, errors) =
         end(&mut program(&[&"status", &"--json", &"--config", &config])).await;
@@ -403,7 +404,8 @@ async fn install_writes_a_valid_unit() {
     assert!(code == 0 && out.contains("nothing to do"), "{out}");
 }
 
-/// Lets systemd check a unit, if it is installed. The lines are also checked in `install.rs`.
+/// Checks a unit with systemd, if systemd is installed. The unit tests in `install.rs` also check
+/// the lines.
 async fn verify(folder: &Path, unit: &str) {
     let copy = folder.join("farhand-agent.service");
     fs::write(&copy, unit).unwrap();
@@ -411,7 +413,7 @@ async fn verify(folder: &Path, unit: &str) {
     match command.args(["verify", "--man=no"]).arg(&copy).output().await {
         Ok(output) => {
             let errors = String::from_utf8_lossy(&output.stderr);
-            // It may also report errors in other units of this machine.
+            // systemd may also report errors in other units of this machine.
             let about =
                 errors.lines().filter(|line| line.contains("farhand-agent")).collect::<Vec<_>>();
             assert!(about.is_empty(), "{about:#?}");

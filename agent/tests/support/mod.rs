@@ -1,5 +1,5 @@
-//! A simulated service that records the agent's calls and responds as a test says, and the agent
-//! itself.
+//! Helpers for tests with the real agent. A simulated service records the agent's calls, and tests
+//! choose its responses.
 
 use std::collections::HashMap;
 use std::fs;
@@ -27,7 +27,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 use uuid::Uuid;
 
-/// The time limit of every wait. It is far longer than any step takes.
+/// The time limit of every wait. It is much longer than any step takes.
 pub const PATIENCE: Duration = Duration::from_secs(25);
 /// The id of the agent's server.
 pub const SERVER: &str = "01936d3e-7a00-7000-8000-000000000001";
@@ -42,18 +42,18 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 pub struct Seen {
     /// The method and the path.
     pub call: String,
-    /// By lower-case name.
+    /// The headers, by name in lower case.
     pub headers: HashMap<String, String>,
-    /// Null if there is no JSON body.
+    /// The JSON body, or null if the body is not JSON.
     pub body: Value,
 }
 
-/// Responses in place of the default ones. Each is used once, in order.
+/// Responses that replace default responses. Each is used once, in order.
 type Responses = Arc<Mutex<Vec<Response>>>;
 
-/// A response in place of the default one.
+/// A response that replaces a default response.
 struct Response {
-    /// The end of the path, or `/ws/` for the WebSocket.
+    /// The response is for paths with this end. `/ws/` also stands for the path of the WebSocket.
     suffix: &'static str,
     status: u16,
     body: String,
@@ -62,7 +62,7 @@ struct Response {
 }
 
 impl Response {
-    /// Whether this is the response for a path.
+    /// Whether this response is for a path.
     fn matches(&self, path: &str) -> bool {
         path.ends_with(self.suffix) || (self.suffix == "/ws/" && path.starts_with(self.suffix))
     }
@@ -71,7 +71,7 @@ impl Response {
 pub struct Service {
     pub port: u16,
     pub url: String,
-    /// More lines for the agent's config file.
+    /// Additional lines for the agent's config file.
     pub settings: &'static str,
     /// Whether each agent gets its own copy of the program, so that a test can replace it.
     pub copies: bool,
@@ -82,7 +82,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts a service. `commissioned`: whether the agent's server is commissioned.
+    /// Starts a service. `commissioned` says whether the agent's server is commissioned.
     pub async fn start(commissioned: bool) -> Self {
         Self::listen(commissioned, None).await
     }
@@ -143,7 +143,7 @@ impl Service {
     }
 
     /// Sets the status and the JSON of the next call whose path ends with `suffix`. Calls `before`
-    /// before the response.
+    /// before it sends the response.
     pub fn respond_with(
         &self,
         suffix: &'static str,
@@ -166,7 +166,7 @@ impl Service {
         self.calls.borrow().clone()
     }
 
-    /// The reports of a command so far: `ack`, `chunk` or `fin`, and the body.
+    /// The reports of a command so far. Each is `ack`, `chunk` or `fin`, with its body.
     pub fn reports(&self, id: Uuid) -> Vec<(String, Value)> {
         reports(&self.calls.borrow(), id)
     }
@@ -207,7 +207,7 @@ impl Service {
         fins.map(|(_, body)| body).collect()
     }
 
-    /// The agent's next WebSocket.
+    /// Waits for the agent's next WebSocket.
     pub async fn socket(&mut self) -> Socket {
         timeout(PATIENCE, self.sockets.recv()).await.expect("the agent does not connect").unwrap()
     }
@@ -216,7 +216,7 @@ impl Service {
         self.agent_with(&[], None)
     }
 
-    /// Starts an agent with more arguments, and as another account if one is given.
+    /// Starts an agent with additional arguments, as `account` if it is given.
     pub fn agent_with(&self, arguments: &[&str], account: Option<&User>) -> Agent {
         let directory = tempfile::tempdir().unwrap();
         let (config, log) = (directory.path().join("agent.toml"), directory.path().join("log"));
@@ -237,7 +237,7 @@ impl Service {
         }
         let mut command = Command::new(program);
         command.arg("run").arg("--config").arg(&config).args(arguments);
-        // A variable that must not be passed to a command.
+        // A variable that the agent must not pass to commands.
         command
             .env("FARHAND_TEST_LEAK", "leaked")
             .env_remove("FARHAND_AGENT_KEY")
@@ -255,14 +255,15 @@ impl Service {
     }
 }
 
-/// Opens a system log in a folder. Returns its socket and its records so far.
+/// Opens a simulated system log in a folder. Returns the path of its socket, and the list to which
+/// it adds records.
 fn system_log(folder: &std::path::Path) -> (PathBuf, Arc<Mutex<Vec<String>>>) {
     let socket = folder.join("syslog");
     let log = UnixDatagram::bind(&socket).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
     let records = Arc::<Mutex<Vec<String>>>::default();
     let received = records.clone();
-    // Runs until the tests end.
+    // This thread runs until the test process exits.
     std::thread::spawn(move || {
         let mut bytes = vec![0; 64 * 1024];
         while let Ok(length) = log.recv(&mut bytes) {
@@ -273,14 +274,14 @@ fn system_log(folder: &std::path::Path) -> (PathBuf, Arc<Mutex<Vec<String>>>) {
 }
 
 /// Copies a program with a separate process. If this process wrote the file, a child that another
-/// test forks could hold it open for writing, and then it could not be executed.
+/// test forks could hold the file open for writing. Then the file could not be executed.
 pub fn copy_program(from: &std::path::Path, to: &std::path::Path) {
     assert!(
         Command::new("install").args(["-m", "755"]).args([from, to]).status().unwrap().success()
     );
 }
 
-/// Writes a file that only its owner can read.
+/// Writes a new file that only its owner can access.
 fn write_config(path: &std::path::Path, content: &str) {
     use std::io::Write;
     let mut file =
@@ -360,7 +361,7 @@ impl Handler {
     }
 }
 
-/// Reads a request. None if the connection has ended.
+/// Reads a request. Returns `None` if the connection has ended.
 async fn read_call(stream: &mut BufReader<Box<dyn Connection>>) -> Option<Seen> {
     let mut lines = Vec::new();
     loop {
@@ -406,7 +407,7 @@ impl Socket {
         id
     }
 
-    /// Sends a command with an id, which may repeat an earlier one.
+    /// Sends a command with a given id, which may be the id of an earlier command.
     pub async fn command_with(&mut self, id: Uuid, user: &str, line: &str) {
         self.order(id, user, line, None).await;
     }
@@ -449,13 +450,14 @@ impl Socket {
         self.send(json!({"query": "kill", "id": id})).await;
     }
 
-    /// Waits for the next message. Returns a text as JSON, or the code of a close as an error.
+    /// Waits for the next message. Returns a text message as JSON, or the code of a close frame as
+    /// an error.
     pub async fn next(&mut self) -> Result<Value, u16> {
         loop {
             match timeout(PATIENCE, self.0.next()).await.expect("no message came") {
                 Some(Ok(Message::Text(text))) => return Ok(serde_json::from_str(&text).unwrap()),
                 Some(Ok(Message::Close(frame))) => {
-                    // Reading sends the close frame that answers this one.
+                    // This read also sends the service's close frame.
                     let _ = timeout(PATIENCE, self.0.next()).await;
                     return Err(frame.map_or(0, |frame| frame.code.into()));
                 }
@@ -468,7 +470,7 @@ impl Socket {
 
 static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
 
-/// A new command id.
+/// Returns a new command id.
 fn next_id() -> Uuid {
     Uuid::from_u64_pair(0x7a00, NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
 }
@@ -487,7 +489,7 @@ pub async fn eventually(condition: impl Fn() -> bool) {
     }
 }
 
-/// Whether a process runs. Zombies do not.
+/// Whether a process runs. A zombie does not run.
 pub fn is_running(pid: &str) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
@@ -507,7 +509,7 @@ impl Agent {
         kill(Pid::from_raw(self.process.id() as i32), signal).unwrap();
     }
 
-    /// Kills the process without warning and starts it again with the same files.
+    /// Kills the agent's process and starts the agent again with the same files.
     pub fn kill_and_restart(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -523,17 +525,17 @@ impl Agent {
         self.process.id()
     }
 
-    /// The path of its config file.
+    /// The path of the agent's config file.
     pub fn config(&self) -> PathBuf {
         self.directory.path().join("agent.toml")
     }
 
-    /// The path of its copy of the program.
+    /// The path of the agent's copy of the program.
     pub fn program(&self) -> PathBuf {
         self.directory.path().join("farhand-agent")
     }
 
-    /// The folder of its state.
+    /// The folder of the agent's state.
     pub fn state(&self) -> PathBuf {
         self.directory.path().join("agent.state").join(SERVER)
     }
@@ -549,12 +551,12 @@ impl Agent {
         }
     }
 
-    /// Its records in the system log so far.
+    /// The agent's records in the system log so far.
     pub fn records(&self) -> Vec<String> {
         self.records.lock().unwrap().clone()
     }
 
-    /// Its log so far.
+    /// The agent's log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }
