@@ -1,10 +1,10 @@
-// A scripted agent. It runs nothing: it reports each command as acknowledged and ended as soon as
-// it arrives, with the output that `echo` would have.
+// A scripted agent that runs no commands. When a command arrives, it immediately reports the ack
+// and the fin, with the output that `echo` would have.
 import { WebSocket } from "undici";
 import { Client } from "./load.mjs";
 
 /**
- * Connects an agent. The run fails if the service refuses a report.
+ * Connects an agent. If the service refuses a report, this process ends with an error.
  * @param {string} url of the service
  * @param {{id: string, key: string}} server
  * @returns {Promise<{close: () => Promise<void>}>}

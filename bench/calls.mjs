@@ -1,7 +1,8 @@
 // node bench/calls.mjs
 //
-// Counts how often the Worker's wasm calls JavaScript for a request, and fails if the count is too
-// high. A call costs up to half a microsecond, and a row or a header can need several calls.
+// Counts how often the Worker's wasm calls JavaScript during a request. Fails if a count is 0 or
+// above its limit. A call takes up to half a microsecond, and a row or a header can need several
+// calls.
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -11,7 +12,7 @@ import { observe } from "./observe.mjs";
 import { startService, stopAll } from "./peers.mjs";
 import { makeWorkspace } from "./workspace.mjs";
 
-/** The largest number of calls for each request. `token` is the kind of the caller's credential. */
+/** The requests, and the maximum calls for each. Without `token`, a request has no credential. */
 const REQUESTS = [
   { path: "/api/events/commands/", token: "apiToken", max: 25 },
   { path: "/api/events/commands/", token: "loginToken", max: 25 },

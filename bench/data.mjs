@@ -1,8 +1,8 @@
-// Creates millions of commands in SQLite within a minute or two, exactly as the Worker and its
-// triggers would create them.
+// Creates a million commands in SQLite within a minute or two. The rows are the same as if the
+// Worker and the triggers had created them.
 //
-// node bench/data.mjs: checks that. It creates a small set in both ways, with the triggers and
-// without them, and compares the two databases.
+// `node bench/data.mjs` checks this: it creates a small data set with the triggers and without
+// them, and compares the two databases.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -22,13 +22,13 @@ export const SELDOM = "zookeeper";
 export const OFTEN = "deploy";
 export const ONCE_OFTEN = "legacy";
 /**
- * A search word in 20 commands of the workspace with long lines. It comes after the part of the
- * line that the index has.
+ * A search word in 20 commands of the workspace with long lines. In each line, it comes after the
+ * part that the search index contains.
  */
 export const BEHIND = "omega";
 /**
- * The number of servers that the restricted user can access. They are the first ones: the user owns
- * one half, and accesses the other half through a group.
+ * The number of servers that the restricted user can access: the servers with the lowest numbers.
+ * The user owns one half, and accesses the other half through a group.
  */
 export const ACCESSIBLE = 10;
 
@@ -63,7 +63,10 @@ export const serverOf = (workspace, number) =>
 /** SQL for the name of the server with a number. */
 const serverName = (number) =>
   `printf('%s-%04d', (json_array('web', 'db', 'app', 'cache', 'worker', 'build', 'mail') ->> ((${number}) % 7)), ${number})`;
-/** SQL for a pseudorandom integer from 0 to `below` - 1. It depends on `i` and on `salt`. */
+/**
+ * SQL for a pseudorandom integer from 0 to `below` - 1. It depends on the row number `i` and on
+ * `salt`.
+ */
 const dice = (salt, below) =>
   `((i * 48271 + ${salt} * 7919) % 2147483647 * ((i * 48271 + ${salt} * 7919) % 2147483647) % 2147483647 >> 5) % ${below}`;
 
@@ -95,10 +98,7 @@ const RARE_TAIL = "' --quorum zookeeper-' || i";
 const LONG_TAIL = (count) => `' # ' || substr(replace(printf('%.*c', 500, 'x'), 'x', 'and so on '), 1, 1100 + ${dice(9, 2_600)})
     || iif(i % ${count / 20} = ${count / 40}, ' --then ${BEHIND}', '')`;
 
-/**
- * SQL that fills all tables except those for commands: servers, users, and the access of the
- * restricted user.
- */
+/** SQL that creates servers, users, and the restricted user's access. */
 const fleet = ({ workspace, user }) => `
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ${SERVERS})
 INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, commissioned, added_at, updated_at)
@@ -118,8 +118,9 @@ CROSS JOIN groups g ON g.workspace_id = ${workspace} AND g.name = 'bench' WHERE 
 `;
 
 /**
- * SQL that creates the commands. One in fifty is scheduled for later, and one in fifty is a
- * built-in. About one in eleven has no requester.
+ * SQL that creates the commands. One in fifty commands is scheduled for the far future, one in
+ * fifty ran an hour after it was created, and one in fifty is a built-in. About one in eleven has
+ * no requester.
  */
 const commands = ({ workspace, user, count, busy = SERVERS, isLong = false }) => {
   const lines = `('${JSON.stringify(LINES).replaceAll("'", "''")}' ->> (${dice(1, LINES.length)}))`;
@@ -160,7 +161,7 @@ INSERT INTO command_requesters (workspace_id, user_id, server_id)
 SELECT DISTINCT workspace_id, requested_by, server_id FROM commands WHERE workspace_id = ${workspace} AND requested_by IS NOT NULL;
 `;
 
-/** SQL for the counters that a Sealer updates. */
+/** SQL for the counters that a Sealer object updates. */
 const counted = ({ workspace }) => `
 INSERT INTO counted_commands (workspace_id, up_to, total, day, bytes)
 SELECT workspace_id, max(seq), count(*), '', 0 FROM commands WHERE workspace_id = ${workspace} GROUP BY workspace_id;
@@ -178,20 +179,19 @@ SELECT seq, server, requester, line, wide FROM command_text_rows ORDER BY seq;
 `;
 
 /**
- * Fills workspaces that have only a superuser and a restricted user. The database has no other
- * workspaces, and no other process may have it open.
+ * Fills workspaces that contain only a superuser and a restricted user. The database must contain
+ * no other workspaces, and no other process may have it open.
  * @param {string} file the database
  * @param {{workspace: number, user: number, count: number, busy?: number, isLong?: boolean}[]} sets
  * for each workspace: its id, the id of its restricted user, the number of commands, the number of
- * servers that have commands, and whether all lines are long. `user` gets access to the first
- * servers.
+ * servers that have commands, and whether all lines are long. `user` gets access to the servers
+ * with the lowest numbers.
  */
 export function fill(file, sets) {
   const parts = select(file, `SELECT type, name, sql FROM sqlite_master WHERE tbl_name = 'commands' AND type IN ('index', 'trigger') AND sql IS NOT NULL`);
   const drops = parts.map(({ type, name }) => `DROP ${type} ${name};`).join("\n");
   const made = (wanted) => parts.filter(({ type }) => type === wanted).map(({ sql }) => `${sql};`).join("\n");
-  // Settings for speed. None of them stays in the file except the journal mode, which is restored
-  // at the end.
+  // Settings for speed. The file keeps only the journal mode, which is restored at the end.
   execute(file, `PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -1000000; PRAGMA temp_store = MEMORY;
     BEGIN; ${drops}
     ${sets.map((set) => fleet(set) + commands(set)).join("\n")}

@@ -2,9 +2,9 @@
 //
 // Runs the service with N scripted agents, each on its own WebSocket, and posts commands at a fixed
 // rate to random servers, with `Prefer: wait`. An agent reports the ack of a command and then,
-// after the response, its fin. The bench measures the time from when a command was due to be posted
-// to its result, checks that all commands succeeded and none was delivered twice, and measures
-// workerd's memory for an idle agent. Uses loopback only.
+// after the response, its fin. For each command, the bench measures the time between its due time
+// and its result. It shows how many commands succeeded and how many were delivered twice. It also
+// measures workerd's memory per idle agent. Uses loopback only.
 import { existsSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync, statfsSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -20,23 +20,23 @@ import { makeWorkspace, userToken } from "./workspace.mjs";
 
 const { values } = parseArgs({ options: Object.fromEntries(["agents", "rate", "seconds"].map((name) => [name, { type: "string" }])) });
 const { agents, rate, seconds } = { agents: 1000, rate: 100, seconds: 60, ...Object.fromEntries(Object.entries(values).map(([name, value]) => [name, Number(value)])) };
-/** A command without a result for this long counts as lost, in seconds. */
+/** How long a request waits for the result of its command, in seconds. */
 const RESULT_TIMEOUT_S = 30;
-/** How long the same load warms up the service before the measurement, in seconds. */
+/** The duration of the load that warms up the service before the measurement, in seconds. */
 const WARM_UP_S = 5;
-/** How many agents connect, or servers are created, concurrently. */
+/** The number of agents that connect, or of servers that are created, concurrently. */
 const AT_ONCE = 8;
 /**
- * The longest wait until idle objects are evicted from memory, in seconds. workerd evicts them
- * after ten.
+ * The maximum wait until idle objects are evicted from memory, in seconds. workerd evicts them
+ * after ten seconds.
  */
 const EVICTION_TIMEOUT_S = 60;
 /**
- * Limits of the clients. workerd closes a connection after five idle seconds, so clients close
- * theirs earlier: a request must not meet a connection that is just being closed.
+ * Limits of the clients. workerd closes a connection after five idle seconds. The clients close
+ * idle connections earlier, so that no request uses a connection that workerd is closing.
  */
 const LIMITS = { keepAliveTimeout: 1000, headersTimeout: 2 * RESULT_TIMEOUT_S * 1000 };
-/** The largest size of the service's state, in bytes. */
+/** The maximum size of the service's state, in bytes. */
 const STATE_BYTES = 6 * 2 ** 30;
 const COMMANDS = "/api/events/commands/";
 
@@ -51,8 +51,8 @@ async function each(things, work) {
 }
 
 /**
- * Connects an agent. `deliveries` counts how often each command was delivered, and has the errors
- * of reports that were retried.
+ * Connects an agent. `deliveries` counts how often each command was delivered, and collects the
+ * errors of reports that were retried.
  */
 function connect(url, reports, server, deliveries, failed) {
   const headers = { authorization: `id="${server.id}", key="${server.key}"` };
@@ -61,15 +61,15 @@ function connect(url, reports, server, deliveries, failed) {
       try {
         return await reports.call("POST", `${COMMANDS}${id}/${kind}/`, { headers, body, expected: 204 });
       } catch (error) {
-        // Retried as agent-protocol 4.1 says, and listed at the end.
+        // Retried as agent-protocol 4.1 requires. The errors are printed at the end.
         if (seconds === null) throw error;
         deliveries.retries.push(error.message);
         await pause(seconds * 1000);
       }
     }
   };
-  // Like Alpamon and Farhand's agent, it does not offer compression, which would cost a quarter of
-  // a megabyte per agent.
+  // Like Alpamon and Farhand's agent, this agent does not offer compression, which would take a
+  // quarter of a megabyte of memory per agent.
   const socket = new WebSocket(`${url.replace("http", "ws")}/ws/servers/backhaul/`, {
     perMessageDeflate: false,
     headers: { ...headers, origin: url, "user-agent": "alpamon/2.0.0" },
@@ -105,17 +105,17 @@ function workerd(folder) {
   return {
     /** The resident memory, in KB. */
     memory: () => Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))[1]),
-    /** The number of server objects in memory. Each of them has its database open. */
+    /** The number of server objects in memory: the number of their open databases. */
     awake: () => {
       const open = new Set();
       for (const fd of readdirSync(`/proc/${pid}/fd`)) {
         try {
           open.add(readlinkSync(`/proc/${pid}/fd/${fd}`));
         } catch {
-          // The file was closed in the meantime.
+          // The file was closed after it was listed.
         }
       }
-      // metadata.sqlite belongs to the runtime.
+      // Skips metadata.sqlite, which belongs to the runtime.
       return [...open].filter((file) => /farhand-ServerLink\/[0-9a-f]+\.sqlite$/.test(file)).length;
     },
     /** The CPU time so far, in seconds. */
@@ -138,7 +138,7 @@ async function waitForEviction(process) {
 
 /**
  * Posts commands at a steady rate, without waiting for earlier responses. Returns the commands, and
- * the times to their results in ms.
+ * the times from each due time to the result in ms.
  */
 async function load(post, servers, length) {
   const times = [];
@@ -151,8 +151,8 @@ async function load(post, servers, length) {
 }
 
 await build();
-// In memory if there is room: a thousand databases are written concurrently, and the disk should
-// not be measured.
+// Keeps the state in memory if it fits, because a thousand databases are written concurrently and
+// the bench should not measure the disk.
 const memory = existsSync("/dev/shm") ? statfsSync("/dev/shm") : { bavail: 0, bsize: 0 };
 const fitsInMemory = memory.bavail * memory.bsize > STATE_BYTES;
 const folder = mkdtempSync(join(fitsInMemory ? "/dev/shm" : tmpdir(), "farhand-fleet-"));

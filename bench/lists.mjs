@@ -1,11 +1,11 @@
 // node bench/lists.mjs [FOLDER [made]]
 //
-// Measures lists of commands in a workspace with 1,000,000 commands, relative to one with 1,000
-// (docs/contributing/performance.md, What lists cost). Two instances of the service take turns in short windows.
-// `shared` has three workspaces: 1,000,000 commands, 1,000 commands, and 10,000 commands with long
-// lines. `alone` has one workspace with 1,000 commands. Creating the data takes 2 GB and a minute
-// or two. If FOLDER is given, the data stays there for the next run. With `made`, the bench only
-// creates the data. Uses loopback only.
+// Measures lists of commands in a workspace with 1,000,000 commands, relative to a workspace with
+// 1,000 commands (docs/contributing/performance.md, What lists cost). Two instances of the service
+// are measured alternately, in short time windows. `shared` has three workspaces: 1,000,000
+// commands, 1,000 commands, and 10,000 commands with long lines. `alone` has one workspace with
+// 1,000 commands. The data takes 2 GB and a minute or two to create. If FOLDER is given, the data
+// is kept there for the next run. With `made`, the bench only creates the data. Uses loopback only.
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
@@ -18,8 +18,8 @@ import { judged, median, publish, ratio, table } from "./report.mjs";
 import { makeWorkspace, person, tokensOf, userToken } from "./workspace.mjs";
 
 /**
- * The number of windows for each figure, and the length of a window for each of the two requests
- * that are compared.
+ * The number of time windows for each of the two requests that are compared, and the length of a
+ * window.
  */
 const WINDOWS = 7;
 const WINDOW_MS = 250;
@@ -36,8 +36,8 @@ const INSTANCES = {
 };
 
 /**
- * Creates a workspace with a superuser and a user who will have access to some servers. Returns
- * their tokens.
+ * Creates a workspace with a superuser and a user who will have access to some servers. Returns the
+ * workspace's host, the tokens of both users, and the id of the restricted user.
  */
 async function people({ url, operatorToken }, slug) {
   const client = new Client(url, 1);
@@ -50,11 +50,11 @@ async function people({ url, operatorToken }, slug) {
   return { host, superuser, restricted, user };
 }
 
-/** Starts an instance. Creates its data if the folder does not have it. */
+/** Starts an instance. Creates its data if the folder does not contain current data. */
 async function start(folder, name) {
   const stateDir = join(folder, name);
   const factsFile = join(stateDir, "facts.json");
-  // No retention: old commands are kept.
+  // With a retention of 0 days, the service keeps old commands.
   const environment = { ...process.env, PBKDF2_ITERATIONS: "100000", COMMAND_RETENTION_DAYS: "0" };
   const serve = async () => {
     const instance = await startInstance({ stateDir, port: await freePort(), environment });
@@ -81,7 +81,10 @@ async function start(folder, name) {
   return { ...(await serve()), workspaces };
 }
 
-/** A request of the user `who` for a list. `query` may be a function of the workspace's id. */
+/**
+ * A request for a list by the user `who`. `query` is the query string, or a function that returns
+ * it for the workspace's id.
+ */
 const listRequest = ({ client, logFile, workspaces }, slug, who, query) => {
   const { host, id, [who]: key } = workspaces[slug];
   const path = `${PATH}?${typeof query === "function" ? query(id) : query}`;
@@ -111,7 +114,7 @@ async function window({ send }) {
   return median(times);
 }
 
-/** Compares two requests in alternating windows. */
+/** Compares two requests in alternating time windows. The result is relative to `other`. */
 async function compare(one, other) {
   const [costs, base] = [await rowsOf(one), await rowsOf(other)];
   const [ones, others] = [[], []];
@@ -138,7 +141,7 @@ const ORDERINGS = ["added_at", "scheduled_at", "delivered_at", "acked_at", "hand
   .flatMap((name) => [name, `-${name}`])
   .map((name) => [`\`ordering=${name}\``, `ordering=${name}`]);
 
-/** Prints a figure when it is measured. */
+/** Prints a figure and returns it. */
 const printFigure = (name, found) => {
   say(`${name.padEnd(46)} ${ratio(found.ratio).padStart(7)}  ${found.time.toFixed(2)} ms / ${found.against.toFixed(2)} ms, rows ${found.rows} / ${found.base.rows}, of ${found.count}`);
   return found;

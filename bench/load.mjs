@@ -1,6 +1,6 @@
-// Generates load: requests on kept-alive connections, in windows that alternate between the peers.
-// Uses undici's client, because autocannon reports latencies in whole milliseconds only. The load
-// of the client itself is printed under the table.
+// Generates load: requests on keep-alive connections, at a steady rate or in time windows that
+// alternate between the compared services. Uses undici, because autocannon reports latencies in
+// whole milliseconds only. The CPU share of this client is printed under the table.
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { setTimeout as pause } from "node:timers/promises";
@@ -9,8 +9,9 @@ import { say } from "../scripts/lib.mjs";
 import { median } from "./report.mjs";
 
 /**
- * Starts `work` at a steady rate for some seconds, without waiting for earlier calls. Returns all
- * results. `work` gets its number and its due time in terms of performance.now().
+ * Calls `work` at a steady rate for some seconds, without waiting for earlier calls. Returns all
+ * results. `work` receives the number of the call and its due time (on the clock of
+ * performance.now()).
  */
 export async function steadily(rate, seconds, work) {
   const start = performance.now();
@@ -20,14 +21,15 @@ export async function steadily(rate, seconds, work) {
     const early = due - performance.now();
     if (early > 0) await pause(early);
     const one = work(number, due);
-    // A failure is reported by Promise.all below, after all calls were started.
+    // Prevents an unhandled rejection. Promise.all below reports the failure after all calls have
+    // started.
     one.catch(() => {});
     all.push(one);
   }
   return Promise.all(all);
 }
 
-/** A client of one peer on loopback. `connections` limits its concurrent requests. */
+/** A client of one service on loopback. `connections` limits its concurrent requests. */
 export class Client {
   #pool;
 
@@ -44,7 +46,7 @@ export class Client {
   }
 
   /**
-   * Sends a request and returns the response's text. Any status but `expected` ends the run,
+   * Sends a request and returns the response's text. Throws if the status is not `expected`,
    * because a refused request is fast and would distort the figures.
    */
   async call(method, path, { headers, body, expected = 200 } = {}) {
@@ -70,12 +72,12 @@ export class Client {
   }
 }
 
-/** The number of rounds that warm up and do not count. */
+/** The number of warm-up rounds, which are not measured. */
 const WARM_UP = 6;
 
 /**
- * The CPU time of an instance's workerd, in microseconds. workerd is the only child of the serving
- * process.
+ * The CPU time of an instance's workerd so far, in microseconds. workerd is the only child of the
+ * process `pid`.
  */
 export function cpuTime(pid) {
   const [workerd] = readFileSync(`/proc/${pid}/task/${pid}/children`, "utf8").split(" ");
@@ -85,9 +87,9 @@ export function cpuTime(pid) {
 }
 
 /**
- * Calls `work` for some time, `width` calls concurrently. Returns the CPU time of workerd per call
- * in microseconds, the median latency in milliseconds, and the share of time that this process was
- * busy.
+ * Calls `work` for some time, with `width` concurrent calls. Returns workerd's CPU time per call in
+ * microseconds, the median latency in milliseconds, and this process's CPU time as a share of the
+ * elapsed time.
  */
 async function measure({ work, pid }, width, milliseconds) {
   const times = [];
@@ -108,16 +110,16 @@ async function measure({ work, pid }, width, milliseconds) {
 }
 
 /**
- * Measures peers in alternating windows. The order is reversed in every second round.
- * @param {Record<string, {work: () => Promise<unknown>, pid: number}>} peers for each peer, one
+ * Measures services in alternating time windows. The order is reversed in every second round.
+ * @param {Record<string, {work: () => Promise<unknown>, pid: number}>} peers for each service, one
  * unit of work and the process that serves it
  * @param {{width: number, windows: number, milliseconds: number}} options
- * @returns {Promise<Record<string, {cpu: number, latency: number, busy: number}[]>>} for each peer,
- * the figures of its windows
+ * @returns {Promise<Record<string, {cpu: number, latency: number, busy: number}[]>>} for each
+ * service, the figures of its windows
  */
 export async function alternate(peers, { width, windows, milliseconds }) {
   const measured = Object.fromEntries(Object.keys(peers).map((name) => [name, []]));
-  // The first rounds warm up: V8 optimises functions that are called often.
+  // The first rounds are not measured, because V8 optimises functions only after many calls.
   for (let round = -WARM_UP; round < windows; round += 1) {
     const order = Object.entries(peers);
     for (const [name, peer] of round % 2 === 0 ? order : order.reverse()) {
@@ -128,12 +130,15 @@ export async function alternate(peers, { width, windows, milliseconds }) {
   return measured;
 }
 
-/** The ratio of a figure of one peer to that of another: the median over the pairs of windows. */
+/**
+ * Divides the figure `what` of `one` by the same figure of `other` for each round. Returns the
+ * median of these ratios.
+ */
 export function timesAsMuch(one, other, what) {
   const all = (windows) => windows.map((figures) => figures[what]).sort((a, b) => a - b);
   const tenth = (windows) => all(windows)[Math.floor(windows.length / 10)];
-  // The table has the median only. The lowest tenth shows the windows that other programs disturbed
-  // least.
+  // The table has the median only. The 10th percentile shows the windows that other programs
+  // disturbed least.
   say(`${what}: ${tenth(one).toFixed(1)} / ${tenth(other).toFixed(1)} = ${(tenth(one) / tenth(other)).toFixed(3)} in the lowest tenth`);
   return median(one.map((figures, round) => figures[what] / other[round][what]));
 }

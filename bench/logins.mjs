@@ -1,10 +1,9 @@
 // npm run bench -- logins [--seconds N]
 //
-// Measures how a flood of anonymous logins affects other requests. Sixteen logins a second arrive
-// with wrong passwords, each from another of the 65,536 networks of one IPv6 site. At the same time
-// there are: an authenticated read every 20 ms, one command a second whose agent reports, and one
-// login a second by a user from an address from which the user has logged in before. Uses loopback
-// only.
+// Measures how a flood of anonymous logins affects other requests. Sixteen logins a second have
+// wrong passwords, each from another of the 65,536 networks of one IPv6 site. At the same time, the
+// bench sends an authenticated read 20 ms after the previous read, one command a second with the
+// reports of its agent, and one login a second from a known address. Uses loopback only.
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -27,10 +26,10 @@ const HOME = "192.0.2.1";
 const LOGIN = "/api/auth/login/";
 const COMMANDS = "/api/events/commands/";
 
-/** The header with the client's address. The instance trusts it from loopback. */
+/** The header with the client's address. The instance trusts this header from loopback. */
 const from = (address) => ({ "x-forwarded-for": address });
 
-/** Sends reads one after the other for some seconds. Returns the times in ms. */
+/** Sends one read after the other for some seconds, with pauses. Returns the times in ms. */
 async function read(client, headers, seconds) {
   const times = [];
   const until = performance.now() + seconds * 1000;

@@ -4,15 +4,15 @@ import { Client } from "./load.mjs";
 import { startObserved } from "./peers.mjs";
 import { userToken } from "./workspace.mjs";
 
-/** How often a request is sent before it is observed, so that the isolate's cached hints exist. */
+/** The number of requests before the observed request, so that the isolate has its cached hints. */
 const WARM_UP_REQUESTS = 3;
 
 /**
- * Starts the service on the state in a folder, sends a request several times, and stops the
+ * Starts the service with the state in a folder, sends a request several times, and stops the
  * service.
  * @param {string} folder where a service ran before
  * @param {(make: {get: (path: string, token?: string) => Promise<string>}) => Promise<unknown>}
- * work sends the request
+ * work a function that sends the request
  * @returns {Promise<{calls: Record<string, number>, statements: {text: string, parameters:
  * unknown[]}[]}>} the calls and statements of the last request
  */

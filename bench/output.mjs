@@ -1,8 +1,8 @@
 // npm run bench -- output [--megabytes N] [--runs N]
 //
-// Measures how fast the output of one command goes from the agent to the service, and from the
-// service to a reader. Farhand's agent and the service run on this machine. Writes the table
-// `output` of docs/contributing/performance.md.
+// Measures how fast the output of one command is transferred from the agent to the service, and
+// from the service to a reader. Farhand's agent and the service run on this machine. Writes the
+// table `output` of docs/contributing/performance.md.
 import { openSync, writeFileSync } from "node:fs";
 import { userInfo } from "node:os";
 import { join } from "node:path";
@@ -31,7 +31,10 @@ async function connected(client, headers, { id }) {
   }
 }
 
-/** Runs the command and reads its output. Returns the speed of both in megabytes per second. */
+/**
+ * Runs a command and reads its output. Returns the speed of the transfer to the service (`write`)
+ * and from the service (`read`), in megabytes per second.
+ */
 async function runOnce(client, headers, pid) {
   const line = `seq 1 100000000 | head -c ${BYTES}`;
   const [began, cpu] = [performance.now(), cpuTime(pid)];

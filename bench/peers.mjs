@@ -1,6 +1,7 @@
-// The Workers that are measured: that of this checkout, that of another checkout, and the peers in
-// this folder. Each runs in workerd like `npm start` (scripts/serve.mjs), in its own process with
-// its own state folder, and with the settings of wrangler.toml.
+// Starts the Workers that are measured: the Worker of this checkout, the Worker of another
+// checkout, and the peers. A peer is a small Worker in this folder that the service is compared
+// with. Each Worker runs in workerd as with `npm start` (scripts/serve.mjs), in its own process,
+// with its own state folder and the settings of wrangler.toml.
 import { copyFileSync, cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
@@ -39,10 +40,13 @@ export async function stopAll() {
   running.clear();
 }
 
-/** Starts the service, whose Worker must be built. */
+/** Starts the service. Its Worker must already be built. */
 export const startService = (folder) => start("the service", { stateDir: join(folder, "service") });
 
-/** Starts the service on its state, with an observer around its Worker (observer/index.js). */
+/**
+ * Starts the service with its existing state, and with an observer around its Worker
+ * (observer/index.js).
+ */
 export function startObserved(folder) {
   const project = join(folder, "observed.project");
   cpSync(join(here, "observer"), join(project, "build"), { recursive: true });
@@ -56,7 +60,10 @@ export function startObserved(folder) {
 export const buildOther = (checkout) =>
   run(process.execPath, [join(resolve(checkout), "scripts", "build.mjs")], { cwd: resolve(checkout) });
 
-/** Starts the service of another checkout with its own script. Its Worker must be built. */
+/**
+ * Starts the service of another checkout with that checkout's script. Its Worker must already be
+ * built.
+ */
 export async function startOther(folder, checkout) {
   checkout = resolve(checkout);
   const { startInstance: starter } = await import(pathToFileURL(join(checkout, "scripts", "instance.mjs")));
@@ -69,8 +76,8 @@ export function copyDatabase(folder, name) {
 }
 
 /**
- * Bundles a script of this folder and starts it as a peer. The module `statement.mjs` exports
- * `values` to it.
+ * Bundles a script of this folder and starts it as a peer. The script can import `values` from the
+ * module `statement.mjs`.
  */
 export async function startPeer(folder, name, script, values = {}) {
   const project = join(folder, `${name}.project`);
@@ -94,8 +101,8 @@ export async function startPeer(folder, name, script, values = {}) {
 }
 
 /**
- * Builds the bare crate with the versions of the service's dependencies, without SIMD, as an
- * ordinary build does.
+ * Builds the bare crate with the same versions of dependencies as the service, and without SIMD,
+ * which is the default of a build.
  */
 export async function buildCrate(folder) {
   const crate = join(folder, "crate.source");
@@ -105,7 +112,9 @@ export async function buildCrate(folder) {
   run("cargo", ["build", "--quiet", "--release", "--target", TARGET], { cwd: crate, env });
 }
 
-/** Runs a bench with a temporary folder, stops everything that it started, and ends the process. */
+/**
+ * Runs a bench with a temporary folder, stops all instances that it started, and ends the process.
+ */
 export async function runBench(bench) {
   for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void stopAll().then(() => process.exit(1)));
   const folder = mkdtempSync(join(tmpdir(), "farhand-bench-"));

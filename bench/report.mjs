@@ -1,9 +1,10 @@
-// Shared by all benches: turns figures into tables, and writes the tables into docs/contributing/performance.md.
-// The long tests (scripts/faults.mjs, scripts/fuzz.mjs) write into other documents.
+// Shared by all benches: turns figures into tables, and writes the tables into
+// docs/contributing/performance.md. The long tests (scripts/faults.mjs, scripts/fuzz.mjs) also use
+// `publish`, to write into other documents.
 //
 // A bench is a file bench/NAME.mjs, which `npm run bench -- NAME` runs in its own process.
-// bench/run.mjs lists the benches. The table of a bench is between two lines of
-// docs/contributing/performance.md, which must exist:
+// bench/run.mjs lists the benches. docs/contributing/performance.md must contain two lines for each
+// bench. The table is written between them:
 //
 //     <!-- bench:NAME -->
 //     <!-- /bench:NAME -->
@@ -12,7 +13,8 @@
 //     const rows = [["`server`", ratio(1.034), judged(1.034, { most: 1.25 })]];
 //     publish("lists", table(["first page", "reached", "must reach"], rows));
 //
-// A bench can have several tables: publish("NAME-more", ...) writes between lines with that name.
+// A bench can have several tables: publish("NAME-more", ...) writes between lines with the name
+// NAME-more.
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../scripts/lib.mjs";
@@ -24,20 +26,22 @@ export function median(numbers) {
   return sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** The number that a share of the numbers, such as 0.95, does not exceed. */
+/** The smallest of the numbers that a share of the numbers, such as 0.95, does not exceed. */
 export const percentile = (numbers, share) => numbers.toSorted((a, b) => a - b)[Math.ceil(numbers.length * share) - 1];
 
-/** Formats a ratio for a table: two decimals below 10, otherwise one. */
+/** Formats a ratio for a table: with two decimals below 10, otherwise with one decimal. */
 export const ratio = (number) => number.toFixed(number < 10 ? 2 : 1);
 
-/** The goal for a figure, `least` or `most`, and whether the figure meets it. */
+/**
+ * The goal for a figure, at least `least` or at most `most`, and whether the figure meets the goal.
+ */
 export function judged(figure, { least, most, unit = "" }) {
   const isMet = least === undefined ? figure <= most : figure >= least;
   const bound = least === undefined ? `≤ ${most}` : `≥ ${least}`;
   return `${bound}${unit}: ${isMet ? "met" : "**not met**"}`;
 }
 
-/** A Markdown table from the names of its columns and the cells of its rows. */
+/** Creates a Markdown table from the names of its columns and the cells of its rows. */
 export function table(columns, rows) {
   const line = (cells) => `| ${cells.join(" | ")} |`;
   return [line(columns), line(columns.map(() => "---")).replaceAll(" ", ""), ...rows.map(line)].join("\n");

@@ -1,9 +1,10 @@
 // node bench/requests.mjs [--windows N] [--milliseconds N] [--against CHECKOUT] [--only TEXT]
 //
-// Measures the cost of requests relative to peers that take turns with the service, the size of the
-// Worker, and its start-up time. Writes the table `requests` of docs/contributing/performance.md. With
-// --against, the service of another checkout is one more peer. With --against or --only, the table
-// is only printed.
+// Measures the cost of requests relative to peers (bench/peers.mjs), the size of the Worker, and
+// its start-up time. The service and the peers are measured in alternating time windows. Writes the
+// table `requests` of docs/contributing/performance.md. With --against, also compares the service
+// with the service of another checkout. With --only, measures only requests whose description
+// contains TEXT. With --against or --only, only prints the table.
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
@@ -38,7 +39,10 @@ const STATUS = "/api/status/";
 const IS_AUTHENTICATED = "/api/auth/is-authenticated/";
 const LOGIN = "/api/auth/login/";
 
-/** Creates a workspace with a superuser, tokens, and a server whose agent has run commands. */
+/**
+ * Creates a workspace with a superuser, tokens, and a server whose agent has run `COMMANDS`
+ * commands.
+ */
 async function fill({ url, operatorToken }) {
   const client = new Client(url, CONNECTIONS);
   const tokens = await makeWorkspace(client, operatorToken, "demo");
@@ -73,7 +77,7 @@ function runsCommands(client, { apiToken, server }) {
   };
 }
 
-/** The list of commands that a peer returns, without the peer's own address. */
+/** Returns the list of commands from a service or peer, without its own URL. */
 async function listed({ url }, apiToken) {
   const client = new Client(url, 1);
   const text = await client.call("GET", LIST, { headers: userToken(apiToken) });
@@ -81,7 +85,10 @@ async function listed({ url }, apiToken) {
   return JSON.stringify(JSON.parse(text.replaceAll(url, "")));
 }
 
-/** Starts all peers, with the same commands in each database. */
+/**
+ * Starts the service and all peers. The peers that read commands get a copy of the service's
+ * database.
+ */
 async function startAll(folder) {
   const filling = await startService(folder);
   const facts = await fill(filling);
@@ -112,8 +119,8 @@ async function startAll(folder) {
 }
 
 /**
- * Measures the requests. Returns the rows of the table, and the largest share of time that the
- * client was busy, from 0 to 1.
+ * Measures the requests. Returns the rows of the table, and the client's maximum CPU time as a
+ * share of the elapsed time.
  */
 async function measureRequests(folder) {
   const { service, other, hono, list, isAuthenticated, d1, empty, crate } = await startAll(folder);
@@ -127,7 +134,7 @@ async function measureRequests(folder) {
     rows.push(other ? [...row, ratio(against)] : row);
     say(rows.at(-1).join(" | "));
   };
-  /** Adds rows with the CPU time that a peer takes for a request, relative to the service. */
+  /** Adds a row for each peer: its CPU time per request, divided by the service's CPU time. */
   const cheapness = async (what, work, peers) => {
     if (!chosen(what)) return;
     const works = Object.entries(peers).map(([name, { work }]) => [name, work]);
@@ -138,7 +145,7 @@ async function measureRequests(folder) {
       addRow(what, of, timesAsMuch(figures[name], figures.service, "cpu"), bounds, against);
     }
   };
-  /** Adds a row with the latency of single requests. */
+  /** Adds a row: the service's latency of single requests, divided by a peer's latency. */
   const latency = async (what, work, { of, work: peer, bounds }) => {
     if (!chosen(what)) return;
     const figures = await alternate({ ...both(work), peer }, { ...turns, width: 1 });

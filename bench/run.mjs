@@ -5,7 +5,7 @@
 import { join } from "node:path";
 import { root, run } from "../scripts/lib.mjs";
 
-/** Each bench is a file of this folder, and runs in its own process. */
+/** The benches. Each is a file in this folder, and runs in its own process. */
 const BENCHES = ["requests", "lists", "fleet", "logins", "output"];
 
 const given = process.argv.slice(2);

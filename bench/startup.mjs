@@ -1,6 +1,6 @@
-// Measures the start-up time of the Worker: launches workerd in turn with the service's Worker and
-// with an empty one, and measures the time to the first response. The difference is the start-up
-// time on this machine.
+// Measures the start-up time of the Worker. Launches workerd alternately with the service's Worker
+// and with an empty Worker, and measures the time to the first response. The difference is the
+// Worker's start-up time on this machine.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { copyFileSync, readFileSync, writeFileSync } from "node:fs";
@@ -46,8 +46,8 @@ async function launch(config) {
 }
 
 /**
- * Launches both Workers in turn, `launches` times each.
- * @returns {Promise<number>} the difference in milliseconds
+ * Launches both Workers alternately, `launches` times each, after one launch that is not measured.
+ * @returns {Promise<number>} the difference of the medians in milliseconds
  */
 export async function startUp(folder, launches) {
   const embedded = (name, kind) => {

@@ -11,7 +11,7 @@ export const person = (username) => ({ username, email: `${username}@example.com
 /**
  * Logs a user in and creates an API token.
  * @param {import("./load.mjs").Client} client
- * @param {string} username of a user that `person` describes
+ * @param {string} username of a user who was created with the body from `person`
  * @param {object} headers with the workspace's host, unless it is the default workspace
  */
 export async function tokensOf(client, username, headers = {}) {
@@ -24,8 +24,8 @@ export async function tokensOf(client, username, headers = {}) {
 }
 
 /**
- * Creates a workspace. Returns the tokens of its superuser. `headers` have its host, unless it is
- * the default workspace.
+ * Creates a workspace. Returns the tokens of its superuser. `headers` must contain the workspace's
+ * host, unless it is the default workspace.
  */
 export async function makeWorkspace(client, operatorToken, slug, headers = {}) {
   const admin = person("boss");

@@ -1,4 +1,4 @@
-// The bare crate in workerd: one password hash per request.
+// A peer: the bare pbkdf2 crate in workerd. Computes one password hash per request.
 import module from "./derive.wasm";
 
 const { derive } = new WebAssembly.Instance(module).exports;

@@ -1,4 +1,4 @@
-// The floor: the cost of a Worker that only responds.
+// A peer: a Worker that only responds. Its cost is a lower bound for any request.
 export default {
   fetch() {
     return Response.json({ authenticated: false });

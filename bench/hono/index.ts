@@ -1,6 +1,6 @@
-// The peer of the list of commands for callers with full access, written as the documentation of
-// Hono and D1 suggests. A middleware checks the credential, the handler reads page and count in one
-// batch, and TypeScript builds the response from the rows.
+// A peer: the list of commands for callers with full access, written as the documentation of Hono
+// and D1 suggests. A middleware checks the credential, the handler reads the page and the count in
+// one batch, and TypeScript code builds the response from the rows.
 import { Hono } from "hono";
 import { createMiddleware } from "hono/factory";
 import { HTTPException } from "hono/http-exception";
@@ -12,7 +12,7 @@ type Environment = { Bindings: { DB: D1Database; DEFAULT_WORKSPACE: string }; Va
 const PAGE_SIZE = 15;
 const MAX_PAGE_SIZE = 100;
 
-/** SHA-256 of a token with the service's prefix, in hexadecimal. */
+/** The SHA-256 of the service's prefix and a token, in hexadecimal. */
 async function hashOf(token: string): Promise<string> {
   const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(`farhand token 1\0${token}`));
   return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -1,4 +1,4 @@
-// The peer of `is-authenticated` without an Authorization header.
+// A peer: the endpoint `is-authenticated`, for requests without an Authorization header.
 import { begin, json } from "./request.js";
 
 export default {

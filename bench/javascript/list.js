@@ -1,6 +1,6 @@
-// The peer of the list of commands for callers with full access: the same statement, which the
-// bench has observed, and the same work around it. `statement.mjs` has the text and the parameters
-// of the observed statement.
+// A peer: the list of commands for callers with full access. It runs the same statement as the
+// service, and does the same work around it. The bench has observed the statement and passes its
+// text and parameters in `statement.mjs`.
 import { statement } from "./statement.mjs";
 import { begin, json } from "./request.js";
 
@@ -20,7 +20,7 @@ const moment = (millis) => new Date(millis).toISOString().replace("Z", "000+00:0
 const observedHash = statement.parameters.find((value) => /^[0-9a-f]{64}$/.test(value));
 const [observedEnd, observedNow] = statement.parameters.filter((value) => /^\d{4}-.*\+00:00$/.test(value)).sort();
 
-/** The parameters with the values of this request instead of the observed ones. */
+/** Replaces the observed parameters that depend on the request by the values of this request. */
 function parametersFor(hash, now) {
   const values = new Map([[observedHash, hash], [observedEnd, moment(now - SLACK)], [observedNow, moment(now)]]);
   return statement.parameters.map((value) => values.get(value) ?? value);

@@ -1,5 +1,5 @@
-// The service's work around every request, in JavaScript: reads the same headers, creates an id,
-// and sets the same headers.
+// Does in JavaScript what the service does for every request: reads the same request headers,
+// creates an id, and sets the same response headers.
 
 /** Reads a request. */
 export function begin({ method, url, headers }) {

@@ -1,7 +1,7 @@
-// Counts the calls from wasm into JavaScript. Import it before the Worker, which creates its wasm
-// instance when it is loaded.
+// Counts the calls from wasm into JavaScript. Import this module before the Worker, because the
+// Worker creates its wasm instance when it is loaded.
 
-/** The number of calls of each import, by its name without the hash. */
+/** The number of calls of each imported function, by its name without the hash. */
 export const calls = {};
 
 const Instance = WebAssembly.Instance;

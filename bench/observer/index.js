@@ -1,6 +1,6 @@
-// The service's Worker with an observer: counts its calls from wasm into JavaScript, and records
-// its D1 statements. `GET /observed` returns both since the previous such request. The Worker
-// itself is `service.mjs`, next to its wasm.
+// The service's Worker with an observer, which counts its calls from wasm into JavaScript and
+// records its D1 statements. `GET /observed` returns both since the previous `GET /observed`. The
+// Worker itself is `service.mjs` in the same folder.
 import { calls } from "./count.mjs";
 import service from "./service.mjs";
 
@@ -8,7 +8,7 @@ export * from "./service.mjs";
 
 let statements = [];
 
-/** A D1 database that records each statement with its parameters. */
+/** Wraps a D1 database to record each statement with its parameters. */
 const observed = (database) => ({
   prepare: (text) => ({
     bind: (...parameters) => {
