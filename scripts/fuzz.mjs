@@ -70,7 +70,7 @@ if (only === undefined) {
   say(`fuzz: requests from the OpenAPI document, ${10 * seconds} s`);
   const environment = { ...process.env, FARHAND_PROPERTIES_SECONDS: `${10 * seconds}` };
   const test = ["scripts/test.mjs", "e2e", "every_response_conforms"];
-  areAnswersGood = spawnSync(process.execPath, test, { cwd: root, env: environment, stdio: "inherit" }).status === 0 && areAnswersGood;
+  areOthersGood = spawnSync(process.execPath, test, { cwd: root, env: environment, stdio: "inherit" }).status === 0 && areOthersGood;
   const commit = output("git", ["rev-parse", "--short", "HEAD"]) ?? "?";
   const day = new Date().toISOString().slice(0, 10);
   const how = `${seconds} s for each target, on ${day}, at ${commit}, with ${output("rustc", ["--version"])}.`;
