@@ -1,8 +1,8 @@
 // Builds Farhand's agent: a static binary if the musl target is available, otherwise a binary for
 // this machine's libc. `npm run --silent agent` prints the path of the binary.
 //
-// FARHAND_PROFILE=quick builds a larger agent in seconds, for development only, like
-// scripts/build.mjs for the Worker.
+// FARHAND_PROFILE=quick builds a larger agent in seconds, for development only. scripts/build.mjs
+// does the same for the Worker.
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { output, root, run, say } from "./lib.mjs";
@@ -22,18 +22,18 @@ export function buildAgent() {
   const target = staticTarget();
   say(`agent: ${target ? `static, for ${target}` : "for this machine's libc (no musl target here)"}`);
   // Build scripts read cargo's variables about their package. If cargo runs the caller, such as a
-  // test, the environment has those of the caller's package, and cargo would build the cryptography
-  // again.
+  // test, the environment contains the variables of the caller's package. With them, cargo would
+  // build the cryptography again, so they are removed.
   const isOfCaller = (name) => /^CARGO_(MANIFEST|PKG)_/.test(name);
   const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !isOfCaller(name)));
   if (target && output("musl-gcc", ["--version"]) === null) {
     // The cryptography has some C code that needs no libc, so any C compiler works. Some
-    // distributions enable fortified calls into glibc, which must be off.
+    // distributions enable fortified calls into glibc, which must be disabled.
     const name = target.replaceAll("-", "_");
     env[`CC_${name}`] ??= "cc";
     env[`CFLAGS_${name}`] ??= "-U_FORTIFY_SOURCE";
   }
-  // The name of the profile and of cargo's folder for it.
+  // The name of the profile, which is also the name of cargo's folder for it.
   const profile = process.env.FARHAND_PROFILE === "quick" ? "quick" : "release";
   const where = target ? ["--target", target] : [];
   run("cargo", ["build", "--quiet", "--profile", profile, "-p", "farhand-agent", ...where], { env });

@@ -1,5 +1,5 @@
-// Finds the browser for the end-to-end tests: Chromium and its driver from PATH. Installs Debian's
-// packages if they are missing.
+// Finds the browser for the end-to-end tests: Chromium and its driver on PATH. Installs Debian's
+// packages if a program is missing.
 import { pathToFileURL } from "node:url";
 import { say } from "./lib.mjs";
 import { programs } from "./toolchain.mjs";

@@ -1,8 +1,8 @@
-// Builds the Worker into build/, unless its sources are unchanged. wrangler.toml has this script as
-// its build command, so `wrangler deploy` runs it too.
+// Builds the Worker into build/, unless its sources are unchanged. This script is the build command
+// in wrangler.toml, so `wrangler deploy` runs it too.
 //
 // FARHAND_PROFILE=quick builds without link-time optimisation and wasm-opt, for development only.
-// The Worker is larger and slower, but a change is built in seconds.
+// The Worker is larger and slower, but a rebuild takes seconds.
 import { copyFileSync, existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -19,8 +19,8 @@ const FEATURES = [
 ];
 
 // The export of worker-build's `index.js`, and its replacement. worker-build's class creates an
-// object and three proxies for each request. The replacement keeps the panic recovery of those
-// proxies.
+// object and three proxies for each request. The replacement creates no proxies, but keeps their
+// recovery from panics.
 const ENTRY_POINT = "new Proxy(Entrypoint, classProxyHooks)";
 const HANDLER = `Object.fromEntries(["fetch", "scheduled"].map((name) => [name, async (event, env, ctx) => {
   checkReinitialize();
@@ -43,7 +43,7 @@ async function buildAlone() {
   const stamp = join(root, "build", ".source-digest");
   if (!existsSync(join(root, "build", "index.js"))) rmSync(stamp, { force: true });
   await once(stamp, digest(SOURCES, isQuick ? "quick" : "release"), async () => {
-    // Without the stamp, an interrupted build does not count as a build.
+    // Deletes the stamp first, so that an interrupted build is repeated.
     rmSync(stamp, { force: true });
     const env = await prepare();
     say("worker: building");
@@ -54,22 +54,22 @@ async function buildAlone() {
     writeAssets();
     run(env.ESBUILD_BIN, [script, "--minify", "--format=esm", `--outfile=${script}`, "--allow-overwrite", "--log-level=warning"]);
     if (isQuick) return;
-    // worker-build keeps function names, which are an eighth of the bundle. Panic messages have
-    // their location without them.
+    // worker-build keeps function names, which are an eighth of the bundle. Panic messages contain
+    // their location without these names.
     const wasm = join(root, "build", "index_bg.wasm");
     const enable = FEATURES.map((feature) => `--enable-${feature}`);
     run(env.WASM_OPT_BIN, [...enable, "--strip-debug", "--strip-producers", wasm, "-o", wasm]);
   });
 }
 
-/** Writes the files of /api/docs/: the page, and Swagger UI with the licences of what it contains. */
+/** Writes the files of /api/docs/: the page, and Swagger UI with the licences of its parts. */
 function writeAssets() {
   const folder = join(root, "build", "assets", "api", "docs");
   mkdirSync(folder, { recursive: true });
   const [page, swagger] = [join(root, "web", "docs"), join(root, "node_modules", "swagger-ui-dist")];
   for (const name of readdirSync(page)) copyFileSync(join(page, name), join(folder, name));
   const text = (name) => readFileSync(join(swagger, name), "utf8");
-  // Without its source map, which is not served.
+  // Removes the link to the source map, which is not served.
   writeFileSync(join(folder, "swagger-ui.css"), text("swagger-ui.css").replace(/\/\*# sourceMappingURL=.*\*\//, ""));
   const licences = `/*!\n${text("NOTICE")}${text("LICENSE")}*/\n${text("swagger-ui-bundle.js.LICENSE.txt")}`;
   writeFileSync(join(folder, "swagger-ui.js"), `${licences}\n${text("swagger-ui-bundle.js")}`);

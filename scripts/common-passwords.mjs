@@ -1,8 +1,8 @@
 // Creates domain/data/common-passwords.bin from the frequency list of the npm package
 // @zxcvbn-ts/language-common (MIT, Copyright 2012-2016 Dan Wheeler and Dropbox, Inc., 2021
-// zxcvbn-ts): the COUNT most common passwords in lower case, sorted and front-coded. An entry is
-// one byte with 1 + the number of characters that it shares with the previous entry, followed by
-// its remaining characters, all printable ASCII. So a byte below 0x20 starts an entry.
+// zxcvbn-ts): the COUNT most common passwords in lower case, sorted and front-coded. The first byte
+// of an entry is 1 + the number of leading characters that it shares with the previous entry. The
+// remaining characters follow, all printable ASCII. So a byte below 0x20 starts an entry.
 //
 // Run it by hand when the package changes: node scripts/common-passwords.mjs
 import { readFileSync, writeFileSync } from "node:fs";

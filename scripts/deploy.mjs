@@ -1,6 +1,6 @@
 // `npm run deploy`: applies the D1 migrations and then deploys the Worker, to the Cloudflare
-// account of wrangler's login. Arguments go to both commands, for example: npm run deploy -- --env
-// eu1
+// account that wrangler is logged in to. Both commands get the arguments, for example: npm run
+// deploy -- --env eu1
 import { build } from "./build.mjs";
 import { wrangler } from "./instance.mjs";
 import { commit, run } from "./lib.mjs";
@@ -11,6 +11,5 @@ await npmPackages();
 await build();
 const options = process.argv.slice(2);
 run(wrangler, ["d1", "migrations", "apply", "DB", "--remote", ...options], { stdio: "inherit" });
-// Only behind Cloudflare does the Worker trust the header CF-Connecting-IP for the client's
-// address.
+// With EDGE:cloudflare, the Worker trusts the header CF-Connecting-IP for the client's address.
 run(wrangler, ["deploy", "--var", "EDGE:cloudflare", "--var", `COMMIT:${commit()}`, ...options], { stdio: "inherit" });

@@ -1,14 +1,14 @@
-// The API reference of the documentation site: Markdown pages from docs/openapi.yaml. scripts/docs.mjs writes them; none is
-// committed.
+// Creates the API reference of the documentation site: Markdown pages from docs/openapi.yaml.
+// scripts/docs.mjs writes the pages. They are not committed.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { load } from "js-yaml";
 import { root } from "./lib.mjs";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
-/** The tags that have a part of the reference of their own. */
+/** The tags that have their own part of the reference, with the title of the part. */
 const PARTS = { Operator: "For operators", Agents: "For agents" };
-/** Schemas of errors. The page of the common errors describes them. */
+/** Schemas of errors. The page of common errors describes them. */
 const ERROR_SCHEMAS = ["ErrorCode", "CodedError", "InternalError", "Unavailable", "FieldErrors", "CommandErrors"];
 /** Headers of every response. */
 const COMMON_HEADERS = ["X-Request-Id", "Cache-Control", "X-Content-Type-Options", "X-Error-Code"];
@@ -20,11 +20,14 @@ const AUTHORIZATION = {
   agentKey: 'id=\\"$server_id\\", key=\\"$agent_key\\"',
   operatorToken: "Bearer $OPERATOR_TOKEN",
 };
-/** The longest example of JSON that is printed on one line, in characters. */
+/** The maximum length of JSON that is printed on one line, in characters. */
 const LINE = 100;
 
 const slug = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "-");
-/** The anchors of an operation (`run-command`) and of a schema. An operation and a schema may have the same name. */
+/**
+ * The anchors of an operation (`run-command`) and of a schema (`schema-command`). The prefix is
+ * needed because an operation and a schema may have the same name.
+ */
 const operationAnchor = (id) => slug(id.replace(/[A-Z]/g, (letter) => `-${letter}`));
 const schemaAnchor = (name) => `schema-${name.toLowerCase()}`;
 const code = (text) => `\`${text}\``;
@@ -33,7 +36,7 @@ const row = (cells) => `| ${cells.map(cell).join(" | ")} |`;
 const sentence = (text) => (/[.:!?]$/.test(text) ? text : `${text}.`);
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-/** The lines of a table, without columns that have no text; none without rows. */
+/** Returns the lines of a table, without empty columns. Returns no lines if `rows` is empty. */
 function table(heads, rows) {
   if (rows.length === 0) return [];
   const used = heads.map((_, index) => rows.some((cells) => cells[index] !== ""));
@@ -41,7 +44,7 @@ function table(heads, rows) {
   return ["", row(kept(heads)), row(kept(heads).map(() => "---")), ...rows.map((cells) => row(kept(cells)))];
 }
 
-/** JSON on one line if it is short, otherwise with a line for each member. */
+/** Formats JSON on one line if it is short, otherwise with at least one line per member. */
 function json(value) {
   // Line breaks in strings are escaped.
   const line = JSON.stringify(value, null, 1).replace(/([[{])\n\s*|\n\s*([\]}])|\n\s*/g, (_, open, close) => open ?? close ?? " ");
@@ -54,11 +57,11 @@ function json(value) {
 }
 
 const fenced = (language, text) => ["", `\`\`\`${language}`, text.trimEnd(), "```"];
-/** A block that is closed until the reader opens it. */
+/** Returns a block that is closed until the reader opens it. */
 const folded = (title, lines) => ["", `::: details ${title}`, ...lines, ":::"];
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-/** The document, with what several pages need of it. */
+/** The OpenAPI document, with methods that create the pages. */
 class Document {
   constructor(document) {
     this.document = document;
@@ -67,11 +70,11 @@ class Document {
     const item = ([path, { parameters = [], ...methods }]) =>
       METHODS.filter((method) => methods[method]).map((method) => ({ ...methods[method], method, path, shared: parameters }));
     this.operations = Object.entries(document.paths).flatMap(item);
-    // Catch-alls have no tags of their own: only agents use them.
+    // Catch-alls have no tags. Only agents use them.
     this.catchAlls = Object.entries(document["x-catch-alls"]).flatMap(item).map((operation) => ({ tags: ["Agents"], ...operation }));
   }
 
-  /** The value that a reference names, or the value itself. */
+  /** Returns the value that a reference names, or the value itself. */
   resolved(value) {
     return value?.$ref ? this.resolved(value.$ref.slice(2).split("/").reduce((at, name) => at[name], this.document)) : value;
   }
@@ -80,7 +83,10 @@ class Document {
     return this.components.schemas[name];
   }
 
-  /** The names of schemas that a value refers to, directly or through others, in the order of the document. */
+  /**
+   * Returns the names of the schemas that a value refers to, directly or through other schemas, in
+   * the order of the document.
+   */
   schemasIn(value) {
     const found = new Set();
     const visit = (part) => {
@@ -96,19 +102,22 @@ class Document {
     return Object.keys(this.components.schemas).filter((name) => found.has(name));
   }
 
-  /** Whether a schema has a section: objects with fields, on the page that uses them. */
+  /**
+   * Whether a schema is an object with fields. Such a schema has a section on each page that uses
+   * it.
+   */
   isObject(name) {
     return this.schema(name)?.properties !== undefined;
   }
 
-  /** A link to the description of a schema. */
+  /** Returns a link to the description of a schema. */
   link(reference) {
     const name = reference.split("/").at(-1);
     if (ERROR_SCHEMAS.includes(name)) return `[${name}](errors.md#${schemaAnchor(name)})`;
     return this.isObject(name) ? `[${name}](#${schemaAnchor(name)})` : `[${name}](index.md#${schemaAnchor(name)})`;
   }
 
-  /** The values that a schema accepts, in a few words. */
+  /** Describes the values that a schema accepts, in a few words. */
   type(schema) {
     if (schema.$ref) return this.link(schema.$ref);
     if (schema.const !== undefined) return code(JSON.stringify(schema.const));
@@ -136,10 +145,10 @@ class Document {
     return limits.filter((limit) => limit !== "").join(", ");
   }
 
-  /** The codes and the field names that an error schema allows. */
+  /** Returns the codes and the field names that an error schema allows. */
   errorDetails(schema) {
     const parts = [schema, ...(schema.allOf ?? []), ...(schema.oneOf ?? []).flatMap((way) => [way, ...(way.allOf ?? [])])];
-    // A body may have further unknown fields: their message is always the same.
+    // A body may have unknown fields. Their message is always the same.
     const fixed = (part) => (part.additionalProperties?.const ? Object.keys(part.properties) : []);
     const fields = parts.flatMap((part) => part.propertyNames?.enum ?? fixed(part)).filter((name) => !["code", "detail"].includes(name));
     const codes = parts.flatMap((part) => part.properties?.code?.enum ?? []);
@@ -148,7 +157,7 @@ class Document {
     return { fields, codes: isCommand ? ["INVALID_COMMAND"] : isFields ? ["INVALID_INPUT"] : codes };
   }
 
-  /** The section of a schema: description, type, fields. */
+  /** Returns the section of a schema: description, type and fields. */
   section(name) {
     const schema = this.schema(name);
     const lines = ["", `### ${name} {#${schemaAnchor(name)}}`, "", sentence(schema.description)];
@@ -164,7 +173,7 @@ class Document {
     }))];
   }
 
-  /** A curl line for an operation. */
+  /** Returns a curl command for an operation. */
   curl({ method, path, shared, parameters = [], security, requestBody }) {
     const all = [...shared, ...parameters].map((one) => this.resolved(one));
     const address = all.filter((one) => one.in === "path").reduce((at, one) => at.replace(`{${one.name}}`, one.example), path);
@@ -180,7 +189,10 @@ class Document {
     return parts.join(" \\\n  ");
   }
 
-  /** The section of an operation. `paths` are all its paths: several for one with aliases. */
+  /**
+   * Returns the section of an operation. `paths` has more than one path if the operation has
+   * aliases.
+   */
   operationSection(operation, paths) {
     const { method, summary, description, operationId, security, requestBody, responses } = operation;
     const lines = ["", `## ${summary}${operationId ? ` {#${operationAnchor(operationId)}}` : ""}`, ""];
@@ -204,7 +216,7 @@ class Document {
     return lines;
   }
 
-  /** A response that is no error. */
+  /** Describes a response that is not an error. */
   success(status, { description, content, headers }) {
     const [media, body] = Object.entries(content ?? {})[0] ?? [];
     const isText = body?.schema.type === "string";
@@ -213,13 +225,15 @@ class Document {
     const lines = ["", `**${status}**: ${shown}. ${sentence(description)}`];
     if (extra.length > 0) lines.push("", `Headers: ${extra.map((name) => `[${name}](index.md#headers)`).join(", ")}.`);
     const example = body?.example ?? Object.values(body?.examples ?? {})[0]?.value;
-    // The text of a file says nothing here.
+    // An example that is a whole file does not help the reader.
     const isShown = example !== undefined && example !== null && !/html|css|javascript/.test(media);
     if (isShown) lines.push(...folded("Example of a response", isText ? fenced("text", example) : fenced("json", json(example))));
     return lines;
   }
 
-  /** The errors of an operation: its own in a table, the common ones as links. */
+  /**
+   * Describes the errors of an operation: its own errors in a table, the common errors as links.
+   */
   errors(responses) {
     const all = Object.entries(responses).filter(([status]) => status >= "400");
     const own = all.filter(([, { $ref }]) => !$ref).map(([status, { description, content }]) => {
@@ -235,7 +249,10 @@ class Document {
     return common.length === 0 ? lines : [...lines, "", `Common errors: ${common.join(", ")}.`];
   }
 
-  /** The operations of a tag, each with all its paths: aliases have the same summary, text and method. */
+  /**
+   * Returns the operations of a tag, each with all its paths. Operations with the same method,
+   * summary and description are aliases.
+   */
   grouped(tag) {
     const groups = new Map();
     for (const operation of [...this.operations, ...this.catchAlls]) {
@@ -249,7 +266,7 @@ class Document {
     return [...groups.values()];
   }
 
-  /** The text of a tag's page: its operations, then the objects that they use. */
+  /** Returns the lines of a tag's page: its operations, then the objects that they use. */
   tagPage({ name, description }) {
     const groups = this.grouped(name);
     const lines = [`# ${name}`, "", sentence(description)];
@@ -261,7 +278,7 @@ class Document {
     return lines;
   }
 
-  /** The page of a tag. */
+  /** The file name of a tag's page. */
   pageOf(tag) {
     return `${slug(tag)}.md`;
   }
@@ -306,7 +323,7 @@ class Document {
     return lines;
   }
 
-  /** All pages: their paths in the site, with their texts. */
+  /** Returns all pages: their paths in the site and their texts. */
   pages() {
     const { tags } = this.document;
     const forUsers = tags.filter(({ name }) => !PARTS[name]);
@@ -320,5 +337,5 @@ class Document {
   }
 }
 
-/** The pages of the reference: `{path, text}` each. */
+/** Returns the pages of the reference, each as `{path, text}`. */
 export const referencePages = () => new Document(load(readFileSync(join(root, "docs/openapi.yaml"), "utf8"))).pages();

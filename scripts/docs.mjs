@@ -1,10 +1,11 @@
-// `npm run docs`: the documentation site. It is built from docs/ and a few files of the root folder into target/site/html, and
-// served on this machine.
+// `npm run docs`: builds the documentation site from docs/ and a few other files into
+// target/site/html, and serves it on this machine.
 //
 //   npm run docs               builds the site, serves it and prints the address
 //   npm run docs -- build      only builds it; `npm test` does this, and fails on a dead link
 //
-// Pages are copied to target/site/pages first: links are adapted there, and the pages of the API reference are added.
+// Pages are first copied to target/site/pages. The copies have adapted links. The pages of the API
+// reference are added there.
 import { existsSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { dirname, extname, join, posix, relative } from "node:path";
@@ -14,7 +15,7 @@ import { npmPackages } from "./toolchain.mjs";
 const site = join(root, "target", "site");
 const pagesFolder = join(site, "pages");
 const html = join(site, "html");
-/** Pages from outside of docs/. */
+/** Pages outside docs/, with their paths in the site. */
 const OTHER_PAGES = {
   "README.md": "readme.md",
   "CHANGELOG.md": "changelog.md",
@@ -23,20 +24,23 @@ const OTHER_PAGES = {
   "CONTRIBUTING.md": "contributing/index.md",
   "examples/README.md": "examples.md",
 };
-/** Files that the site has in another form. */
+/**
+ * Files that the site contains in another form, with the path of the page that replaces the file.
+ */
 const REPLACED = { "docs/openapi.yaml": "reference/index.md" };
 /** A port that `npm start` does not use. */
 const PORT = 8790;
 
-/** The path in the site of each file that is a page. */
+/** Returns the path in the site for each file that is a page. */
 function sitePaths() {
   const docs = filesBelow(["docs"]).map((file) => relative(root, file)).filter((path) => path.endsWith(".md"));
   return { ...Object.fromEntries(docs.map((path) => [path, path.slice("docs/".length).replace(/README\.md$/, "index.md")])), ...OTHER_PAGES };
 }
 
 /**
- * Adapts the links of a page: those to pages lead to their place in the site, and those to other files of the repository become
- * plain text. A link to a missing file stays as it is: VitePress reports it.
+ * Adapts the links of a page. A link to a page gets the page's path in the site. A link to another
+ * file of the repository becomes plain text. A link to a missing file is unchanged, so that
+ * VitePress reports it.
  */
 function adapted(text, path, pages) {
   const isCode = /^(```|~~~)/;
@@ -44,7 +48,7 @@ function adapted(text, path, pages) {
   return text.split("\n").map((line) => {
     if (isCode.test(line)) inCode = !inCode;
     if (inCode) return line;
-    // The parts of a line between backticks have odd indices.
+    // Text between backticks is matched too, so that it is not changed.
     return line.replace(/`[^`]*`|\[((?:[^\]`]|`[^`]*`)*)\]\(([^()\s]+)\)/g, (whole, label, target) => {
       if (target === undefined || /^[a-z]+:|^#/.test(target)) return whole;
       const [file, anchor] = target.split("#");
@@ -58,7 +62,7 @@ function adapted(text, path, pages) {
 
 /** Writes the pages of the site. */
 async function writePages() {
-  // It needs npm packages.
+  // Imported only now, because the module needs npm packages.
   const { referencePages } = await import("./docs-reference.mjs");
   rmSync(pagesFolder, { recursive: true, force: true });
   const pages = sitePaths();
@@ -85,11 +89,12 @@ const MEDIA_TYPES = {
   ".css": "text/css", ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".json": "application/json", ".woff2": "font/woff2",
 };
 
-/** Serves the site on loopback only: VitePress's own server would listen on all addresses. */
+/** Serves the site on loopback only. VitePress's own server would listen on all addresses. */
 function serve(folder, port) {
   const isFile = (path) => existsSync(path) && statSync(path).isFile();
   const server = createServer((request, response) => {
-    // Names of pages need no escapes. So `..` cannot hide in one: the URL has resolved all others.
+    // The URL has resolved every `..` in the path. Escapes are not decoded, so an escaped `..` has
+    // no effect.
     const url = `http://localhost${request.url}`;
     const pathname = URL.canParse(url) ? new URL(url).pathname : "/404";
     const file = [pathname, `${pathname}.html`, `${pathname}index.html`].map((name) => join(folder, name)).find(isFile);
@@ -106,7 +111,7 @@ if ((mode !== undefined && mode !== "build") || rest.length > 0) fail("usage: np
 await npmPackages();
 await writePages();
 const { build } = await import("vitepress");
-// VitePress prints what is wrong with a page and throws.
+// If a page is invalid, VitePress prints the reason and throws an error.
 await build(join(root, "docs")).catch((error) => fail(`the site was not built: ${error.message}${error.id ? ` (${error.id})` : ""}`));
 checkOrigins(html);
 say(`the site is in ${relative(root, html)}`);

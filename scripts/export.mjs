@@ -1,30 +1,33 @@
 // `npm run export -- FILE [options of wrangler d1 execute]`
 //
-// Exports D1 as SQL, for an empty D1 with all migrations applied. Without options, it exports the
-// remote database, as with `npm run export -- FILE --env eu1`. For a stopped instance on this
-// machine use `--local --persist-to STATE_DIR`.
+// Exports D1 as SQL. Import the file into an empty D1 with all migrations applied. By default, the
+// remote database is exported, also with `--env eu1`. For a stopped instance on this machine, use
+// `--local --persist-to STATE_DIR`.
 //
-// D1's own export refuses databases with virtual tables, and the search index of command lines is
-// one. So this script reads the tables page by page. It skips tables that triggers or Sealers fill,
-// because they fill them again after the import. The result is not a snapshot of one moment
-// (docs/operations.md).
+// D1's own export refuses databases with virtual tables, and the search index of command lines is a
+// virtual table. So this script reads the tables page by page. It skips tables that triggers or
+// Sealer objects fill, because these fill them again after the import. The result is not a snapshot
+// of one moment (docs/operations.md).
 import { closeSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
 import { QUIET, wrangler } from "./instance.mjs";
 import { fail, output, say } from "./lib.mjs";
 import { npmPackages } from "./toolchain.mjs";
 
-/** The tables that the triggers of `commands` fill, and the counters that a Sealer updates. */
+/**
+ * The tables that the triggers of `commands` fill, and the counters that a Sealer object updates.
+ */
 const DERIVED = ["counted_commands", "command_counts", "command_servers", "command_requesters", "command_texts"];
-/** The tables that are read after all others. */
+/** The tables that are read after all other tables. */
 const LAST = ["users", "workspaces"];
 /**
- * The most rows of a page, and the most bytes of texts: a page ends after the row that exceeds
- * them. The first pages of all tables are read together, with a smaller limit.
+ * The maximum number of rows of a page, and its maximum size in bytes: a page ends with the row
+ * that reaches this size. The first pages of tables are read together, so their maximum size is
+ * smaller.
  */
 const [ROWS, BYTES, FIRST_BYTES] = [2000, 4_000_000, 100_000];
 /**
- * The most characters of a text in one statement. D1 accepts statements of 100 KB. A character can
- * be four bytes, and each byte is two characters in hexadecimal.
+ * The maximum number of a text's characters in one statement. D1 accepts statements of 100 KB. A
+ * character can have four bytes, and a byte has two characters in hexadecimal.
  */
 const PIECE = 10_000;
 
@@ -35,8 +38,8 @@ await npmPackages();
 const environment = { ...process.env, ...QUIET, WRANGLER_LOG_PATH: "/dev/null" };
 
 /**
- * Runs statements and returns the rows of each. One call runs many statements, because wrangler
- * takes a second or two to start.
+ * Runs statements and returns the rows of each statement. It runs them with one call of wrangler,
+ * because wrangler takes a second or two to start.
  */
 function readAll(statements) {
   const sql = statements.join(";\n");
@@ -47,7 +50,7 @@ function readAll(statements) {
 }
 const read = (sql) => readAll([sql])[0];
 
-/** A value as an SQL literal. A literal cannot contain NUL. */
+/** Formats a value as an SQL literal. A string literal cannot contain NUL. */
 function value(of) {
   if (of === null) return "NULL";
   if (typeof of === "number") return `${of}`;
@@ -55,12 +58,15 @@ function value(of) {
   return `'${of.replaceAll("'", "''")}'`;
 }
 
-/** Splits a text into pieces that fit into one statement. Surrogate pairs stay together. */
+/** Splits a text into pieces that fit into one statement. Does not split surrogate pairs. */
 const pieces = (text) => text.match(new RegExp(`[^]{1,${PIECE}}`, "gu")) ?? [""];
 
 const isLongText = (of) => typeof of === "string" && of.length > PIECE;
 
-/** The statements that create a row. Further statements append the rest of long texts. */
+/**
+ * The statements that create a row. After the INSERT, UPDATE statements append the rest of long
+ * texts.
+ */
 function* statements(table, keys, row) {
   const columns = Object.keys(row);
   const first = columns.map((column) => value(isLongText(row[column]) ? pieces(row[column])[0] : row[column]));
@@ -74,8 +80,8 @@ function* statements(table, keys, row) {
 }
 
 /**
- * The statement that reads a page of a table, from the beginning or after the row `last`, in the
- * order of the primary key.
+ * The statement that reads a page of a table in the order of the primary key: the first page, or
+ * the page after the row `last`.
  */
 function pageOf({ table, keys, columns }, bytes, last) {
   const [order, after] = [keys.join(", "), last && `WHERE (${keys.join(", ")}) > (${keys.map((key) => value(last[key])).join(", ")})`];
@@ -89,7 +95,7 @@ function pageOf({ table, keys, columns }, bytes, last) {
 function* rows(table, firstPage) {
   for (let found = firstPage; found.length > 0; found = read(pageOf(table, BYTES, found.at(-1)))) {
     for (const { before__, of__, ...row } of found) yield row;
-    // No limit ended this page, so it is the last one.
+    // The page was not cut by a limit, so it is the last page.
     if (found.length < ROWS && found.length === found[0].of__) return;
   }
 }
@@ -100,15 +106,15 @@ const tables = read(
 )
   .map(({ name }) => name)
   .filter((name) => !DERIVED.includes(name))
-  // Tables that other rows refer to are read last: users, then workspaces. So all referenced rows
-  // are in the export, even those that were created during the export.
+  // Tables that other rows refer to are read last: users, then workspaces. So the export contains
+  // all referenced rows, even if they were created during the export.
   .sort((one, other) => LAST.indexOf(one) - LAST.indexOf(other));
 
 const partial = `${file}.partial`;
 for (const left of [partial, `${partial}.commands`]) rmSync(left, { force: true });
 const target = openSync(partial, "wx", 0o600);
-// The triggers of `commands` read users, so users come first in the file. The references to
-// workspaces are checked at the end.
+// The triggers of `commands` read users, so users come first in the file. References to rows that
+// come later in the file are checked at the end.
 const commands = openSync(`${partial}.commands`, "wx+", 0o600);
 writeSync(target, "PRAGMA defer_foreign_keys = true;\n");
 const columnsOf = readAll(tables.map((table) => `SELECT name, pk FROM pragma_table_info('${table}')`));
@@ -128,8 +134,8 @@ for (const [at, of] of described.entries()) {
   say(`${table}: ${count}`);
   total += count;
 }
-// Keeps used ids of workspaces from being reused. (The counters for users and groups are in the
-// rows of workspaces.)
+// Prevents that ids of deleted workspaces are used again. The counters for users and groups are in
+// the rows of workspaces.
 for (const { name, seq } of read("SELECT name, seq FROM sqlite_sequence")) {
   if (!tables.includes(name)) continue;
   writeSync(target, `DELETE FROM sqlite_sequence WHERE name = '${name}';\nINSERT INTO sqlite_sequence (name, seq) VALUES ('${name}', ${seq});\n`);

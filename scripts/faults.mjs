@@ -1,6 +1,6 @@
 // `npm run faults`: runs the long form of the fault tests (tests/faults/mod.rs) against the built
 // Worker and the real agent, and writes their figures into docs/reliability.md. It takes 10 to 15
-// minutes, and is stopped after 40.
+// minutes, and is stopped after 40 minutes.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
@@ -11,7 +11,7 @@ import { build } from "./build.mjs";
 import { fail, output, root, say } from "./lib.mjs";
 
 const TIMEOUT_MS = 2_400_000;
-/// All kinds run concurrently, because they mostly wait.
+/** All kinds of faults run concurrently, because their tests mostly wait. */
 const KINDS = 16;
 
 /** Formats the figures as Markdown. */

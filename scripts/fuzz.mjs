@@ -1,12 +1,12 @@
 // `npm run fuzz [SECONDS [TARGET]]`
 //
-// Runs each target of domain/fuzz under libFuzzer for SECONDS (60), 10^7 sequences of events for
-// the state machine of the server's object (`link`), and random requests from the OpenAPI document
-// for ten times SECONDS. Writes the figures into docs/contributing/fuzzing.md. With TARGET, it runs only that
-// target and writes nothing.
+// Runs each target of domain/fuzz with libFuzzer for SECONDS (default: 60). Runs 10^7 sequences of
+// events on the state machine of the server's object (`link`), and random requests from the OpenAPI
+// document for ten times SECONDS. Writes the figures into docs/contributing/fuzzing.md. With
+// TARGET, runs only that target and writes nothing into the document.
 //
-// Without a sanitizer, libFuzzer works with a stable compiler. The parsers are safe Rust, so an
-// invalid access is a panic.
+// Uses no sanitizer, because libFuzzer then works with a stable compiler. The parsers are safe
+// Rust, so an invalid access is a panic anyway.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, readdirSync } from "node:fs";
 import { join } from "node:path";
@@ -23,8 +23,8 @@ const LINK_SEQUENCES = 10_000_000;
 if (only !== undefined && ![...targets, LINK].includes(only)) fail(`unknown target ${only}; the targets are ${[...targets, LINK].join(", ")}`);
 
 /**
- * Runs sequences of events on the state machine of the server's object: the property tests of `npm
- * test`, with more sequences.
+ * Runs sequences of events on the state machine of the server's object: the same property tests as
+ * in `npm test`, with more sequences.
  */
 function link() {
   const sequences = process.env.FARHAND_LINK_SEQUENCES ?? `${LINK_SEQUENCES}`;
@@ -43,7 +43,7 @@ run("cargo", ["fuzz", "build", ...options], { env });
 
 /** Runs a target and returns a row of figures. */
 function fuzz(target) {
-  // New inputs go beside the corpus, which is in git.
+  // New inputs are written into another folder than the corpus, which is in git.
   const found = join(folder, "found", target);
   mkdirSync(found, { recursive: true });
   say(`fuzz: ${target}, ${seconds} s`);

@@ -1,5 +1,5 @@
-// An instance of the service on this machine: workerd (serve.mjs) with D1, KV and Durable Objects
-// in its own state folder. `npm start` and the tests start it in the same way.
+// Starts an instance of the service on this machine: workerd (serve.mjs) with D1, KV and Durable
+// Objects in its own state folder. `npm start`, the tests and the benches use it.
 import { randomBytes } from "node:crypto";
 import { chmodSync, closeSync, cpSync, existsSync, mkdirSync, openSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
@@ -12,9 +12,9 @@ export const wrangler = join(root, "node_modules", ".bin", "wrangler");
 export const QUIET = { WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOTIFIER: "1", FORCE_COLOR: "0" };
 
 /**
- * The environment for wrangler. Its temporary files stay in the state folder, because mails of its
- * local sink contain links. Its debug log is discarded, because it would contain all responses of
- * D1.
+ * The environment for wrangler and workerd. Temporary files are in the state folder, because some
+ * contain mails with secret links. wrangler's debug log is discarded, because it would contain all
+ * results from D1.
  */
 function wranglerEnvironment(stateDir) {
   const [temporary, discarded] = [join(stateDir, "tmp"), join(stateDir, "discarded.log")];
@@ -25,15 +25,18 @@ function wranglerEnvironment(stateDir) {
 const START_TIMEOUT_MS = 60_000;
 /** The secrets that are generated if the environment does not set them. */
 const SECRETS = ["OPERATOR_TOKEN", "SECRET_KEY"];
-/** The shortest secret, in characters. The Worker refuses to work with a shorter one. */
+/**
+ * The minimum length of a secret, in characters. The Worker refuses requests if a secret is
+ * shorter.
+ */
 const MIN_SECRET_LENGTH = 32;
 /**
- * Secrets that cannot be generated: those of other services, and those from before a rotation. They
- * come from the environment at each start.
+ * Secrets that cannot be generated: passwords of other services, and the previous secrets after a
+ * rotation. They are read from the environment at each start.
  */
 const EXTERNAL_SECRETS = ["SMTP_PASSWORD", "SECRET_KEY_PREVIOUS", "OPERATOR_TOKEN_PREVIOUS"];
 
-/** A free port of this machine. */
+/** Finds a free port of this machine. */
 export const freePort = () =>
   new Promise((found, failed) => {
     const probe = createServer();
@@ -45,14 +48,14 @@ export const freePort = () =>
   });
 
 /**
- * Whether another program listens on a port. Its responses would be mistaken for those of the
- * instance.
+ * Whether another program listens on a port. The instance must not use such a port, because the
+ * program's responses would be mistaken for its own.
  */
 export const isTaken = (port) =>
-  new Promise((answer) => {
+  new Promise((resolved) => {
     const probe = createServer();
-    probe.once("error", () => answer(true));
-    probe.listen(port, "127.0.0.1", () => probe.close(() => answer(false)));
+    probe.once("error", () => resolved(true));
+    probe.listen(port, "127.0.0.1", () => probe.close(() => resolved(false)));
   });
 
 /** Throws an error if a secret of the environment is too short. */
@@ -66,8 +69,8 @@ export function checkSecrets(environment) {
 }
 
 /**
- * The secrets of an instance: from the environment, or generated once and stored in the state
- * folder.
+ * Returns the secrets of an instance. A secret comes from the environment, or is generated once.
+ * Both are stored in the state folder.
  */
 function secrets(stateDir, environment) {
   const file = join(stateDir, "secrets.json");
@@ -80,8 +83,8 @@ function secrets(stateDir, environment) {
 }
 
 /**
- * Writes the variables that differ from wrangler.toml into a file. On a command line, every account
- * of this machine could read them.
+ * Writes the variables that differ from wrangler.toml into a file, because every account of this
+ * machine can read the arguments of a process.
  */
 async function writeVariables(stateDir, port, environment) {
   const { parse } = await import("smol-toml");
@@ -114,8 +117,8 @@ function applyMigrations(stateDir) {
 const d1Folder = (stateDir) => join(stateDir, "v3", "d1");
 
 /**
- * Applies the migrations to the local D1, unless it is up to date. That takes wrangler several
- * seconds, so a migrated empty D1 is kept as a template, and a new state folder gets a copy of it.
+ * Applies the migrations to the local D1, unless it is up to date. wrangler needs several seconds
+ * for this, so a migrated empty D1 is kept as a template, and a new state folder gets a copy of it.
  */
 async function migrate(stateDir) {
   const wanted = digest(["migrations", "wrangler.toml"]);
@@ -134,8 +137,8 @@ async function migrate(stateDir) {
 }
 
 /**
- * Starts an instance and waits until it responds. The Worker must be built, in `build` of a project
- * folder with a wrangler.toml.
+ * Starts an instance and waits until it responds. `project` is a folder with a wrangler.toml and
+ * the built Worker in `build`.
  * @param {{stateDir: string, port: number, project?: string, environment?: object, onExit: (how:
  * string) => void}} options
  * @returns {Promise<{url: string, operatorToken: string, pid: number, stop: () => Promise<void>}>}
@@ -144,8 +147,8 @@ export async function startInstance({ stateDir, port, project = root, environmen
   if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is not a port number`);
   if (await isTaken(port)) throw new Error(`port ${port} of 127.0.0.1 is in use; set PORT to another one`);
   stateDir = resolve(root, stateDir);
-  // Only the owner may access the state folder. The mode of an existing folder without an instance
-  // is not changed, but new files in it are private.
+  // Only the owner may access the state folder. An existing folder without the state of an instance
+  // keeps its mode, but new files in it are private.
   const isNew = mkdirSync(stateDir, { recursive: true, mode: 0o700 }) !== undefined;
   if (isNew || existsSync(join(stateDir, "secrets.json"))) chmodSync(stateDir, 0o700);
   await migrate(stateDir);

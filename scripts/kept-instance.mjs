@@ -1,5 +1,6 @@
-// The instance of `npm test -- e2e --keep NAME`. It stays up between runs. If the Worker or its
-// migrations changed, it is restarted with an empty state. `npm test -- stop` stops it.
+// The instance of `npm test -- e2e --keep NAME`. It continues to run between test runs. If the
+// Worker, its migrations or its settings changed, it is restarted with an empty state. `npm test --
+// stop` stops it.
 import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { freePort, startInstance } from "./instance.mjs";
@@ -8,19 +9,19 @@ import { digest, endGroup, locked, root, say, tools } from "./lib.mjs";
 const folder = join(root, ".wrangler", "test");
 const stateDir = join(folder, "state");
 /**
- * The facts about the instance for the next run. They include the operator token, so only the owner
- * can read the file.
+ * The file with the facts about the instance for the next run. It contains the operator token, so
+ * only the owner can read it.
  */
 const factsFile = join(folder, "instance.json");
 /** The files that the instance depends on. */
 const SOURCES = ["build/.source-digest", "migrations", "wrangler.toml", "scripts/serve.mjs", "scripts/instance.mjs", "scripts/kept-instance.mjs"];
 
-/** The facts about the running instance, or null. */
+/** Returns the facts about the running instance, or null if none runs. */
 function running() {
   if (!existsSync(factsFile)) return null;
   const facts = JSON.parse(readFileSync(factsFile, "utf8"));
   try {
-    // The number may belong to another process by now.
+    // The process number may belong to another process now.
     return readFileSync(`/proc/${facts.pid}/cmdline`, "utf8").includes(stateDir) ? facts : null;
   } catch {
     return null;
@@ -42,7 +43,7 @@ export const keptInstance = (variables) => locked(join(tools, "kept-instance.loc
 async function keptInstanceAlone(variables) {
   const sourceDigest = digest(SOURCES, JSON.stringify(variables));
   let facts = running();
-  const isHealthy = facts?.sourceDigest === sourceDigest && (await fetch(`${facts.url}/healthz`, { signal: AbortSignal.timeout(2000) }).then((answer) => answer.ok, () => false));
+  const isHealthy = facts?.sourceDigest === sourceDigest && (await fetch(`${facts.url}/healthz`, { signal: AbortSignal.timeout(2000) }).then((response) => response.ok, () => false));
   if (!isHealthy) {
     await stopKeptInstance();
     mkdirSync(folder, { recursive: true, mode: 0o700 });

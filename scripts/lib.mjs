@@ -1,4 +1,5 @@
-// Helpers for all scripts. Uses only Node's built-in modules, because it runs before `npm ci`.
+// Helpers for all scripts. This module uses only Node's built-in modules, because it runs before
+// `npm ci`.
 import { spawn, spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
@@ -8,16 +9,16 @@ import { fileURLToPath } from "node:url";
 /** The folder of the checkout. */
 export const root = resolve(dirname(fileURLToPath(import.meta.url)), "..");
 /**
- * The folder for everything that the scripts install. git ignores it. Deleting it undoes the
- * set-up.
+ * The folder for programs that the scripts install. git ignores it. Delete it to remove these
+ * programs.
  */
 export const tools = join(root, ".tools");
 
-// test.mjs sets this variable for the end-to-end tests, and so for the scripts that they start.
-// With it, cargo would rebuild everything.
+// test.mjs sets this variable for the end-to-end tests. Scripts that the tests start inherit it,
+// and cargo would then rebuild everything.
 delete process.env.RUSTC_BOOTSTRAP;
 
-/** Prints one line of progress to standard error, so that standard output stays for results. */
+/** Prints one line of progress to standard error, because standard output is for results. */
 export const say = (line) => process.stderr.write(`${line}\n`);
 
 /** Ends the script with a message for a person. */
@@ -39,10 +40,16 @@ export function output(program, args, options = {}) {
   return done.status === 0 ? done.stdout.trim() : null;
 }
 
-/** The commit of the checkout, marked if files differ from it. Empty outside a git checkout. */
+/**
+ * The commit of the checkout, with a suffix if files differ from the commit. Empty outside a git
+ * checkout.
+ */
 export const commit = () => output("git", ["describe", "--always", "--dirty", "--abbrev=10", "--exclude", "*"]) ?? "";
 
-/** Every file below the given paths (files or folders, relative to the checkout), sorted. */
+/**
+ * All files at or below the given paths (files or folders, relative to the checkout), sorted within
+ * each path.
+ */
 export function filesBelow(paths) {
   const found = [];
   const walk = (path) => {
@@ -54,7 +61,7 @@ export function filesBelow(paths) {
   return found;
 }
 
-/** A digest of the names and contents of files, and of further strings. */
+/** Computes a digest of the names and contents of files, and of additional strings. */
 export function digest(paths, ...extra) {
   const hash = createHash("sha256");
   for (const file of filesBelow(paths)) hash.update(relative(root, file)).update("\0").update(readFileSync(file));
@@ -62,7 +69,10 @@ export function digest(paths, ...extra) {
   return hash.digest("hex");
 }
 
-/** Calls `work` unless `stampFile` already has `value`. Then writes `value` into it. */
+/**
+ * Calls `work` and writes `value` into `stampFile`, unless the file already contains `value`.
+ * Returns whether `work` was called.
+ */
 export async function once(stampFile, value, work) {
   if (existsSync(stampFile) && readFileSync(stampFile, "utf8") === value) return false;
   await work();
@@ -81,7 +91,7 @@ const isAlive = (pid) => {
 };
 
 /**
- * Calls `work` while holding a lock file. Waits for another process that holds it, and takes the
+ * Calls `work` while holding a lock file. Waits while another process holds the lock. Takes the
  * lock over if that process is dead.
  */
 export async function locked(lockFile, work) {
@@ -117,7 +127,7 @@ const groupIsAlive = (pid) => {
   }
 };
 
-/** Ends a process group: TERM, and KILL for the processes that remain after `graceMs`. */
+/** Ends a process group: sends TERM, and KILL if processes remain after `graceMs`. */
 export async function endGroup(child, graceMs = 5000) {
   const pid = child?.pid;
   if (!pid || !groupIsAlive(pid)) return;

@@ -2,15 +2,15 @@
 //
 // Runs the built Worker of a project folder in workerd, with D1, KV and Durable Objects in a state
 // folder. VARIABLES is a JSON file whose variables override those of the project's wrangler.toml.
-// The Worker's log goes to standard output.
+// Writes the Worker's log to standard output.
 //
-// `wrangler dev` is not used. It would put a proxy in front of the Worker, on connections that both
-// ends close after five idle seconds. Sometimes a request used a connection that was just being
-// closed, and got a 503.
+// `wrangler dev` is not used, because it puts a proxy in front of the Worker. Both ends of the
+// proxy's connections close them after five idle seconds. Sometimes a request used a connection
+// that was being closed, and got a 503.
 //
-// Requests arrive at the worker `edge`, on its own socket. Miniflare's own entry obeys the MF-*
-// headers of a request and trusts its CF-Connecting-IP, so it listens on another port that only
-// this process uses.
+// Requests arrive at the Worker `edge`, on its own socket. Miniflare's entry socket is not used for
+// requests, because it obeys the MF-* headers of a request and trusts its CF-Connecting-IP. It
+// listens on another port, which only this process uses.
 import { randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -18,7 +18,7 @@ import { Log, LogLevel, Miniflare } from "miniflare";
 import { parse } from "smol-toml";
 
 const [stateDir, port, variables, project] = process.argv.slice(2);
-// Files that the runtime creates are private.
+// Makes files that the runtime creates private.
 process.umask(0o077);
 
 /** Writes Miniflare's log lines unchanged. */
@@ -29,8 +29,8 @@ class PlainLog extends Log {
 }
 
 /**
- * Reads the Worker's options from a wrangler.toml. wrangler could do that too, but takes half a
- * second to load.
+ * Reads the Worker's options from a wrangler.toml. wrangler has a function for this, but takes half
+ * a second to load.
  */
 function workerOptionsOf(file) {
   const config = parse(readFileSync(file, "utf8"));
@@ -44,15 +44,16 @@ function workerOptionsOf(file) {
     kvNamespaces: named(config.kv_namespaces, ({ id }) => ({ id })),
     durableObjects: named(config.durable_objects?.bindings, (item) => ({ className: item.class_name, useSQLite: useSQLite(item.class_name) })),
     email: { send_email: config.send_email ?? [] },
-    // The folder itself: Miniflare would put its router for static assets in front of the Worker, which takes a tenth of the speed.
+    // Binds the folder itself, because Miniflare's router for static assets in front of the Worker
+    // would reduce the speed by a tenth.
     serviceBindings: config.assets ? { [config.assets.binding]: { disk: { path: join(project, config.assets.directory), writable: false } } } : {},
   };
 }
 
 const workerOptions = workerOptionsOf(join(project, "wrangler.toml"));
-// Miniflare has no clock for Cron Triggers. Its own triggers are open to every client, or block
-// this process until the Worker has responded, while the Worker may wait for this process to read
-// its log. So a separate Worker with a secret key triggers them.
+// Miniflare does not run Cron Triggers by itself. Of its two ways to trigger them, one is open to
+// every client. The other blocks this process until the Worker has responded, but the Worker may
+// wait for this process to read its log. So a separate Worker with a secret key triggers them.
 const key = randomUUID();
 const clock = {
   name: "clock",
@@ -69,8 +70,8 @@ const clock = {
   bindings: { KEY: key },
   serviceBindings: { FARHAND: "farhand" },
 };
-// The service listens on loopback only, so every peer is this machine. The Worker trusts only the
-// header with this key, and no other header about the client's address.
+// The service listens on loopback only, so every client is on this machine. The Worker trusts the
+// header Farhand-Peer if it contains this key.
 const host = "127.0.0.1";
 const peerKey = randomUUID();
 const edge = {
@@ -97,7 +98,7 @@ const farhand = {
   name: "farhand",
   rootPath: join(project, "build"),
   scriptPath: "index.js",
-  // Module names are relative to this folder. workerd accepts no name that leads out of it.
+  // Module names are relative to this folder. workerd accepts no name outside it.
   modulesRoot: ".",
   modules: true,
   modulesRules: [{ type: "CompiledWasm", include: ["**/*.wasm"], fallthrough: true }],
@@ -109,7 +110,7 @@ const miniflare = new Miniflare({
   defaultPersistRoot: join(stateDir, "v3"),
   cf: false,
   log: new PlainLog(LogLevel.INFO),
-  // A path can contain the key of a password reset.
+  // Off, because a path can contain the key of a password reset.
   logRequests: false,
   handleStructuredLogs: ({ level, message }) => console.log(level === "log" ? message : `${level}: ${message}`),
 });
@@ -132,7 +133,7 @@ const tick = async () => {
 void tick();
 setInterval(tick, 3_600_000).unref();
 
-// Miniflare does not report when workerd exits.
+// Miniflare does not report that workerd has exited, so this process checks it.
 let misses = 0;
 const watch = setInterval(async () => {
   const isRunning = await fetch(`http://${host}:${port}/healthz`).then(() => true, (error) => error.cause?.code !== "ECONNREFUSED");

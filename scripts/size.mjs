@@ -1,5 +1,4 @@
-// `npm run size`: prints the size of the Worker as it is deployed. Fails if a function is too
-// large.
+// `npm run size`: prints the size of the deployed Worker. Fails if a function is too large.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -9,8 +8,8 @@ import { fail, root } from "./lib.mjs";
 import { functionSizes } from "./wasm.mjs";
 
 /**
- * The largest function, in bytes. V8 compiles a function at its first call, so large functions
- * delay the first request of an isolate by code that it may not need.
+ * The maximum size of a function, in bytes. V8 compiles a whole function at its first call, so a
+ * large function delays the first request of an isolate.
  */
 const MAX_FUNCTION_BYTES = 40_000;
 

@@ -1,8 +1,9 @@
 // `npm start`: runs the service on this machine, with a demo workspace and an agent that runs
 // commands here.
 //
-// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, SECRET_KEY, their
-// _PREVIOUS, SMTP_PASSWORD, and any var of wrangler.toml. Ctrl-C or SIGTERM stops everything.
+// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, SECRET_KEY, the
+// same two with _PREVIOUS, SMTP_PASSWORD, and any variable of wrangler.toml. Ctrl-C or SIGTERM
+// stops everything.
 import { randomBytes } from "node:crypto";
 import { chmodSync, existsSync, openSync, readFileSync, writeFileSync } from "node:fs";
 import { userInfo } from "node:os";
@@ -52,7 +53,7 @@ function writePrivate(file, text) {
 }
 
 /**
- * Creates the workspace `demo` with a superuser, an API token and a server, or uses those of an
+ * Creates a workspace with a superuser, an API token and a server, or uses the workspace of an
  * earlier start.
  */
 async function demo() {
@@ -69,10 +70,10 @@ async function demo() {
   return { facts, agentFile };
 }
 
-/** The value of a key in the agent's config file. */
+/** Returns the value of a key in the agent's config file. */
 const setting = (config, name) => config.match(new RegExp(`^${name} = "(.*)"$`, "m"))?.[1];
 
-/** The name of the agent's server, or null if its key is no longer valid. */
+/** Returns the name of the agent's server, or null if the agent's key is no longer valid. */
 async function serverOfAgent(config) {
   const Authorization = `id="${setting(config, "id")}", key="${setting(config, "key")}"`;
   const response = await fetch(`${instance.url}/api/servers/servers/-/`, { headers: { Authorization } });
@@ -80,8 +81,8 @@ async function serverOfAgent(config) {
 }
 
 /**
- * Gets a new key or a new server for the demo's agent, because the user has rotated the key or
- * deleted the server. Returns the server's name.
+ * Gets a new key for the demo's agent after the user has rotated its key. If the user has deleted
+ * the server, creates a new server. Returns the server's name.
  */
 async function renewKey(config, agentFile, facts) {
   const [path, token] = [`/api/servers/servers/${setting(config, "id")}/`, userToken(facts.api_token)];
@@ -103,7 +104,8 @@ async function createDemo(agentFile) {
   const slug = process.env.DEFAULT_WORKSPACE || "demo";
   const admin = { username: "admin", email: "admin@example.com", password: randomBytes(12).toString("base64url") };
   const operator = `Bearer ${instance.operatorToken}`;
-  // Deletes a workspace of an interrupted first start, because its password is lost.
+  // Deletes the workspace of an interrupted first start, if it exists, because its password is
+  // lost.
   await api("DELETE", `/operator/workspaces/${slug}/?now=true`, operator).catch(() => null);
   await api("POST", "/operator/workspaces/", operator, { slug, name: "Demo", admin });
   const { token } = await api("POST", "/api/auth/login/", "", { username: admin.username, password: admin.password });

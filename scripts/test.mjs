@@ -1,4 +1,4 @@
-// `npm test`: runs everything that CI runs, in stages, and prints the time of each.
+// `npm test`: runs all checks of CI in stages, and prints the duration of each stage.
 //
 //   npm test                             lints, supply chain, unit tests, and all end-to-end tests
 //   npm test -- lint                     documents, formatting, lints and supply chain
@@ -7,9 +7,9 @@
 //   npm test -- e2e --keep NAME          the same, on an instance that stays up for the next run
 //   npm test -- stop                     stops that instance
 //
-// The end-to-end tests use the built Worker in workerd, on their own port and state folder. After a
-// run of all of them, the state and the logs of all instances are searched for every credential
-// that the tests used.
+// The end-to-end tests use the built Worker in workerd, with its own port and state folder. After a
+// run of all end-to-end tests, the state and the logs of all instances are searched for every
+// credential that the tests used.
 //
 // If FARHAND_URL and FARHAND_OPERATOR_TOKEN are set, the end-to-end tests run against that service
 // instead.
@@ -30,16 +30,19 @@ import { cargoDeny, checkRust, prepare, programs } from "./toolchain.mjs";
 const MODES = ["lint", "unit", "e2e", "stop"];
 const [mode, ...rest] = process.argv.slice(2);
 const isKept = rest.includes("--keep");
-/** What libtest gets: parts of names, and its options. */
+/** The arguments for libtest: parts of test names, and options. */
 const filter = rest.filter((argument) => argument !== "--keep");
-// Arguments that are not options select tests by name.
+// Arguments that are not options are parts of test names.
 const names = filter.filter((argument) => !argument.startsWith("-"));
 /**
- * Many end-to-end tests wait for a minute to pass (contract 7.12). With 2 threads per core, the
- * cores were idle for a third of the run.
+ * Four threads per core, because many end-to-end tests wait for a minute (contract 7.12). With two
+ * threads per core, the cores were idle for a third of the run.
  */
 const THREADS = `--test-threads=${4 * availableParallelism()}`;
-/** workerd uses one core. A run of a few tests needs no second one. */
+/**
+ * The number of instances. workerd uses one core, so a run of all tests uses several instances. A
+ * run of a few tests needs only one.
+ */
 const INSTANCES = names.length === 0 ? Math.min(availableParallelism(), 4) : 1;
 const SLOWEST = 20;
 const PROGRESS_EVERY_MS = 30_000;
@@ -48,8 +51,8 @@ const PROGRESS_EVERY_MS = 30_000;
  * The variables of the test instances.
  *
  * The tests log in hundreds of times, so the Worker hashes with the minimum number of rounds. The
- * tests are a trusted proxy, so that a test can choose its address. ALLOW_HTTP lets them use plain
- * HTTP for other host names than those of this machine.
+ * tests are a trusted proxy, so that a test can choose its client address. ALLOW_HTTP allows plain
+ * HTTP for host names of other machines.
  */
 const VARIABLES = { PBKDF2_ITERATIONS: "100000", TRUSTED_PROXIES: "127.0.0.1", ALLOW_HTTP: "1" };
 
@@ -61,7 +64,7 @@ let child = null;
 
 const secondsSince = (began) => (Date.now() - began) / 1000;
 
-/** Runs a stage and prints its time. */
+/** Runs a stage and prints its duration. */
 async function stage(name, work) {
   say(`> ${name}`);
   const began = Date.now();
@@ -74,13 +77,16 @@ async function stage(name, work) {
   }
 }
 
-/** Prints rows of a name and seconds. */
+/** Prints rows, each with a name and seconds. */
 function printTimes(title, rows) {
   console.log(`\n${title}`);
   for (const [name, seconds] of rows) console.log(`${seconds.toFixed(1).padStart(9)} s  ${name}`);
 }
 
-/** Runs a program. Its standard output goes to ours, without the lines that `isHidden` accepts. */
+/**
+ * Runs a program. Prints its standard output, except lines for which `isHidden` returns true.
+ * Returns whether the program succeeded, and its standard output.
+ */
 async function tee(program, args, env = process.env, isHidden = () => false) {
   const lines = [];
   const status = await new Promise((ended, failed) => {
@@ -103,7 +109,7 @@ function count({ ok, text }) {
     counts.passed += Number(passed);
     failed += Number(failures);
   }
-  // A test program that does not build, or does not end by itself, counts as one failure.
+  // If a test program does not build or crashes, this counts as one failure.
   counts.failed += ok ? failed : Math.max(failed, 1);
 }
 
@@ -114,13 +120,13 @@ async function cargoTest(args, env = process.env) {
 
 const END_TO_END = ["-p", "farhand-tests", "--test", "e2e"];
 /**
- * libtest prints times only with a nightly compiler or with this variable. It must not be set for
- * cargo itself.
+ * libtest prints times only with a nightly compiler or with the variable RUSTC_BOOTSTRAP. Cargo
+ * sets it for the test program only, because cargo itself must not have it.
  */
 const RUNNER = `target.'cfg(all())'.runner = ["env", "RUSTC_BOOTSTRAP=1"]`;
 const WITH_TIMES = ["-Z", "unstable-options", "--report-time", "--format=pretty"];
 
-/** Runs the end-to-end tests, counts them, and prints the slowest ones. */
+/** Runs the end-to-end tests, counts them, and prints the slowest tests. */
 async function cargoTestWithTimes(total, env) {
   const times = [];
   const began = Date.now();
@@ -143,10 +149,10 @@ async function cargoTestWithTimes(total, env) {
 async function lint() {
   const env = await stage("tools", prepare);
   await stage("documents: redocly lint", () => {
-    // Its configuration turns off telemetry; this variable turns off the search for updates.
+    // The variable turns off redocly's search for updates. Its configuration turns off telemetry.
     run("node_modules/.bin/redocly", ["lint", "docs/openapi.yaml"], { env: { ...process.env, REDOCLY_SUPPRESS_UPDATE_NOTICE: "true" } });
   });
-  // It fails on a dead link.
+  // The build of the site fails on a dead link.
   await stage("documents: the documentation site", () => run("node", ["scripts/docs.mjs", "build"]));
   await stage("formatting", async () => {
     const { ok, text } = await tee("cargo", ["fmt", "--all", "--check"]);
@@ -162,8 +168,8 @@ async function lint() {
 }
 
 /**
- * Checks licences, sources and bans of all crates (deny.toml), and known vulnerabilities if the
- * list of them can be downloaded.
+ * Checks licences, sources and bans of all crates (deny.toml). Also checks for known
+ * vulnerabilities, if their list can be downloaded.
  */
 async function supplyChain() {
   const env = await cargoDeny();
@@ -171,7 +177,7 @@ async function supplyChain() {
   say("> cargo deny check licenses bans sources");
   run("cargo", [...deny, "check", "licenses", "bans", "sources"], { env });
   say("> cargo deny fetch");
-  // The timeout is for a network that hangs.
+  // Has a timeout, because the network may hang.
   const isFetched = output("cargo", [...deny, "fetch", "db"], { env, timeout: 60_000 }) !== null;
   if (!isFetched) return say("advisories: NOT CHECKED, because RustSec's database could not be downloaded from GitHub");
   run("cargo", [...deny, "--offline", "check", "advisories"], { env });
@@ -185,7 +191,7 @@ async function unit() {
   await stage("unit tests: command line", () => cargoTest(["-p", "farhand-cli"]));
 }
 
-/** Builds the end-to-end tests. Returns the names of those that the filter selects. */
+/** Builds the end-to-end tests. Returns the names of the tests that the filter selects. */
 async function selectedTests() {
   const { ok, text } = await tee("cargo", ["test", "--quiet", ...END_TO_END, "--", "--list", ...filter], process.env, () => true);
   if (!ok) throw new Error("the end-to-end tests did not build");
@@ -206,8 +212,8 @@ function buildCommandLine() {
  */
 function testPrograms(tests) {
   const has = (module) => tests.some((name) => name.startsWith(`${module}::`));
-  // Only root can create network namespaces. For other accounts the test cuts the network in
-  // another way.
+  // Only root can create network namespaces, for which the test needs `ip`. As another account, the
+  // test interrupts the network without `ip`.
   if (has("agent::connection") && process.getuid() === 0) programs(["ip"], ["iproute2"], "the test of a cut network needs the command ip");
   if (has("cost::bench")) programs(["sqlite3"], ["sqlite3"], "the test of the benches' data needs sqlite3");
   if (has("docs::documents")) programs(["jq"], ["jq"], "the examples of the documents need jq");
@@ -232,12 +238,13 @@ async function interrupted() {
 }
 
 /**
- * Starts the tests' instances in a folder of this run. Returns variables for the tests, which pick
- * one by their names.
+ * Starts the tests' instances in a folder of this run. Returns variables for the tests. Each test
+ * chooses an instance by its name.
  */
 async function startTestInstances(folder) {
   const onExit = (how) => say(`error: the service ended with ${how}`);
-  // The instances have their own process groups, so a signal to this group does not stop them.
+  // The instances have their own process groups, so a signal to this process's group does not stop
+  // them.
   for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void interrupted());
   const stateDirs = Array.from({ length: INSTANCES }, (_, number) => join(folder, `state-${number}`));
   for (const stateDir of stateDirs) {

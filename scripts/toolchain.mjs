@@ -1,10 +1,9 @@
-// Installs the tools of the build and prints what it found: npm packages, the wasm target,
-// worker-build and wasm-bindgen.
+// Installs the tools of the build: npm packages, the wasm target, worker-build and wasm-bindgen.
 //
 // There are two ways to get the wasm target. Usually rustup downloads it. If rustup cannot, for
 // example on an offline or mirrored network, Debian's packages provide a compiler with the source
-// of std, and this script compiles std once into a sysroot of the project. Everything goes into
-// .tools/ and node_modules/, except Debian's packages.
+// of std, and this script compiles std once into a sysroot of the project. Everything is installed
+// into .tools/ and node_modules/, except Debian's packages and rustup's target.
 import { spawnSync } from "node:child_process";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, symlinkSync, copyFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -40,8 +39,8 @@ export function isAtLeast(version, least) {
 }
 
 /**
- * The reason why a compiler cannot build Farhand, or null if it can. Its version must be at least
- * `rust-version` of Cargo.toml.
+ * Returns the reason why a compiler cannot build Farhand, or null if it can. The compiler's version
+ * must be at least `rust-version` in Cargo.toml.
  */
 export function rustProblem(rustc = "rustc") {
   const oldest = readFileSync(join(root, "Cargo.toml"), "utf8").match(/^rust-version = "(.*)"$/m)[1];
@@ -61,16 +60,15 @@ export function checkRust() {
 const hasStd = (libdir) => libdir !== null && existsSync(libdir) && readdirSync(libdir).some((name) => name.startsWith("libstd-"));
 
 /**
- * The environment for `cargo ... --target wasm32-unknown-unknown`, and a line that describes the
- * toolchain.
+ * Returns the environment for `cargo ... --target wasm32-unknown-unknown`, and a line that
+ * describes the toolchain.
  */
 function wasmToolchain() {
   checkRust();
   const rustc = output("rustc", ["--version"]);
   const installed = () => hasStd(output("rustc", ["--print", "target-libdir", "--target", TARGET]));
   if (installed()) return { line: `${rustc}, its own ${TARGET}`, env: {} };
-  // If its server is unreachable, rustup fails immediately. The timeout is for a network that
-  // hangs.
+  // If its server is unreachable, rustup fails immediately. The timeout is for networks that hang.
   if (output("rustup", ["target", "add", TARGET], { timeout: 120_000 }) !== null && installed()) {
     return { line: `${rustc}, ${TARGET} added by rustup`, env: {} };
   }
@@ -78,8 +76,8 @@ function wasmToolchain() {
 }
 
 /**
- * Installs the missing ones of some Debian packages. `why` is printed first, and is part of the
- * error if there is no apt-get.
+ * Installs those Debian packages that are missing. `why` says why they are needed, in the progress
+ * line and in the error if apt-get is missing.
  */
 export function debianPackages(names, why) {
   const missing = names.filter((name) => !output("dpkg-query", ["-W", "-f=${Status}", name])?.includes("ok installed"));
@@ -91,7 +89,7 @@ export function debianPackages(names, why) {
   run(program, [...args, "install", "-yq", "--no-install-recommends", ...missing]);
 }
 
-/** The paths of programs. Installs Debian's packages if a program is not on PATH. */
+/** Returns the paths of programs. Installs Debian's packages if a program is not on PATH. */
 export function programs(names, packages, why) {
   const find = (name) => output("sh", ["-c", `command -v ${name}`]);
   const missing = () => names.filter((name) => find(name) === null);
@@ -125,7 +123,8 @@ function debianToolchain() {
 }
 
 /**
- * Creates a sysroot with links to Debian's sysroot and a std for wasm, and a `rustc` that uses it.
+ * Creates a sysroot with links to Debian's sysroot and a std for wasm, and a `rustc` wrapper that
+ * uses the sysroot.
  */
 function buildSysroot(bin) {
   rmSync(debianRust, { recursive: true, force: true });
@@ -142,7 +141,7 @@ function buildSysroot(bin) {
   mkdirSync(join(crate, "src"));
   writeFileSync(join(crate, "Cargo.toml"), '[package]\nname = "empty"\nversion = "0.0.0"\nedition = "2021"\n[profile.release]\npanic = "abort"\n');
   writeFileSync(join(crate, "src", "lib.rs"), "");
-  // With bitcode, because link-time optimisation of the Worker includes std.
+  // Embeds bitcode, because link-time optimisation of the Worker includes std.
   run("/usr/bin/cargo", ["build", "--release", "--target", TARGET, "-Zbuild-std=std,panic_abort"], {
     cwd: crate,
     env: { ...process.env, RUSTC: "/usr/bin/rustc", RUSTC_BOOTSTRAP: "1", CARGO_TARGET_DIR: join(crate, "target"), RUSTFLAGS: "-Cembed-bitcode=yes" },
@@ -159,14 +158,14 @@ function buildSysroot(bin) {
   for (const name of ["cargo", "cargo-clippy", "clippy-driver"]) symlinkSync(join("/usr/bin", name), join(bin, name));
 }
 
-/** The version of a crate in Cargo.lock. */
+/** Returns the version of a crate in Cargo.lock. */
 function locked(crate) {
   const found = new RegExp(`name = "${crate}"\\nversion = "([^"]+)"`).exec(readFileSync(join(root, "Cargo.lock"), "utf8"));
   return found?.[1] ?? fail(`Cargo.lock has no ${crate}`);
 }
 
 /**
- * Installs a cargo program into .tools, unless that version is installed.
+ * Installs a version of a cargo program into .tools, unless it is installed.
  *
  * Most programs only start other programs or read a few files, so they are compiled without
  * optimisation (`--debug`), which takes half the time.
@@ -180,7 +179,7 @@ async function cargoProgram(crate, version, options, variables = {}) {
   });
 }
 
-/** The environment in which `cargo` finds the programs in .tools. */
+/** Returns the environment in which `cargo` finds the programs in .tools. */
 const withCargoPrograms = () => ({ ...process.env, PATH: `${join(cargoRoot, "bin")}:${process.env.PATH}` });
 
 /** Installs cargo-deny. Returns the environment for it. */
@@ -204,15 +203,15 @@ export async function prepare() {
   const wasm = wasmToolchain();
   say(`wasm target: ${wasm.line}`);
   await cargoProgram("worker-build", WORKER_BUILD, ["--locked", "--debug", "--bin", "worker-build"]);
-  // Without --locked, because a mirror of crates.io may lag behind the crate's lock file. With some
-  // optimisation, because each build of the Worker takes 5 s of this program's time without it.
+  // Without --locked, because a mirror of crates.io may lack versions in the crate's lock file.
+  // With some optimisation, because otherwise this program takes 5 s of each build of the Worker.
   await cargoProgram("wasm-bindgen-cli", locked("wasm-bindgen"), ["--bin", "wasm-bindgen"], { CARGO_PROFILE_RELEASE_OPT_LEVEL: "1" });
   const npmBin = (name) => join(root, "node_modules", ".bin", name);
   return {
     ...process.env,
     ...wasm.env,
-    // A separate folder, because the host's cargo may use another compiler, and each would
-    // invalidate the other's cache.
+    // A separate folder, because the host's cargo may use another compiler. In one folder, each
+    // compiler would invalidate the other compiler's cache.
     CARGO_TARGET_DIR: join(root, "target", "worker"),
     // Hashing is a tenth faster with SIMD.
     CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: "-Ctarget-feature=+simd128",

@@ -1,10 +1,10 @@
 // Reads wasm files.
 const CODE_SECTION = 10;
 
-/** The size of each function of a wasm file, in bytes. */
+/** Returns the size of each function in a wasm file, in bytes. */
 export function functionSizes(bytes) {
   let at = 8;
-  // An unsigned LEB128.
+  // Reads an unsigned LEB128 number.
   const number = () => {
     let value = 0;
     for (let shift = 0; ; shift += 7) {
