@@ -55,12 +55,12 @@ export function d1File(stateDir) {
 
 /** SQL for a time: `seconds` after the beginning of 2025. */
 const moment = (seconds) => `strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2025-01-01', (${seconds}) || ' seconds')`;
-/** SQL for the id of the server with a number in a workspace. */
+/** SQL for the id of the server with the number `number` in a workspace. */
 const serverId = (workspace, number) => `printf('%08x-0000-7000-8000-%012x', ${workspace}, ${number})`;
-/** The id of the server with a number in a workspace. */
+/** The id of the server with the number `number` in a workspace. */
 export const serverOf = (workspace, number) =>
   `${workspace.toString(16).padStart(8, "0")}-0000-7000-8000-${number.toString(16).padStart(12, "0")}`;
-/** SQL for the name of the server with a number. */
+/** SQL for the name of the server with the number `number`. */
 const serverName = (number) =>
   `printf('%s-%04d', (json_array('web', 'db', 'app', 'cache', 'worker', 'build', 'mail') ->> ((${number}) % 7)), ${number})`;
 /**

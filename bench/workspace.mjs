@@ -9,7 +9,7 @@ export const userToken = (token) => ({ Authorization: `token="${token}"` });
 export const person = (username) => ({ username, email: `${username}@example.com`, password: PASSWORD });
 
 /**
- * Logs a user in and creates an API token.
+ * Logs a user in and creates an API token. Returns the body of the login request and both tokens.
  * @param {import("./load.mjs").Client} client
  * @param {string} username of a user who was created with the body from `person`
  * @param {object} headers with the workspace's host, unless it is the default workspace

@@ -134,8 +134,8 @@ for (const [at, of] of described.entries()) {
   say(`${table}: ${count}`);
   total += count;
 }
-// Prevents that ids of deleted workspaces are used again. The counters for users and groups are in
-// the rows of workspaces.
+// Exports the counters of ids, so that ids of deleted workspaces are not used again. The counters
+// for users and groups are in the rows of workspaces.
 for (const { name, seq } of read("SELECT name, seq FROM sqlite_sequence")) {
   if (!tables.includes(name)) continue;
   writeSync(target, `DELETE FROM sqlite_sequence WHERE name = '${name}';\nINSERT INTO sqlite_sequence (name, seq) VALUES ('${name}', ${seq});\n`);

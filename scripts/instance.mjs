@@ -31,8 +31,8 @@ const SECRETS = ["OPERATOR_TOKEN", "SECRET_KEY"];
  */
 const MIN_SECRET_LENGTH = 32;
 /**
- * Secrets that cannot be generated: passwords of other services, and the previous secrets after a
- * rotation. They are read from the environment at each start.
+ * Secrets that cannot be generated: the password of the mail server, and the previous secrets after
+ * a rotation. They are read from the environment at each start.
  */
 const EXTERNAL_SECRETS = ["SMTP_PASSWORD", "SECRET_KEY_PREVIOUS", "OPERATOR_TOKEN_PREVIOUS"];
 
@@ -70,7 +70,7 @@ export function checkSecrets(environment) {
 
 /**
  * Returns the secrets of an instance. A secret comes from the environment, or is generated once.
- * Both are stored in the state folder.
+ * All are stored in the state folder.
  */
 function secrets(stateDir, environment) {
   const file = join(stateDir, "secrets.json");

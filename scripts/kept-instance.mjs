@@ -1,4 +1,4 @@
-// The instance of `npm test -- e2e --keep NAME`. It continues to run between test runs. If the
+// The instance of `npm test -- e2e --keep NAME`, which continues to run between test runs. If the
 // Worker, its migrations or its settings changed, it is restarted with an empty state. `npm test --
 // stop` stops it.
 import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";

@@ -133,7 +133,7 @@ const tick = async () => {
 void tick();
 setInterval(tick, 3_600_000).unref();
 
-// Miniflare does not report that workerd has exited, so this process checks it.
+// Miniflare does not report that workerd has exited, so this process checks it every few seconds.
 let misses = 0;
 const watch = setInterval(async () => {
   const isRunning = await fetch(`http://${host}:${port}/healthz`).then(() => true, (error) => error.cause?.code !== "ECONNREFUSED");

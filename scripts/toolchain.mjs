@@ -76,8 +76,8 @@ function wasmToolchain() {
 }
 
 /**
- * Installs those Debian packages that are missing. `why` says why they are needed, in the progress
- * line and in the error if apt-get is missing.
+ * Installs the missing packages of `names` from Debian. `why` says why they are needed. It is part
+ * of the progress line, and of the error if apt-get is missing.
  */
 export function debianPackages(names, why) {
   const missing = names.filter((name) => !output("dpkg-query", ["-W", "-f=${Status}", name])?.includes("ok installed"));

@@ -48,7 +48,7 @@ pub const MAX_SHUTDOWN: Duration = Duration::from_secs(
         + writer::DISK_TIMEOUT.as_secs(),
 );
 
-/// How the agent ended.
+/// How the agent's run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
     /// All commands have ended.
@@ -128,7 +128,8 @@ pub async fn run(
     shutdown.leaving.cancel();
     if restarts {
         let idle = async {
-            // Commands that the service has already sent are still accepted.
+            // Waits for the WebSocket to close, because commands that the service has already sent
+            // are still accepted.
             let _ = (&mut serving).await;
             is_disconnected = true;
             runner.idle().await;

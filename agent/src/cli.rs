@@ -7,8 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::config::DEFAULT_CONFIG;
 use crate::labels;
 
-/// The default time that running commands get to end by themselves when the agent shuts down, in
-/// seconds.
+/// The default of `--drain-seconds`.
 pub const DRAIN_SECONDS: u64 = 20;
 
 /// Runs commands on this server for a Farhand workspace.

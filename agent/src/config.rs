@@ -62,7 +62,7 @@ pub struct Overrides {
     pub state_dir: Option<PathBuf>,
     /// The folder of the agent's state, from the service manager's environment variable.
     pub service_state_dir: Option<PathBuf>,
-    /// The policy file that applies in addition to the host's own.
+    /// The policy file that applies in addition to the host's policy.
     pub policy: Option<PathBuf>,
 }
 
@@ -226,15 +226,15 @@ fn describe(error: &toml::de::Error, text: &str) -> String {
 /// The URL of the service, split into its parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Service {
-    /// True: https and wss. False: http and ws.
+    /// Whether the agent uses https and wss, and not http and ws.
     pub tls: bool,
     /// The host name or address in lower case. An IPv6 address has no brackets.
     pub host: String,
     pub port: u16,
-    /// The host for the `Host` header: an IPv6 address has brackets, and a port that is not the
-    /// default is included.
+    /// The host for the `Host` header. An IPv6 address has brackets. The port is included unless it
+    /// is the default port.
     pub authority: String,
-    /// The path before `/api/`: empty, or without a slash at its end.
+    /// The path before `/api/`, without a slash at its end. It may be empty.
     pub path: String,
 }
 

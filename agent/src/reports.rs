@@ -123,7 +123,7 @@ impl Reporter {
         self.id
     }
 
-    /// Queues the fin behind all queued chunks. Returns when it is queued.
+    /// Queues the fin after all queued chunks. Waits until the queue has room.
     pub async fn fin(self, fin: Fin) {
         let (body, slot) = self.pending_fins.add(fin);
         let written = self.journal.record_ended(self.id, body.clone());
@@ -134,7 +134,7 @@ impl Reporter {
 
 /// The outcome of sending a report with all its retries.
 enum SendOutcome {
-    /// The service accepted it, or does not know the command.
+    /// The service accepted the report, or does not know the command.
     Done,
     /// All attempts failed. The value is the status of the last attempt, if it got a response.
     Failed(Option<u16>),
@@ -465,7 +465,7 @@ mod tests {
     struct State {
         responses: VecDeque<Outcome>,
         then: Outcome,
-        /// For each call: the second, the kind of report, and the body.
+        /// For each call: the time in seconds, the kind of report, and the body.
         calls: Vec<(u64, String, serde_json::Value)>,
     }
 
@@ -482,7 +482,7 @@ mod tests {
             self.state.lock().unwrap().then = Ok(status);
         }
 
-        /// For each call: the second, the kind of report, and its `seq` or `exit_code`.
+        /// For each call: the time in seconds, the kind of report, and its `seq` or `exit_code`.
         fn calls(&self) -> Vec<(u64, String, i64)> {
             let number = |body: &serde_json::Value| {
                 body["seq"].as_i64().or(body["exit_code"].as_i64()).unwrap_or(-1)

@@ -80,7 +80,7 @@ impl Client {
     /// Creates a client with the id and key of a server.
     ///
     /// # Errors
-    /// The reason why they cannot be used, in one line.
+    /// The reason why the id or the key cannot be used, in one line.
     pub fn for_server(service: &Service, id: Uuid, key: &Secret) -> Result<Self, String> {
         Self::with_credential(service.clone(), format!("id=\"{id}\", key=\"{}\"", key.expose()))
     }

@@ -333,7 +333,7 @@ mod tests {
             assert_eq!(pong["query"], "pong");
             assert!(pong["timestamp"].as_f64() > Some(1.7e9));
             far.send(Message::text(r#"{"query":"reconnect"}"#)).await.unwrap();
-            // The service sends these before it receives the agent's close frame.
+            // The service sends these messages before it receives the agent's close frame.
             far.send(command("two")).await.unwrap();
             far.send(kill(2)).await.unwrap();
             let closed = far.next().await.unwrap().unwrap();

@@ -60,10 +60,11 @@ pub fn only_name(own: AgentAccount) -> Option<String> {
     User::from_uid(own).ok().flatten().map(|user| user.name)
 }
 
-/// Finds the account `user`, and checks that `group`, unless it is empty, is one of its groups.
+/// Finds the account `user`. If `group` is not empty, checks that it is one of the account's
+/// groups.
 ///
-/// If the agent is not root, `group` is checked but has no effect: only root can choose the group
-/// of a process.
+/// If the agent is not root, `group` is checked but has no effect, because only root can choose the
+/// group of a process.
 ///
 /// # Errors
 /// The reason why the agent does not run the command as this account, as a sentence for the

@@ -32,12 +32,13 @@ pub const ENDED_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// The maximum total size of the fins after a rewrite, in bytes. Beyond this size, older fins keep
 /// only a short piece of their output. The limit is smaller in tests, where checksums are slow.
 const MAX_TOTAL_FIN_BYTES: u64 = if cfg!(test) { 1024 * 1024 } else { 32 * 1024 * 1024 };
-/// The file is rewritten when it exceeds twice its size after the last rewrite by this many bytes.
+/// After a rewrite to N bytes, the next rewrite is due when the file exceeds 2 N bytes plus this
+/// slack.
 const GROWTH_SLACK: u64 = 1024 * 1024;
 /// If rewriting fails and the file is larger than this, in bytes, new events are refused.
 const MAX_FILE_BYTES: u64 = 256 * 1024 * 1024;
 /// The length of a line's checksum, which is the beginning of a SHA-256, in bytes. It detects
-/// accidents, not attacks.
+/// accidental damage, not attacks.
 const CHECKSUM_BYTES: usize = 8;
 
 /// The maximum number of attempts to lock the journal. After an agent was killed, its forked
@@ -46,11 +47,12 @@ const LOCK_ATTEMPTS: u32 = 20;
 /// The pause between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
-/// The journal.
+/// The name of the journal file.
 const JOURNAL: &str = "commands.journal";
-/// The new journal during a rewrite. It then replaces the old journal.
+/// The name of the new file during a rewrite. The new file then replaces the journal file.
 const NEW_JOURNAL: &str = "commands.journal.new";
-/// The file whose lock keeps other agents out. It contains the agent's process number.
+/// The name of the file whose lock keeps other agents from using the journal. It contains the
+/// agent's process number.
 const LOCK: &str = "lock";
 
 /// An event of a command. The events occur in this order, and are stored as JSON.
@@ -287,7 +289,7 @@ impl JournalFile {
         self.index.order.iter().map(|id| (*id, self.index.commands[id].stage.clone())).collect()
     }
 
-    /// Writes events. They are on the disk when this returns.
+    /// Writes events. When this function returns, the events are on the disk.
     ///
     /// # Errors
     /// The events could not be written. The journal is unchanged, and the call can be repeated.
@@ -393,8 +395,8 @@ impl JournalFile {
             match &command.stage {
                 Stage::Received => {}
                 Stage::Started(process) => put(Event::Started(process.clone()))?,
-                // If the line of the fin is damaged later, the journal still shows that the command
-                // did not wait.
+                // So the journal still shows that the command did not wait, if the line of the fin
+                // is damaged later.
                 Stage::Ended { .. } => put(Event::Started(None))?,
             }
             if let Some(end) =

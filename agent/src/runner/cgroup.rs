@@ -1,4 +1,5 @@
-//! Creates a control group (cgroup v2) for each command, if the agent can (agent-protocol 6.5).
+//! Creates a control group (cgroup v2) for each command, if the host allows it (agent-protocol
+//! 6.5).
 //!
 //! All descendants of a command are in its group, even if they leave its session. So a kill ends
 //! all of them.
@@ -119,7 +120,7 @@ impl Cgroup {
     /// group `except`, which has already received the signal.
     pub fn signal(&self, signal: Signal, except: Option<Pid>) {
         if signal == Signal::SIGKILL && fs::write(self.path.join("cgroup.kill"), "1").is_ok() {
-            // `cgroup.kill` kills all of them atomically.
+            // `cgroup.kill` kills all processes atomically.
             return;
         }
         for group in subtree(&self.path) {

@@ -8,9 +8,9 @@ pub const REFUSED: i64 = 126;
 pub const NOT_FOUND: i64 = 127;
 /// The timeout has passed. `timeout(1)` uses the same code.
 pub const TIMED_OUT: i64 = 124;
-/// Ended by TERM. A shell uses the same code.
+/// TERM ended the command. A shell uses the same code.
 pub const TERMINATED: i64 = 143;
-/// Ended by KILL. A shell uses the same code.
+/// KILL ended the command. A shell uses the same code.
 pub const KILLED: i64 = 137;
 
 /// The fin of a command that was not run. `reason` is one sentence.

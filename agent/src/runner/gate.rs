@@ -31,8 +31,8 @@ impl ExecGate {
         Ok(Some((far.into(), Self(UnixStream::from_std(near)?))))
     }
 
-    /// Waits for the process, writes its identity to the journal, and lets it continue. Never
-    /// returns after that, see below.
+    /// Waits for the process, writes its identity to the journal, and lets it continue. After that,
+    /// this future never completes.
     pub async fn open(mut self, id: Uuid, journal: &JournalWriter) {
         let mut message = [0; size_of::<i32>() + 1];
         if self.0.read_exact(&mut message).await.is_err() {

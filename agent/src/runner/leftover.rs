@@ -76,7 +76,7 @@ mod tests {
             eventually(|| !read(&pids).is_empty() && !groups.ids().is_empty()).await;
             groups.ids()[0]
         };
-        // Dropping `execute` is like the death of the agent before the command ends.
+        // Drops `execute` before the command ends, which simulates the death of the agent.
         let id = tokio::select! {
             _ = execute(&order, &SUPERVISED, &groups, &never, &journal, &queue) => panic!("the command ended"),
             id = begun => id,

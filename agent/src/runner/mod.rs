@@ -1,10 +1,10 @@
 //! Runs commands: the queue, the processes and their final reports ("fins", agent-protocol 3, 4 and
 //! 6).
 //!
-//! A command is a process in its own session, with one pipe for stdout and stderr. It ends when
-//! that process has exited and the pipe is drained. A background process may keep the pipe open,
-//! but does not delay the end: `pump.rs` stops reading soon after the exit. A process that writes
-//! later gets SIGPIPE.
+//! A command is a process in its own session, with one pipe for stdout and stderr. It ends when the
+//! process has exited and the pipe is drained. A background process may keep the pipe open, but
+//! does not delay the end: `pump.rs` stops reading soon after the exit. A process that writes later
+//! gets SIGPIPE.
 //!
 //! A killed or timed-out command ends when none of its processes runs, including background
 //! processes. The agent finds these processes in a control group (`cgroup.rs`). If it cannot create

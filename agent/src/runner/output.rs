@@ -25,14 +25,14 @@ const MAX_REST: usize = MAX_RESULT + 64 * 1024;
 /// next piece. Invalid bytes become U+FFFD, exactly as in [`String::from_utf8_lossy`].
 #[derive(Default)]
 pub struct Decoder {
-    /// The first bytes of an incomplete character, at most three.
+    /// The bytes of an incomplete character, at most three.
     incomplete: Vec<u8>,
 }
 
 impl Decoder {
     /// Appends the text of `bytes` to `text`.
     pub fn push(&mut self, bytes: &[u8], text: &mut String) {
-        // This copy is as cheap as the read of these bytes.
+        // Copying costs no more than reading the bytes from the pipe.
         let joined;
         let rest = if self.incomplete.is_empty() {
             bytes

@@ -13,7 +13,7 @@ use crate::reports::Reporter;
 
 /// The maximum number of waiting commands. A command that arrives beyond this number fails.
 pub const MAX_WAITING: usize = 200;
-/// The maximum number of stored ids. They prevent that a repeated command runs again.
+/// The maximum number of stored ids. The agent does not run a command whose id is stored.
 const MAX_SEEN_IDS: usize = 1_000;
 
 /// The ids of the last [`MAX_SEEN_IDS`] commands.

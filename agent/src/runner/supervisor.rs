@@ -2,12 +2,12 @@
 //! (agent-protocol 6.5).
 //!
 //! The supervisor is a fork of the agent, the parent of the command, and a child subreaper: all
-//! descendants of the command stay below the supervisor, even after `setsid` or a double fork. So
-//! this agent finds all of them, and after its death so does the next agent.
+//! descendants of the command remain descendants of the supervisor, even after `setsid` or a double
+//! fork. So this agent can find all of them. If this agent dies, the next agent can.
 //!
 //! The supervisor reports the command's exit status to the agent, and exits when it has no
-//! descendants. After a normal end the agent kills it, and background processes become children of
-//! init.
+//! descendants. After a normal end of the command, the agent kills the supervisor, and background
+//! processes become children of init.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -20,10 +20,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(300);
 const RETRY_PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
 /// The default interval of the heartbeat.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(300);
-/// The minimum interval of the heartbeat, in seconds. It prevents that a wrong value from the
-/// service causes a flood of calls.
+/// The minimum interval of the heartbeat, in seconds. With it, a wrong value from the service
+/// cannot cause a flood of calls.
 const MIN_INTERVAL: f64 = 1.0;
-/// The maximum interval of the heartbeat, in seconds. It prevents that a wrong value silences the
+/// The maximum interval of the heartbeat, in seconds. With it, a wrong value cannot silence the
 /// agent.
 const MAX_INTERVAL: f64 = 24.0 * 60.0 * 60.0;
 

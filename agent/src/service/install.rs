@@ -40,7 +40,7 @@ pub struct Installation {
 pub enum Failure {
     /// The arguments are invalid.
     Misuse(String),
-    /// Another error.
+    /// Any other error.
     Failed(String),
 }
 
@@ -132,7 +132,7 @@ fn systemctl(arguments: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// Whether systemd runs this host, as sd_booted(3) checks it.
+/// Whether this host runs systemd, checked as sd_booted(3) does.
 fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
@@ -280,8 +280,8 @@ fn describe(path: &Path, error: &io::Error) -> Failure {
     Failure::Failed(format!("{}: {error}", path.display()))
 }
 
-/// The text of the unit. Inserts the account first: the path can contain `@USER@`, which must not
-/// be replaced.
+/// The text of the unit. Inserts the account before the path, because the path can contain
+/// `@USER@`, which must not be replaced.
 fn unit(config: &Path, user: Option<&str>) -> String {
     let unit = match user {
         Some(user) => ACCOUNT_UNIT.replace("@USER@", user),

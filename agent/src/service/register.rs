@@ -171,7 +171,7 @@ pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Resu
         };
         JournalFile::remove(folder).map_err(describe)?;
     }
-    // Deletes the state folder beside the config file if it is empty. It may contain the state of
+    // Deletes the state folder next to the config file if it is empty. It may contain the state of
     // another server.
     let _ = fs::remove_dir(config.with_extension("state"));
     Ok(format!("{outcome}\n{shown} and the agent's state are removed{warning}"))
@@ -206,7 +206,7 @@ fn printable(text: &str) -> String {
     text.chars().take(MAX_TEXT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A config file under a temporary name beside its final path, so that the final path never has an
+/// A config file under a temporary name in its final folder, so that the final path never has an
 /// incomplete file. Dropping the draft deletes the temporary file.
 struct Draft<'a> {
     path: &'a Path,
