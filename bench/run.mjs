@@ -1,7 +1,8 @@
 // npm run bench [-- NAME...] [-- --OPTION...]
 //
-// Measures the service and writes the tables of docs/contributing/performance.md. Without names, all benches
-// run. Options go to each named bench, or to `requests` if none is named.
+// Measures the service and writes the tables of docs/contributing/performance.md. Without names and
+// options, all benches run. Each named bench gets the options. Options without names go to
+// `requests` only.
 import { join } from "node:path";
 import { root, run } from "../scripts/lib.mjs";
 

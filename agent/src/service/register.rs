@@ -150,7 +150,7 @@ pub async fn unregister(settings: &Settings, config: &Path, force: bool) -> Resu
         }
         (403, _) => {
             return Err(format!(
-                "the service does not know server {id} with this key; it may have been deleted. With --force, {shown} is removed anyway"
+                "the service does not know server {id} with this key; it may have been deleted; with --force, {shown} is removed anyway"
             ));
         }
         (status, body) => {
