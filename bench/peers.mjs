@@ -53,6 +53,7 @@ export function startObserved(folder) {
   copyFileSync(join(root, "wrangler.toml"), join(project, "wrangler.toml"));
   copyFileSync(join(root, "build", "index.js"), join(project, "build", "service.mjs"));
   copyFileSync(join(root, "build", "index_bg.wasm"), join(project, "build", "index_bg.wasm"));
+  cpSync(join(root, "build", "assets"), join(project, "build", "assets"), { recursive: true });
   return start("the observed service", { stateDir: join(folder, "service"), project });
 }
 

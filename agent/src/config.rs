@@ -10,6 +10,8 @@ use farhand_domain::secret::Secret;
 use serde::Deserialize;
 use uuid::Uuid;
 
+use crate::labels::{self, Labels};
+
 /// The default for the maximum number of concurrent commands (agent-protocol 4.3).
 pub const DEFAULT_MAX_RUNNING: usize = 20;
 /// The maximum of `max_running`. Each running command needs a process and several megabytes of
