@@ -58,12 +58,12 @@ pub fn fetch(
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = idempotency_keys::purge(&env).await {
-        log::trouble("keys_not_purged", json!({}), &error.detail);
+        log::error("keys_not_purged", json!({}), &error.detail);
     }
     if let Err(error) = janitor::begin_pass(&env).await {
-        log::trouble("retention_not_begun", json!({}), &error.detail);
+        log::error("retention_not_begun", json!({}), &error.detail);
     }
     if let Err(error) = audit::write_overdue(&env).await {
-        log::trouble("audit_event_lost", json!({}), &error.detail);
+        log::error("audit_event_lost", json!({}), &error.detail);
     }
 }

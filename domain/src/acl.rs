@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-pub use crate::acl_limit::Limit;
-use crate::command::{Command, MAX_LINE, MAX_WORDS, Shell};
+pub use crate::acl_limit::AclLimit;
+use crate::command::{Command, MAX_ARGV_WORDS, MAX_LINE, Shell};
 use crate::fields::BLANK;
 use crate::id;
 use crate::labels::Labels;
@@ -21,7 +21,7 @@ const MAX_ENTRIES: usize = 100;
 /// The longest entry of `usernames`, in characters.
 const MAX_USERNAME: usize = 64;
 /// As the last word of an entry of `argv`, it allows any further arguments.
-pub const ANY_FURTHER: &str = "...";
+pub const ANY_FURTHER_WORDS: &str = "...";
 /// The largest JSON of an access control list, in bytes. It is read with each request of its token.
 const MAX_BYTES: usize = 32_768;
 /// The largest JSON of an access control list that an audit event has in full, in bytes.
@@ -207,8 +207,8 @@ fn word_list(value: &Value) -> Result<Vec<String>, Cow<'static, str>> {
     if words.is_empty() {
         return Err("Name at least one word.".into());
     }
-    if words.len() > MAX_WORDS {
-        return Err(format!("Ensure this has no more than {MAX_WORDS} words.").into());
+    if words.len() > MAX_ARGV_WORDS {
+        return Err(format!("Ensure this has no more than {MAX_ARGV_WORDS} words.").into());
     }
     let word = |(index, word): (usize, &Value)| match word.as_str() {
         None => Err(format!("Word {index} is not a valid string.").into()),
@@ -266,10 +266,11 @@ fn fits_with(pattern: &str, line: &str, star_matches: fn(&str) -> bool) -> bool 
 }
 
 /// Whether an entry of `argv` matches the words of a command, word by word. After a last
-/// [`ANY_FURTHER`] any further words match. No shell reads the words, so `*` matches any text.
-pub fn fits_words(pattern: &[String], words: &[String]) -> bool {
+/// [`ANY_FURTHER_WORDS`] any further words match. No shell reads the words, so `*` matches any
+/// text.
+pub fn matches_words(pattern: &[String], words: &[String]) -> bool {
     let (pattern, is_open) = match pattern.split_last() {
-        Some((last, before)) if last == ANY_FURTHER => (before, true),
+        Some((last, before)) if last == ANY_FURTHER_WORDS => (before, true),
         _ => (pattern, false),
     };
     let is_as_long =
@@ -391,7 +392,7 @@ impl Acl {
     }
 
     /// Whether the server with these labels can be accessed. [`Acl::refusal`] does not check this:
-    /// [`crate::rights::Rights::refusal`] does.
+    /// [`crate::rights::CommandPermissions::refusal`] does.
     pub fn allows_labels(&self, labels: &Labels) -> bool {
         self.selector.as_ref().is_none_or(|selector| selector.matches(labels))
     }
@@ -405,7 +406,7 @@ impl Acl {
     pub fn allows_words(&self, words: &[String]) -> bool {
         self.argv
             .as_ref()
-            .is_none_or(|patterns| patterns.iter().any(|pattern| fits_words(pattern, words)))
+            .is_none_or(|patterns| patterns.iter().any(|pattern| matches_words(pattern, words)))
     }
 
     /// The limit that does not allow a command; `None`: the command is allowed. `has_inputs`: it
@@ -418,8 +419,8 @@ impl Acl {
     /// does. So a token with patterns may not use them. Built-in commands run as the agent's own
     /// account, so a token with `usernames` may not use them either, nor groups. A token with only
     /// `commands` refuses `argv`, and the reverse.
-    pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<Limit> {
-        let (has_patterns, is_narrow) = (self.has_patterns(), self.is_narrow());
+    pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<AclLimit> {
+        let (has_patterns, limits_commands) = (self.has_patterns(), self.limits_commands());
         let is_fitting = match &command.argv {
             _ if !has_patterns => true,
             None => self.commands.is_some() && self.allows_line(&command.line),
@@ -428,13 +429,13 @@ impl Acl {
         let is_named =
             self.usernames.as_ref().is_none_or(|names| names.contains(&command.username));
         let limits = [
-            (self.read_only == Some(true), Limit::ReadOnly),
-            (!self.allows_server(command.server), Limit::Servers),
-            (is_narrow && command.shell == Shell::Internal, Limit::Internal),
-            (!is_named, Limit::Usernames),
-            (is_narrow && !command.groupname.is_empty(), Limit::Group),
-            (has_patterns && has_inputs, Limit::Inputs),
-            (!is_fitting, if command.argv.is_some() { Limit::Argv } else { Limit::Commands }),
+            (self.read_only == Some(true), AclLimit::ReadOnly),
+            (!self.allows_server(command.server), AclLimit::Servers),
+            (limits_commands && command.shell == Shell::Builtin, AclLimit::Builtin),
+            (!is_named, AclLimit::Usernames),
+            (limits_commands && !command.groupname.is_empty(), AclLimit::Group),
+            (has_patterns && has_inputs, AclLimit::Inputs),
+            (!is_fitting, if command.argv.is_some() { AclLimit::Argv } else { AclLimit::Commands }),
         ];
         limits.into_iter().find_map(|(is_broken, limit)| is_broken.then_some(limit))
     }
@@ -454,8 +455,8 @@ impl Acl {
 
     /// Whether the token reads only the commands that the list allows, instead of all that its user
     /// can read (contract 4.13).
-    pub fn reads_narrowly(&self) -> bool {
-        self.is_narrow() && self.read_all != Some(true)
+    pub fn limits_history(&self) -> bool {
+        self.limits_commands() && self.read_all != Some(true)
     }
 
     fn has_patterns(&self) -> bool {
@@ -463,7 +464,7 @@ impl Acl {
     }
 
     /// Whether the list limits which commands may be created.
-    fn is_narrow(&self) -> bool {
+    fn limits_commands(&self) -> bool {
         self.has_patterns() || self.usernames.is_some()
     }
 
@@ -787,7 +788,7 @@ mod tests {
             server_name: "web-1".into(),
             requested_by: None,
         };
-        let internal = |command: Command| Command { shell: Shell::Internal, ..command };
+        let internal = |command: Command| Command { shell: Shell::Builtin, ..command };
         let free = acl(json!({}));
         assert!(free.allows_command(&command("rm -rf /", "root"), true));
         assert!(free.allows_command(&internal(command("ping", "root")), false));
@@ -876,7 +877,7 @@ mod tests {
     #[test]
     fn malformed_entries_of_argv_are_refused() {
         let long = json!([["x".repeat(MAX_LINE + 1)]]);
-        let many = json!([vec!["x"; MAX_WORDS + 1]]);
+        let many = json!([vec!["x"; MAX_ARGV_WORDS + 1]]);
         for bad in
             [json!([[]]), json!(["ls"]), json!([[1]]), json!([["a\0"]]), json!([null]), long, many]
         {
@@ -885,7 +886,7 @@ mod tests {
         refused(&json!({"argv": [["id"], ["ls", 7]]}), &["argv[1]"]);
         refused(&json!({"argv": vec![json!(["id"]); 101]}), &["argv"]);
         refused(&json!({"read_all": "yes"}), &["read_all"]);
-        acl(json!({"argv": [vec!["x"; MAX_WORDS], vec!["y".repeat(MAX_LINE)]]}));
+        acl(json!({"argv": [vec!["x"; MAX_ARGV_WORDS], vec!["y".repeat(MAX_LINE)]]}));
     }
 
     #[test]
@@ -906,26 +907,26 @@ mod tests {
             |list: Value, command: &Command, has_inputs| acl(list).refusal(command, has_inputs);
         let (commands, argv) = (json!({"commands": ["*"]}), json!({"argv": [["..."]]}));
         assert_eq!(refusal(commands.clone(), &line, false), None);
-        assert_eq!(refusal(commands.clone(), &words, false), Some(Limit::Argv));
+        assert_eq!(refusal(commands.clone(), &words, false), Some(AclLimit::Argv));
         assert_eq!(refusal(argv.clone(), &words, false), None);
-        assert_eq!(refusal(argv.clone(), &line, false), Some(Limit::Commands));
+        assert_eq!(refusal(argv.clone(), &line, false), Some(AclLimit::Commands));
         let both = json!({"commands": ["id"], "argv": [["ls"]]});
         assert_eq!(refusal(both.clone(), &words, false), None);
-        assert_eq!(refusal(both, &line, false), Some(Limit::Commands));
-        assert_eq!(refusal(argv.clone(), &words, true), Some(Limit::Inputs));
+        assert_eq!(refusal(both, &line, false), Some(AclLimit::Commands));
+        assert_eq!(refusal(argv.clone(), &words, true), Some(AclLimit::Inputs));
         let in_group = Command { groupname: "www".into(), ..words.clone() };
-        assert_eq!(refusal(argv.clone(), &in_group, false), Some(Limit::Group));
-        let internal = Command { shell: Shell::Internal, ..line.clone() };
-        assert_eq!(refusal(argv, &internal, false), Some(Limit::Internal));
+        assert_eq!(refusal(argv.clone(), &in_group, false), Some(AclLimit::Group));
+        let internal = Command { shell: Shell::Builtin, ..line.clone() };
+        assert_eq!(refusal(argv, &internal, false), Some(AclLimit::Builtin));
         let accounts = json!({"usernames": ["deploy"]});
         assert_eq!(refusal(accounts.clone(), &words, true), None);
-        assert_eq!(refusal(accounts.clone(), &internal, false), Some(Limit::Internal));
+        assert_eq!(refusal(accounts.clone(), &internal, false), Some(AclLimit::Builtin));
         assert_eq!(
             refusal(accounts, &Command { username: "root".into(), ..words.clone() }, false),
-            Some(Limit::Usernames)
+            Some(AclLimit::Usernames)
         );
-        assert_eq!(refusal(json!({"servers": []}), &words, false), Some(Limit::Servers));
-        assert_eq!(refusal(json!({"read_only": true}), &words, false), Some(Limit::ReadOnly));
+        assert_eq!(refusal(json!({"servers": []}), &words, false), Some(AclLimit::Servers));
+        assert_eq!(refusal(json!({"read_only": true}), &words, false), Some(AclLimit::ReadOnly));
     }
 
     #[test]
@@ -957,7 +958,7 @@ mod tests {
             json!({"argv": [["..."]]}),
             json!({"usernames": ["a"], "read_all": false}),
         ] {
-            assert!(acl(narrow.clone()).reads_narrowly(), "{narrow}");
+            assert!(acl(narrow.clone()).limits_history(), "{narrow}");
         }
         for wide in [
             json!({}),
@@ -965,7 +966,7 @@ mod tests {
             json!({"read_only": true}),
             json!({"commands": [], "read_all": true}),
         ] {
-            assert!(!acl(wide.clone()).reads_narrowly(), "{wide}");
+            assert!(!acl(wide.clone()).limits_history(), "{wide}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// The part of an access control list that does not allow a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Limit {
+pub enum AclLimit {
     /// `read_only` allows no command.
     ReadOnly,
     /// `servers` does not have the server.
@@ -16,7 +16,7 @@ pub enum Limit {
     /// The command has a `groupname`, which lists of accounts or patterns do not cover.
     Group,
     /// The command is a built-in command, which lists of accounts or patterns do not cover.
-    Internal,
+    Builtin,
     /// The command has inputs, which patterns do not cover.
     Inputs,
     /// No pattern in `commands` matches the line.
@@ -25,7 +25,7 @@ pub enum Limit {
     Argv,
 }
 
-impl fmt::Display for Limit {
+impl fmt::Display for AclLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::ReadOnly => "read_only allows no command",
@@ -33,7 +33,7 @@ impl fmt::Display for Limit {
             Self::Selector => "selector does not match the server's labels",
             Self::Usernames => "usernames does not name the account",
             Self::Group => "a token with commands, argv or usernames cannot give groupname",
-            Self::Internal => "a token with commands, argv or usernames cannot use shell internal",
+            Self::Builtin => "a token with commands, argv or usernames cannot use shell internal",
             Self::Inputs => "a token with commands or argv cannot give env, stdin or cwd",
             Self::Commands => "no pattern in commands allows the line",
             Self::Argv => "no entry of argv allows the arguments",

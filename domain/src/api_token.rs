@@ -3,7 +3,7 @@
 use crate::acl::Acl;
 use crate::error::Error;
 use crate::fields::{Fields, REQUIRED};
-use crate::page::{boolean_parameter, parameter};
+use crate::page::{boolean_parameter, last_value};
 use crate::time::Timestamp;
 
 /// A valid request to create a token.
@@ -181,9 +181,9 @@ impl TokenFilter {
     ///
     /// # Errors
     /// A field error if `enabled` is neither true nor false.
-    pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
+    pub fn from_query(query: &[(String, String)]) -> Result<Self, Error> {
         let enabled = boolean_parameter(query, "enabled")?;
-        Ok(Self { name: parameter(query, "name").map(str::to_owned), enabled })
+        Ok(Self { name: last_value(query, "name").map(str::to_owned), enabled })
     }
 }
 
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn a_list_is_filtered_by_name_and_enabled() {
         let of = |pairs: &[(&str, &str)]| {
-            TokenFilter::of(
+            TokenFilter::from_query(
                 &pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<Vec<_>>(),
             )
         };

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, FieldErrors};
 use crate::fields::Fields;
-use crate::page::parameter;
+use crate::page::last_value;
 use crate::time::Timestamp;
 
 /// The workspace id of the region cell's own chain, which has the operator's actions. The ids of
@@ -56,7 +56,7 @@ pub enum CredentialType {
 /// The outcome of an action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum AuditOutcome {
     /// The action succeeded.
     Success,
     /// The password was wrong.
@@ -65,7 +65,7 @@ pub enum Outcome {
     Denied,
 }
 
-impl Outcome {
+impl AuditOutcome {
     /// All outcomes.
     const ALL: [Self; 3] = [Self::Success, Self::Failure, Self::Denied];
 
@@ -103,7 +103,7 @@ pub struct Credential {
 
 /// The object of an action.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Object {
+pub struct AuditObject {
     /// The kind of the object: the first part of the action.
     #[serde(rename = "type")]
     pub kind: String,
@@ -113,7 +113,7 @@ pub struct Object {
     pub name: Option<String>,
 }
 
-impl Object {
+impl AuditObject {
     /// An object of a kind.
     pub fn new(kind: &str, id: Option<String>, name: Option<String>) -> Self {
         Self { kind: kind.to_owned(), id, name }
@@ -131,7 +131,7 @@ pub struct Source {
 
 /// An audit event, before it is stored.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Event {
+pub struct AuditEvent {
     /// The event's id, a UUID of version 7.
     pub id: Uuid,
     /// When it happened.
@@ -143,9 +143,9 @@ pub struct Event {
     /// What was done: `<object type>.<verb>`.
     pub action: String,
     /// What it was done to.
-    pub object: Option<Object>,
+    pub object: Option<AuditObject>,
     /// The outcome.
-    pub outcome: Outcome,
+    pub outcome: AuditOutcome,
     /// Where the request came from.
     pub source: Source,
     /// More details, as a JSON object. They never have a secret, a command's environment or its
@@ -153,7 +153,7 @@ pub struct Event {
     pub details: Value,
 }
 
-impl Event {
+impl AuditEvent {
     /// A successful event of an anonymous actor, without an object and details.
     pub fn new(id: Uuid, occurred_at: Timestamp, source: Source, action: &str) -> Self {
         Self {
@@ -163,33 +163,33 @@ impl Event {
             credential: None,
             action: action.to_owned(),
             object: None,
-            outcome: Outcome::Success,
+            outcome: AuditOutcome::Success,
             source,
             details: json!({}),
         }
     }
 
     /// Sets the actor.
-    pub fn by(mut self, kind: ActorType, id: Option<String>, name: Option<String>) -> Self {
+    pub fn with_actor(mut self, kind: ActorType, id: Option<String>, name: Option<String>) -> Self {
         self.actor = Actor { kind, id, name };
         self
     }
 
     /// Sets the credential.
-    pub fn with(mut self, kind: CredentialType, id: Option<String>) -> Self {
+    pub fn with_credential(mut self, kind: CredentialType, id: Option<String>) -> Self {
         self.credential = Some(Credential { kind, id });
         self
     }
 
     /// Sets the object. Its kind is the first part of the action.
-    pub fn on(mut self, id: Option<String>, name: Option<&str>) -> Self {
+    pub fn with_object(mut self, id: Option<String>, name: Option<&str>) -> Self {
         let kind = self.action.split('.').next().unwrap_or_default();
-        self.object = Some(Object::new(kind, id, name.map(str::to_owned)));
+        self.object = Some(AuditObject::new(kind, id, name.map(str::to_owned)));
         self
     }
 
     /// Sets the outcome.
-    pub fn that(mut self, outcome: Outcome) -> Self {
+    pub fn with_outcome(mut self, outcome: AuditOutcome) -> Self {
         self.outcome = outcome;
         self
     }
@@ -202,13 +202,13 @@ impl Event {
 }
 
 /// The part of a command's line that an event has: its beginning.
-pub fn shown_line(line: &str) -> String {
+pub fn cut_line(line: &str) -> String {
     line.chars().take(MAX_LINE).collect()
 }
 
 /// Adds a list of ids to an event's details: the first [`MAX_IDS`] as `<name>`, and the number of
 /// all as `<name>_total`.
-pub fn show_ids(details: &mut Value, name: &str, ids: &[impl Serialize]) {
+pub fn add_ids(details: &mut Value, name: &str, ids: &[impl Serialize]) {
     details[name] = json!(ids.iter().take(MAX_IDS).collect::<Vec<_>>());
     details[format!("{name}_total")] = json!(ids.len());
 }
@@ -223,7 +223,7 @@ pub struct EventFilter {
     /// The object's id.
     pub object: Option<String>,
     /// The outcome.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<AuditOutcome>,
     /// Events at this time or later.
     pub from: Option<Timestamp>,
     /// Events before this time.
@@ -235,9 +235,9 @@ impl EventFilter {
     ///
     /// # Errors
     /// All invalid parameters together.
-    pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
+    pub fn from_query(query: &[(String, String)]) -> Result<Self, Error> {
         let mut errors = FieldErrors::new();
-        let mut time = |name: &'static str| match parameter(query, name).map(Timestamp::parse) {
+        let mut time = |name: &'static str| match last_value(query, name).map(Timestamp::parse) {
             Some(Err(problem)) => {
                 errors.insert(name.into(), vec![problem.to_string().into()]);
                 None
@@ -246,15 +246,15 @@ impl EventFilter {
         };
         let (from, before) = (time("occurred_at__gte"), time("occurred_at__lt"));
         let mut text = |name: &'static str| {
-            let text = parameter(query, name)?;
+            let text = last_value(query, name)?;
             if text.contains('\0') {
                 errors.insert(name.into(), vec!["Null characters are not allowed.".into()]);
             }
             Some(text.to_owned())
         };
         let (actor, action, object) = (text("actor"), text("action"), text("object"));
-        let outcome = parameter(query, "outcome").and_then(|name| {
-            let outcome = Outcome::ALL.into_iter().find(|outcome| outcome.as_str() == name);
+        let outcome = last_value(query, "outcome").and_then(|name| {
+            let outcome = AuditOutcome::ALL.into_iter().find(|outcome| outcome.as_str() == name);
             if outcome.is_none() {
                 errors.insert("outcome".into(), vec!["Choose success, failure or denied.".into()]);
             }
@@ -291,7 +291,7 @@ mod tests {
         let query = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };
-        assert!(EventFilter::of(&query(&[("page", "2")])).unwrap().is_empty());
+        assert!(EventFilter::from_query(&query(&[("page", "2")])).unwrap().is_empty());
         let all = query(&[
             ("actor", "boss"),
             ("action", "command.create"),
@@ -300,13 +300,13 @@ mod tests {
             ("occurred_at__gte", "2026-11-21T00:00:00Z"),
             ("occurred_at__lt", "2026-11-22T00:00:00Z"),
         ]);
-        let filter = EventFilter::of(&all).unwrap();
+        let filter = EventFilter::from_query(&all).unwrap();
         assert_eq!((filter.actor.as_deref(), filter.object.as_deref()), (Some("boss"), Some("7")));
-        assert!(filter.from < filter.before && filter.outcome == Some(Outcome::Denied));
-        for outcome in Outcome::ALL {
+        assert!(filter.from < filter.before && filter.outcome == Some(AuditOutcome::Denied));
+        for outcome in AuditOutcome::ALL {
             assert_eq!(serde_json::to_value(outcome).unwrap(), outcome.as_str());
             assert_eq!(
-                EventFilter::of(&query(&[("outcome", outcome.as_str())])).unwrap().outcome,
+                EventFilter::from_query(&query(&[("outcome", outcome.as_str())])).unwrap().outcome,
                 Some(outcome)
             );
         }
@@ -316,7 +316,7 @@ mod tests {
             ("object", "\0"),
             ("outcome", ""),
         ]);
-        let wrong = EventFilter::of(&bad).unwrap_err();
+        let wrong = EventFilter::from_query(&bad).unwrap_err();
         assert_eq!(
             wrong.fields.keys().collect::<Vec<_>>(),
             ["object", "occurred_at__gte", "occurred_at__lt", "outcome"]
@@ -335,15 +335,15 @@ mod tests {
 
     #[test]
     fn a_long_line_is_cut() {
-        assert_eq!(shown_line("id"), "id");
-        assert_eq!(shown_line(&"ä".repeat(2_000)).chars().count(), MAX_LINE);
+        assert_eq!(cut_line("id"), "id");
+        assert_eq!(cut_line(&"ä".repeat(2_000)).chars().count(), MAX_LINE);
     }
 
     #[test]
     fn a_long_list_of_ids_is_cut_and_counted() {
         for (number, shown) in [(0, 0), (1, 1), (MAX_IDS, MAX_IDS), (5_000, MAX_IDS)] {
             let mut details = json!({"name": "x"});
-            show_ids(&mut details, "servers", &(0..number).collect::<Vec<_>>());
+            add_ids(&mut details, "servers", &(0..number).collect::<Vec<_>>());
             let ids: Vec<_> = (0..shown).collect();
             assert_eq!(details, json!({"name": "x", "servers": ids, "servers_total": number}));
         }

@@ -22,7 +22,7 @@ use crate::time::Timestamp;
 
 /// A chain entry. D1 returns it as a JSON array with the fields in this order.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub struct ChainEntry {
     /// The number of the entry. Events are numbered in the order in which D1 stored them.
     pub link: i64,
     /// The hash in hexadecimal; `None`: the event is not sealed yet.
@@ -66,7 +66,7 @@ pub const COLUMNS: [&str; 15] = [
 /// The stored `actor_type` of an anonymous event.
 const ANONYMOUS: &str = "anonymous";
 
-impl Row {
+impl ChainEntry {
     /// The column of the event at an index of [`COLUMNS`].
     fn column(&self, index: usize) -> Option<&str> {
         match &self.content {
@@ -107,7 +107,7 @@ impl Row {
 
 /// The last entry of a chain. The entry 0 of an empty chain has an empty hash.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct Head {
+pub struct ChainEnd {
     /// The number of the entry, which is the number of entries.
     pub link: i64,
     /// The hash of the entry.
@@ -170,28 +170,28 @@ pub struct Seals {
     pub earliest: String,
     /// The time of the latest event.
     pub latest: String,
-    /// The hashes of the entries in order, [`HASH`] characters each.
+    /// The hashes of the entries in order, [`HASH_LENGTH`] characters each.
     pub hashes: String,
 }
 
 /// The length of a hash in hexadecimal.
-pub const HASH: usize = 64;
+pub const HASH_LENGTH: usize = 64;
 
 impl Seals {
     /// The hash of the entry with this number.
     pub fn hash(&self, link: i64) -> Option<&str> {
-        let at = usize::try_from(link.checked_sub(self.first)?).ok()?.checked_mul(HASH)?;
-        self.hashes.get(at..at + HASH)
+        let at = usize::try_from(link.checked_sub(self.first)?).ok()?.checked_mul(HASH_LENGTH)?;
+        self.hashes.get(at..at + HASH_LENGTH)
     }
 }
 
 /// Appends rows to a chain, in their order, up to the first gap between their numbers. Returns the
 /// hashes and the new end of the chain. `None`: no rows were given.
-pub fn seal(workspace: i64, head: &Head, rows: &[Row]) -> Option<(Seals, Head)> {
+pub fn seal(workspace: i64, head: &ChainEnd, rows: &[ChainEntry]) -> Option<(Seals, ChainEnd)> {
     let (first, mut head, mut hashes) = (rows.first()?.link, head.clone(), String::new());
     let mut times = Vec::new();
     for (row, link) in rows.iter().zip(first..).take_while(|(row, link)| row.link == *link) {
-        head = Head { link, hash: row.hash(workspace, &head.hash) };
+        head = ChainEnd { link, hash: row.hash(workspace, &head.hash) };
         hashes += &head.hash;
         times.extend(row.column(1));
     }
@@ -227,7 +227,7 @@ impl fmt::Display for Problem {
 
 /// The first damaged entry of a chain.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Broken {
+pub struct ChainDamage {
     /// The number of the entry.
     pub link: i64,
     /// The id of the event that is stored there, if one is.
@@ -240,13 +240,13 @@ pub struct Broken {
 #[derive(Clone, Debug)]
 pub struct Verifier {
     workspace: i64,
-    last: Head,
+    last: ChainEnd,
     expired: i64,
 }
 
 impl Verifier {
     /// Begins after an entry that is correct.
-    pub fn after(workspace: i64, last: Head) -> Self {
+    pub fn after(workspace: i64, last: ChainEnd) -> Self {
         Self { workspace, last, expired: 0 }
     }
 
@@ -256,13 +256,13 @@ impl Verifier {
     }
 
     /// The last verified entry.
-    pub fn last(&self) -> &Head {
+    pub fn last(&self) -> &ChainEnd {
         &self.last
     }
 
     /// The damage if the next entry is missing.
-    pub fn missing(&self) -> Broken {
-        Broken { link: self.last.link + 1, event: None, problem: Problem::Missing }
+    pub fn missing(&self) -> ChainDamage {
+        ChainDamage { link: self.last.link + 1, event: None, problem: Problem::Missing }
     }
 
     /// Verifies the next row, ordered by number. `anchor`: the hash of this entry that is stored
@@ -270,10 +270,10 @@ impl Verifier {
     ///
     /// # Errors
     /// The row is not the next entry of the chain.
-    pub fn take(&mut self, row: &Row, anchor: Option<&str>) -> Result<(), Broken> {
+    pub fn take(&mut self, row: &ChainEntry, anchor: Option<&str>) -> Result<(), ChainDamage> {
         let (expected, link) = (self.last.link + 1, row.link);
         let event = row.id().map(str::to_owned);
-        let broken = |problem| Err(Broken { link, event, problem });
+        let broken = |problem| Err(ChainDamage { link, event, problem });
         if link > expected {
             return Err(self.missing());
         }
@@ -290,7 +290,7 @@ impl Verifier {
         if anchor.is_some_and(|anchor| anchor != hash) {
             return broken(Problem::Rewritten);
         }
-        self.last = Head { link, hash };
+        self.last = ChainEnd { link, hash };
         Ok(())
     }
 }
@@ -307,9 +307,9 @@ mod tests {
         proptest::array::uniform15(proptest::option::of("[ab\"\\\\\0,]{0,3}"))
     }
 
-    fn rows(max: usize) -> impl Strategy<Value = Vec<Row>> {
+    fn rows(max: usize) -> impl Strategy<Value = Vec<ChainEntry>> {
         proptest::collection::vec(columns(), 1..=max).prop_map(|all| {
-            let row = |(link, columns)| Row {
+            let row = |(link, columns)| ChainEntry {
                 link,
                 hash: None,
                 content: Content::Event(Box::new(columns)),
@@ -319,12 +319,12 @@ mod tests {
     }
 
     /// Seals rows, and returns them as they are stored.
-    fn sealed(rows: Vec<Row>) -> (Vec<Row>, Head) {
-        let (seals, head) = seal(WORKSPACE, &Head::default(), &rows).unwrap();
+    fn sealed(rows: Vec<ChainEntry>) -> (Vec<ChainEntry>, ChainEnd) {
+        let (seals, head) = seal(WORKSPACE, &ChainEnd::default(), &rows).unwrap();
         (with_hashes(rows, &seals), head)
     }
 
-    fn with_hashes(mut rows: Vec<Row>, seals: &Seals) -> Vec<Row> {
+    fn with_hashes(mut rows: Vec<ChainEntry>, seals: &Seals) -> Vec<ChainEntry> {
         for row in &mut rows {
             row.hash = seals.hash(row.link).map(str::to_owned);
         }
@@ -332,19 +332,23 @@ mod tests {
     }
 
     /// Verifies rows in the order of their numbers.
-    fn verify(rows: &[Row], head: &Head) -> Result<(), Broken> {
+    fn verify(rows: &[ChainEntry], head: &ChainEnd) -> Result<(), ChainDamage> {
         verify_expired(rows, head, 0)
     }
 
     /// Like [`verify`], if anonymous events up to an entry may have expired.
-    fn verify_expired(rows: &[Row], head: &Head, expired: i64) -> Result<(), Broken> {
+    fn verify_expired(
+        rows: &[ChainEntry],
+        head: &ChainEnd,
+        expired: i64,
+    ) -> Result<(), ChainDamage> {
         let mut rows = rows.to_vec();
         rows.sort_by_key(|row| row.link);
-        let mut verifier = Verifier::after(WORKSPACE, Head::default()).expired_up_to(expired);
+        let mut verifier = Verifier::after(WORKSPACE, ChainEnd::default()).expired_up_to(expired);
         for row in &rows {
             let anchor = (row.link == head.link).then_some(head.hash.as_str());
             if verifier.last().link == head.link {
-                return Err(Broken { link: row.link, event: None, problem: Problem::Foreign });
+                return Err(ChainDamage { link: row.link, event: None, problem: Problem::Foreign });
             }
             verifier.take(row, anchor)?;
         }
@@ -358,7 +362,7 @@ mod tests {
             prop_assert_eq!(verify(&whole, &head), Ok(()));
             // Sealing in two steps has the same result.
             let (first, rest) = rows.split_at(cut.min(rows.len()));
-            let (mut hashes, mut end) = (String::new(), Head::default());
+            let (mut hashes, mut end) = (String::new(), ChainEnd::default());
             for part in [first, rest] {
                 let Some((seals, next)) = seal(WORKSPACE, &end, part) else { continue };
                 prop_assert_eq!((seals.first, seals.last), (end.link + 1, next.link));
@@ -376,10 +380,10 @@ mod tests {
                 row.link = link + i64::from(link - first >= gap as i64);
             }
             let sealed = gap.min(rows.len());
-            let (seals, head) = seal(WORKSPACE, &Head::default(), &rows).unwrap();
+            let (seals, head) = seal(WORKSPACE, &ChainEnd::default(), &rows).unwrap();
             let last = first + sealed as i64 - 1;
             prop_assert_eq!((seals.first, seals.last, head.link), (first, last, last));
-            prop_assert_eq!(seals.hashes.len(), HASH * sealed);
+            prop_assert_eq!(seals.hashes.len(), HASH_LENGTH * sealed);
             prop_assert_eq!(seals.hash(last), Some(head.hash.as_str()));
             for link in [first - 1, last + 1, i64::MIN, i64::MAX] {
                 prop_assert_eq!(seals.hash(link), None);
@@ -422,7 +426,7 @@ mod tests {
             prop_assert!(verify_expired(&rows, &head, 100).is_err());
             // A missing entry is refused too.
             rows.remove(at);
-            let missing = Broken { link, event: None, problem: Problem::Missing };
+            let missing = ChainDamage { link, event: None, problem: Problem::Missing };
             prop_assert_eq!(verify_expired(&rows, &head, 100), Err(missing));
         }
 
@@ -442,7 +446,7 @@ mod tests {
             let (mut rows, head) = sealed(rows);
             let at = at % rows.len();
             rows.remove(at);
-            let expected = Broken { link: at as i64 + 1, event: None, problem: Problem::Missing };
+            let expected = ChainDamage { link: at as i64 + 1, event: None, problem: Problem::Missing };
             prop_assert_eq!(verify(&rows, &head), Err(expected));
         }
 
@@ -462,7 +466,7 @@ mod tests {
             let (mut rows, head) = sealed(rows);
             let at = at.min(head.link + 1);
             let before = usize::try_from(at - 2).ok().and_then(|place| rows[place].hash.clone()).unwrap_or_default();
-            let mut stranger = Row { link: at, hash: None, content: Content::Event(Box::new(stranger)) };
+            let mut stranger = ChainEntry { link: at, hash: None, content: Content::Event(Box::new(stranger)) };
             stranger.hash = Some(stranger.hash(WORKSPACE, &before));
             if moves_others {
                 rows.iter_mut().filter(|row| row.link >= at).for_each(|row| row.link += 1);
@@ -521,11 +525,11 @@ mod tests {
         link.extend(3_i64.to_be_bytes());
         text(&mut link, Some("user"));
         text(&mut link, Some(&digest_of_event));
-        let row = Row { link: 3, hash: None, content: Content::Event(Box::new(columns)) };
+        let row = ChainEntry { link: 3, hash: None, content: Content::Event(Box::new(columns)) };
         let expected = row.hash(7, "before");
         assert_eq!(expected, hex(&link));
         assert_ne!(row.hash(8, "before"), expected);
-        assert_ne!(Row { link: 4, ..row.clone() }.hash(7, "before"), expected);
+        assert_ne!(ChainEntry { link: 4, ..row.clone() }.hash(7, "before"), expected);
         assert_ne!(row.hash(7, ""), expected);
     }
 }

@@ -3,7 +3,7 @@
 
 use uuid::Uuid;
 
-use crate::error::{Code, Error, Kind};
+use crate::error::{Code, Error, ErrorKind};
 use crate::id;
 use crate::secret::Secret;
 
@@ -26,11 +26,11 @@ pub struct AgentCredential {
 }
 
 fn malformed(detail: &'static str) -> Error {
-    Error::new(Kind::Forbidden, detail).code(Code::InvalidAuthorization)
+    Error::new(ErrorKind::Forbidden, detail).with_code(Code::InvalidAuthorization)
 }
 
 fn unauthenticated() -> Error {
-    Error::new(Kind::Unauthenticated, "Authentication credentials were not provided.")
+    Error::new(ErrorKind::Unauthenticated, "Authentication credentials were not provided.")
 }
 
 /// The text between double quotes. It may not be empty, or have a quote or a control character.
@@ -43,8 +43,9 @@ fn quoted(text: &str) -> Option<&str> {
 /// Reads `token="<value>"`, a login token or an API token (contract 4.1).
 ///
 /// # Errors
-/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] if it has another form.
-pub fn user(header: Option<&str>) -> Result<Secret, Error> {
+/// [`ErrorKind::Unauthenticated`] without a header, [`ErrorKind::Forbidden`] if it has another
+/// form.
+pub fn parse_user(header: Option<&str>) -> Result<Secret, Error> {
     let header = header.ok_or_else(unauthenticated)?;
     let value = (header.len() <= MAX_LENGTH)
         .then(|| header.strip_prefix("token=").and_then(quoted))
@@ -55,15 +56,15 @@ pub fn user(header: Option<&str>) -> Result<Secret, Error> {
 /// Reads `id="<server uuid>", key="<agent key>"` (agent-protocol 1.1).
 ///
 /// # Errors
-/// [`Kind::Unauthenticated`] without a header. [`Kind::NotFound`] for a user's token: agents' paths
-/// do not exist for users. [`Kind::Forbidden`] if it has another form.
-pub fn agent(header: Option<&str>) -> Result<AgentCredential, Error> {
+/// [`ErrorKind::Unauthenticated`] without a header. [`ErrorKind::NotFound`] for a user's token:
+/// agents' paths do not exist for users. [`ErrorKind::Forbidden`] if it has another form.
+pub fn parse_agent(header: Option<&str>) -> Result<AgentCredential, Error> {
     let header = header.ok_or_else(unauthenticated)?;
     let parse = || {
         let (id, key) = header.strip_prefix("id=")?.split_once(", key=")?;
         Some(AgentCredential { server: id::parse(quoted(id)?)?, key: Secret::new(quoted(key)?) })
     };
-    if user(Some(header)).is_ok() {
+    if parse_user(Some(header)).is_ok() {
         return Err(Error::not_found());
     }
     (header.len() <= MAX_LENGTH).then(parse).flatten().ok_or_else(|| malformed(AGENT_FORM))
@@ -77,8 +78,9 @@ pub fn is_agent(header: Option<&str>) -> bool {
 /// Reads `Bearer <OPERATOR_TOKEN>` (contract 2.1).
 ///
 /// # Errors
-/// [`Kind::Unauthenticated`] without a header, [`Kind::Forbidden`] if it has another form.
-pub fn operator(header: Option<&str>) -> Result<Secret, Error> {
+/// [`ErrorKind::Unauthenticated`] without a header, [`ErrorKind::Forbidden`] if it has another
+/// form.
+pub fn parse_operator(header: Option<&str>) -> Result<Secret, Error> {
     let header = header.ok_or_else(unauthenticated)?;
     let value = header
         .strip_prefix("Bearer ")
@@ -93,14 +95,14 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn refused<T>(result: Result<T, Error>, kind: Kind) {
+    fn refused<T>(result: Result<T, Error>, kind: ErrorKind) {
         assert_eq!(result.err().map(|e| e.kind), Some(kind));
     }
 
     #[test]
     fn a_users_token_is_in_double_quotes() {
-        assert_eq!(user(Some("token=\"abc\"")).unwrap().expose(), "abc");
-        refused(user(None), Kind::Unauthenticated);
+        assert_eq!(parse_user(Some("token=\"abc\"")).unwrap().expose(), "abc");
+        refused(parse_user(None), ErrorKind::Unauthenticated);
         for bad in [
             "",
             "token=abc",
@@ -118,21 +120,21 @@ mod tests {
             "token=\"abc\" ",
             "token=\"a\u{1}c\"",
         ] {
-            refused(user(Some(bad)), Kind::Forbidden);
+            refused(parse_user(Some(bad)), ErrorKind::Forbidden);
         }
         let fits = format!("token=\"{}\"", "x".repeat(512 - 8));
-        assert!(user(Some(&fits)).is_ok());
+        assert!(parse_user(Some(&fits)).is_ok());
         let long = format!("token=\"{}\"", "x".repeat(512 - 7));
-        refused(user(Some(&long)), Kind::Forbidden);
+        refused(parse_user(Some(&long)), ErrorKind::Forbidden);
     }
 
     #[test]
     fn an_agent_sends_id_and_key() {
         let id = "01936d3e-7a00-7000-8000-000000000000";
-        let read = agent(Some(&format!("id=\"{id}\", key=\"k\""))).unwrap();
+        let read = parse_agent(Some(&format!("id=\"{id}\", key=\"k\""))).unwrap();
         assert_eq!((read.server.to_string().as_str(), read.key.expose()), (id, "k"));
-        refused(agent(None), Kind::Unauthenticated);
-        refused(agent(Some("token=\"k\"")), Kind::NotFound);
+        refused(parse_agent(None), ErrorKind::Unauthenticated);
+        refused(parse_agent(Some("token=\"k\"")), ErrorKind::NotFound);
         for bad in [
             format!("id=\"{id}\",key=\"k\""),
             format!("id=\"{id}\""),
@@ -140,16 +142,16 @@ mod tests {
             format!("id=\"{id}\", key=\"\""),
             "token=k".into(),
         ] {
-            refused(agent(Some(&bad)), Kind::Forbidden);
+            refused(parse_agent(Some(&bad)), ErrorKind::Forbidden);
         }
     }
 
     #[test]
     fn the_operator_sends_a_bearer_token() {
-        assert_eq!(operator(Some("Bearer abc")).unwrap().expose(), "abc");
-        refused(operator(None), Kind::Unauthenticated);
+        assert_eq!(parse_operator(Some("Bearer abc")).unwrap().expose(), "abc");
+        refused(parse_operator(None), ErrorKind::Unauthenticated);
         for bad in ["Bearer ", "bearer abc", "abc", "token=\"abc\""] {
-            refused(operator(Some(bad)), Kind::Forbidden);
+            refused(parse_operator(Some(bad)), ErrorKind::Forbidden);
         }
     }
 }

@@ -4,14 +4,14 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::acl::Acl;
-use crate::audit::{ActorType, CredentialType, Event};
+use crate::audit::{ActorType, AuditEvent, CredentialType};
 use crate::time::Timestamp;
 use crate::user::Rank;
 
 /// The kind of a caller's credential.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum CredentialKind {
     /// A login token.
     Session,
     /// An API token.
@@ -34,7 +34,7 @@ pub struct Caller {
     /// Whether the user manages everything.
     pub is_superuser: bool,
     /// The kind of the credential.
-    pub kind: Kind,
+    pub kind: CredentialKind,
     /// The id of the session or the API token.
     pub credential_id: Uuid,
     /// When the session's expiry was last extended, or the token's use was last recorded.
@@ -54,29 +54,32 @@ impl Caller {
     /// When the caller's API token expires, if it does. A token that it creates or changes may not
     /// expire later.
     pub fn token_expires_at(&self) -> Option<Timestamp> {
-        self.expires_at.filter(|_| self.kind == Kind::ApiToken)
+        self.expires_at.filter(|_| self.kind == CredentialKind::ApiToken)
     }
 
     /// Whether the caller has full access: to all servers of the workspace (contract 5.5).
-    pub fn reaches_all(&self) -> bool {
+    pub fn has_full_access(&self) -> bool {
         self.is_staff_or_superuser() && !self.acl.as_ref().is_some_and(Acl::limits_servers)
     }
 
     /// Whether the API token reads only commands that its access control list allows
     /// (contract 4.13).
-    pub fn reads_narrowly(&self) -> bool {
-        self.acl.as_ref().is_some_and(Acl::reads_narrowly)
+    pub fn is_history_limited(&self) -> bool {
+        self.acl.as_ref().is_some_and(Acl::limits_history)
     }
 
     /// Adds the caller and the credential to an audit event.
-    pub fn sign(&self, event: Event) -> Event {
+    pub fn attribute(&self, event: AuditEvent) -> AuditEvent {
         let kind = match self.kind {
-            Kind::Session => CredentialType::Session,
-            Kind::ApiToken => CredentialType::ApiToken,
+            CredentialKind::Session => CredentialType::Session,
+            CredentialKind::ApiToken => CredentialType::ApiToken,
         };
-        let event =
-            event.by(ActorType::User, Some(self.user_id.to_string()), Some(self.username.clone()));
-        event.with(kind, Some(self.credential_id.to_string()))
+        let event = event.with_actor(
+            ActorType::User,
+            Some(self.user_id.to_string()),
+            Some(self.username.clone()),
+        );
+        event.with_credential(kind, Some(self.credential_id.to_string()))
     }
 
     /// The caller's rank, for rules about users.

@@ -14,12 +14,12 @@ use crate::fields::{BLANK, Fields, REQUIRED};
 use crate::id;
 use crate::shell_words;
 use crate::time::Timestamp;
-use crate::wire::Order;
+use crate::wire::AgentCommand;
 
 /// The longest `line`, in characters.
 pub const MAX_LINE: usize = 16_384;
 /// The largest number of words in `argv`.
-pub const MAX_WORDS: usize = 256;
+pub const MAX_ARGV_WORDS: usize = 256;
 /// The longest `stdin`, in bytes.
 const MAX_STDIN: usize = 64 * 1024;
 /// The longest `cwd`, in bytes. Linux takes no longer path.
@@ -42,7 +42,8 @@ pub enum Shell {
     /// The host's `/bin/sh`.
     System,
     /// The agent itself: the line is one of its built-in commands. For staff only.
-    Internal,
+    #[serde(rename = "internal")]
+    Builtin,
 }
 
 impl Shell {
@@ -50,7 +51,7 @@ impl Shell {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
-            Self::Internal => "internal",
+            Self::Builtin => "internal",
         }
     }
 }
@@ -65,7 +66,7 @@ pub enum ServerRef {
 }
 
 /// Seconds for which the answer to an Idempotency-Key is replayed (contract 3.11).
-pub const KEY_LASTS: i64 = 24 * 60 * 60;
+pub const IDEMPOTENCY_KEY_TTL: i64 = 24 * 60 * 60;
 
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
@@ -268,8 +269,8 @@ fn read_words(fields: &mut Fields) -> Option<Vec<String>> {
         fields.reject("argv", "Not a valid list of strings.");
         return None;
     };
-    let problem: Cow<'static, str> = if words.is_empty() || words.len() > MAX_WORDS {
-        format!("Ensure there are 1 to {MAX_WORDS} strings.").into()
+    let problem: Cow<'static, str> = if words.is_empty() || words.len() > MAX_ARGV_WORDS {
+        format!("Ensure there are 1 to {MAX_ARGV_WORDS} strings.").into()
     } else if words.iter().any(|word| word.contains('\0')) {
         "Null characters are not allowed.".into()
     } else if words.iter().map(|word| word.chars().count()).sum::<usize>() > MAX_LINE {
@@ -302,7 +303,7 @@ impl NewCommand {
         let run = read_line_or_argv(&mut fields);
         let shell = match fields.value("shell").map(Value::as_str) {
             None | Some(Some("system")) => Some(Shell::System),
-            Some(Some("internal")) => Some(Shell::Internal),
+            Some(Some("internal")) => Some(Shell::Builtin),
             Some(_) => {
                 fields.reject("shell", "Choose system or internal.");
                 None
@@ -312,7 +313,7 @@ impl NewCommand {
         let groupname = read_account(&mut fields, "groupname", 0).unwrap_or_default();
         let timeout =
             fields.optional_integer("timeout", 1..=MAX_TIMEOUT).unwrap_or(DEFAULT_TIMEOUT);
-        if shell == Some(Shell::Internal) {
+        if shell == Some(Shell::Builtin) {
             for name in ["argv", "stdin", "cwd"] {
                 if fields.value(name).is_some() {
                     fields.reject(name, "The agent's built-ins take only a line.");
@@ -430,12 +431,12 @@ impl Command {
     }
 
     /// The message for the agent, which must not lack a feature ([`Command::lacks`]).
-    pub fn order(&self, inputs: Option<&Inputs>, timeout: i64, features: Features) -> Order {
+    pub fn order(&self, inputs: Option<&Inputs>, timeout: i64, features: Features) -> AgentCommand {
         let inputs = inputs.cloned().unwrap_or_default();
         let env = inputs
             .env
             .map(|env| env.into_iter().map(|(name, value)| (name, json!(value))).collect());
-        Order {
+        AgentCommand {
             id: self.id,
             shell: self.shell.as_str().to_owned(),
             // An agent without the feature `argv` splits the line at blanks.
@@ -449,7 +450,7 @@ impl Command {
             argv: self.argv.clone().filter(|_| features.argv),
             stdin: inputs.stdin,
             cwd: inputs.cwd,
-            ..Order::default()
+            ..AgentCommand::default()
         }
     }
 }

@@ -49,7 +49,8 @@ pub enum Denial {
     /// Its requester may not run commands as this account or group on the server.
     Account,
     /// Its requester may not use the agent's built-ins.
-    Internal,
+    #[serde(rename = "Internal")]
+    Builtin,
     /// The API token's access control list does not allow it.
     Acl,
 }
@@ -62,7 +63,7 @@ impl fmt::Display for Denial {
             Self::Session => "the login session that created it was revoked",
             Self::Server => "its requester does not reach the server any more",
             Self::Account => "its requester may not run commands as that account any more",
-            Self::Internal => "its requester may not use the agent's built-in commands any more",
+            Self::Builtin => "its requester may not use the agent's built-in commands any more",
             Self::Acl => "the access control list of its API token does not allow it any more",
         })
     }

@@ -8,12 +8,12 @@ use crate::command::Shell;
 use crate::error::{Error, FieldErrors};
 use crate::id;
 use crate::lifecycle::State;
-use crate::page::{boolean_parameter, id_parameter, ordering, parameter};
+use crate::page::{boolean_parameter, id_parameter, last_value, ordering};
 use crate::time::Timestamp;
 
 /// A search looks up at most this number of words in the full-text index of lines. It compares the
 /// other words with the lines that the index finds.
-pub const INDEXED_WORDS: usize = 16;
+pub const MAX_INDEXED_WORDS: usize = 16;
 /// The longest phrase in a query on the full-text index, in characters.
 const MAX_PHRASE: usize = 64;
 /// The longest pattern that D1 takes, in bytes.
@@ -28,7 +28,7 @@ const READ_CHARACTERS: u64 = 24_000_000;
 
 /// A timestamp column by which a list can be ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Moment {
+pub enum TimeColumn {
     /// `added_at`.
     Added,
     /// `scheduled_at`.
@@ -41,7 +41,7 @@ pub enum Moment {
     Handled,
 }
 
-impl Moment {
+impl TimeColumn {
     /// All columns.
     pub const ALL: [Self; 5] =
         [Self::Added, Self::Scheduled, Self::Delivered, Self::Acked, Self::Handled];
@@ -60,9 +60,9 @@ impl Moment {
 
 /// A column of an ordering, with its direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Key {
+pub struct OrderKey {
     /// The column.
-    pub moment: Moment,
+    pub column: TimeColumn,
     /// Whether the latest time comes first.
     pub descending: bool,
 }
@@ -72,14 +72,14 @@ const STATES: &str = "Use any of scheduled, queued, sent, acked, success, failed
     by commas.";
 
 /// The order of a list without `ordering`.
-const DEFAULT_ORDER: Key = Key { moment: Moment::Scheduled, descending: true };
+const DEFAULT_ORDER: OrderKey = OrderKey { column: TimeColumn::Scheduled, descending: true };
 
 /// A word of a search. Each command of the list has it in its server's name, its line or its
 /// requester's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Word(String);
+pub struct SearchWord(String);
 
-impl Word {
+impl SearchWord {
     /// The word in lower case, to compare with names, which are stored in lower case.
     pub fn name(&self) -> String {
         self.0.to_lowercase()
@@ -129,12 +129,13 @@ impl Word {
         &self.0[ends[longest.start]..ends[longest.end]]
     }
 
-    /// Whether [`Word::query`] finds only lines that have the word.
+    /// Whether [`SearchWord::query`] finds only lines that have the word.
     pub fn is_exact(&self) -> bool {
         self.0.chars().count() >= TOKEN && self.part().len() == self.0.len()
     }
 
-    /// Whether the word is all ASCII. Then [`Word::name`] and [`Word::in_line`] are equal.
+    /// Whether the word is all ASCII. Then [`SearchWord::name`] and [`SearchWord::in_line`] are
+    /// equal.
     pub fn is_ascii(&self) -> bool {
         self.0.is_ascii()
     }
@@ -163,7 +164,7 @@ impl Word {
     }
 }
 
-impl Word {
+impl SearchWord {
     /// The cost of finding the word in a line, as a multiple of a short ASCII word.
     fn weight(&self) -> u64 {
         let length = 1 + (self.0.len() / MAX_PHRASE) as u64;
@@ -173,8 +174,8 @@ impl Word {
 
 /// The number of characters that a search for these words may read in lines longer than
 /// [`INDEXED_CHARACTERS`]. It bounds the time of the search.
-pub fn read_characters(words: &[Word]) -> u64 {
-    READ_CHARACTERS / words.iter().map(Word::weight).sum::<u64>().max(1)
+pub fn max_characters_read(words: &[SearchWord]) -> u64 {
+    READ_CHARACTERS / words.iter().map(SearchWord::weight).sum::<u64>().max(1)
 }
 
 /// A text as a phrase in an FTS5 query.
@@ -221,32 +222,32 @@ pub struct CommandList {
     /// Created before this time.
     pub added_before: Option<Timestamp>,
     /// The words of the search, each once. A command must have all of them.
-    pub words: Vec<Word>,
+    pub words: Vec<SearchWord>,
     /// Never empty, and each column once. Commands with equal times are ordered by id, in the
     /// direction of the first column.
-    pub order: Vec<Key>,
+    pub order: Vec<OrderKey>,
 }
 
 fn read_server(query: &[(String, String)]) -> Result<Option<Uuid>, Error> {
     let read = |text| id::parse(text).ok_or_else(|| Error::field("server", "Enter a valid UUID."));
-    parameter(query, "server").map(read).transpose()
+    last_value(query, "server").map(read).transpose()
 }
 
 fn read_shell(query: &[(String, String)]) -> Result<Option<Shell>, Error> {
     let read = |text| match text {
         "system" => Ok(Shell::System),
-        "internal" => Ok(Shell::Internal),
+        "internal" => Ok(Shell::Builtin),
         _ => Err(Error::field("shell", "Choose system or internal.")),
     };
-    parameter(query, "shell").map(read).transpose()
+    last_value(query, "shell").map(read).transpose()
 }
 
 /// Reads `state`: a comma-separated list.
 fn read_states(query: &[(String, String)]) -> Result<Option<Vec<&'static str>>, Error> {
     let all = || State::ALL.into_iter().flat_map(|state| [state.shown(false), state.shown(true)]);
     let read = |name| all().find(|known| *known == name);
-    let states =
-        parameter(query, "state").map(|text| text.split(',').map(read).collect::<Option<Vec<_>>>());
+    let states = last_value(query, "state")
+        .map(|text| text.split(',').map(read).collect::<Option<Vec<_>>>());
     states.map(|states| states.ok_or_else(|| Error::field("state", STATES))).transpose()
 }
 
@@ -259,17 +260,17 @@ fn read_exit_code(query: &[(String, String)]) -> Result<Option<i64>, Error> {
             .filter(|number: &i64| number.unsigned_abs() < 1 << 53)
             .ok_or_else(|| Error::field("exit_code", "Enter a whole number."))
     };
-    parameter(query, "exit_code").map(read).transpose()
+    last_value(query, "exit_code").map(read).transpose()
 }
 
 fn read_time(query: &[(String, String)], name: &'static str) -> Result<Option<Timestamp>, Error> {
     let read =
         |text: &str| Timestamp::parse(text).map_err(|error| Error::field(name, error.to_string()));
-    parameter(query, name).map(read).transpose()
+    last_value(query, name).map(read).transpose()
 }
 
-fn read_words(query: &[(String, String)]) -> Result<Vec<Word>, Error> {
-    let text = parameter(query, "search").unwrap_or("");
+fn read_words(query: &[(String, String)]) -> Result<Vec<SearchWord>, Error> {
+    let text = last_value(query, "search").unwrap_or("");
     if text.contains('\0') {
         return Err(Error::field("search", "Null characters are not allowed."));
     }
@@ -277,14 +278,14 @@ fn read_words(query: &[(String, String)]) -> Result<Vec<Word>, Error> {
     Ok(text
         .split_whitespace()
         .filter(|word| seen.insert(*word))
-        .map(|word| Word(word.to_owned()))
+        .map(|word| SearchWord(word.to_owned()))
         .collect())
 }
 
-fn read_order(query: &[(String, String)]) -> Result<Vec<Key>, Error> {
-    let order = ordering(query, &Moment::ALL, Moment::as_str)?;
+fn read_order(query: &[(String, String)]) -> Result<Vec<OrderKey>, Error> {
+    let order = ordering(query, &TimeColumn::ALL, TimeColumn::as_str)?;
     let keys = |order: Vec<_>| {
-        order.into_iter().map(|(moment, descending)| Key { moment, descending }).collect()
+        order.into_iter().map(|(column, descending)| OrderKey { column, descending }).collect()
     };
     Ok(order.map_or_else(|| vec![DEFAULT_ORDER], keys))
 }
@@ -294,7 +295,7 @@ impl CommandList {
     ///
     /// # Errors
     /// All invalid parameters together.
-    pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
+    pub fn from_query(query: &[(String, String)]) -> Result<Self, Error> {
         fn take<T>(read: Result<T, Error>, errors: &mut FieldErrors) -> Option<T> {
             read.map_err(|error| errors.extend(error.fields)).ok()
         }
@@ -308,7 +309,7 @@ impl CommandList {
         let states = take(read_states(query), &mut errors);
         let success = take(boolean_parameter(query, "success"), &mut errors);
         let exit_code = take(read_exit_code(query), &mut errors);
-        let username = parameter(query, "username").map(str::to_owned);
+        let username = last_value(query, "username").map(str::to_owned);
         let added_from = take(read_time(query, "added_at__gte"), &mut errors);
         let added_before = take(read_time(query, "added_at__lt"), &mut errors);
         let words = take(read_words(query), &mut errors);
@@ -340,7 +341,7 @@ mod tests {
 
     fn of(text: &str) -> Result<CommandList, Error> {
         let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
-        CommandList::of(
+        CommandList::from_query(
             &pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect::<Vec<_>>(),
         )
     }
@@ -351,8 +352,8 @@ mod tests {
         assert_eq!(error.fields.keys().map(AsRef::as_ref).collect::<Vec<_>>(), wrong, "{text}");
     }
 
-    fn key(moment: Moment, descending: bool) -> Key {
-        Key { moment, descending }
+    fn key(column: TimeColumn, descending: bool) -> OrderKey {
+        OrderKey { column, descending }
     }
 
     #[test]
@@ -371,7 +372,7 @@ mod tests {
             added_from: None,
             added_before: None,
             words: vec![],
-            order: vec![key(Moment::Scheduled, true)],
+            order: vec![key(TimeColumn::Scheduled, true)],
         };
         assert_eq!(list, all);
     }
@@ -382,7 +383,7 @@ mod tests {
             requested_by_isnull=False&is_scheduled=1")
         .unwrap();
         assert_eq!(list.server, id::parse("01936d3e-7a00-7000-8000-000000000000"));
-        assert_eq!((list.shell, list.requested_by), (Some(Shell::Internal), Some(7)));
+        assert_eq!((list.shell, list.requested_by), (Some(Shell::Builtin), Some(7)));
         assert_eq!((list.requested_by_isnull, list.is_scheduled), (Some(false), Some(true)));
         for unknown in ["0", "-1", "9007199254740992", "99999999999999999999"] {
             assert_eq!(
@@ -463,24 +464,24 @@ mod tests {
 
     #[test]
     fn ordering_names_each_column_once() {
-        for moment in Moment::ALL {
+        for column in TimeColumn::ALL {
             assert_eq!(
-                of(&format!("ordering={}", moment.as_str())).unwrap().order,
-                [key(moment, false)]
+                of(&format!("ordering={}", column.as_str())).unwrap().order,
+                [key(column, false)]
             );
             assert_eq!(
-                of(&format!("ordering=-{}", moment.as_str())).unwrap().order,
-                [key(moment, true)]
+                of(&format!("ordering=-{}", column.as_str())).unwrap().order,
+                [key(column, true)]
             );
         }
         let several = of("ordering=-acked_at,added_at,acked_at,-added_at").unwrap().order;
-        assert_eq!(several, [key(Moment::Acked, true), key(Moment::Added, false)]);
+        assert_eq!(several, [key(TimeColumn::Acked, true), key(TimeColumn::Added, false)]);
     }
 
     #[test]
     fn a_search_is_split_into_distinct_words() {
         let words = |text: &str| of(&format!("search={text}")).unwrap().words;
-        assert_eq!(words("  a \t Bc\u{a0}a "), [Word("a".into()), Word("Bc".into())]);
+        assert_eq!(words("  a \t Bc\u{a0}a "), [SearchWord("a".into()), SearchWord("Bc".into())]);
         assert_eq!(words(" "), []);
         let many: Vec<String> = (0..40).map(|number| number.to_string()).collect();
         assert_eq!(words(&many.join(" ")).len(), 40);
@@ -488,7 +489,7 @@ mod tests {
 
     #[test]
     fn every_character_of_a_word_stands_for_itself() {
-        let word = |text: &str| Word(text.to_owned());
+        let word = |text: &str| SearchWord(text.to_owned());
         assert_eq!(word(r#"a"B*"#).query().unwrap(), r#"line:"a""B*""#);
         assert_eq!(word("ÄrGer").name(), "ärger");
         for (text, pattern) in [
@@ -510,7 +511,7 @@ mod tests {
 
     #[test]
     fn the_index_query_has_a_part_of_a_long_word() {
-        let word = |text: &str| Word(text.to_owned());
+        let word = |text: &str| SearchWord(text.to_owned());
         let long: String = (0x4E00..0x4E64).filter_map(char::from_u32).collect();
         let beginning: String = long.chars().take(64).collect();
         for (text, part) in [
@@ -529,19 +530,20 @@ mod tests {
 
     #[test]
     fn a_search_for_more_words_reads_fewer_characters() {
-        let words =
-            |texts: &[&str]| texts.iter().map(|text| Word((*text).to_owned())).collect::<Vec<_>>();
-        assert_eq!(read_characters(&words(&["deploy"])), 24_000_000);
-        assert_eq!(read_characters(&words(&["deploy", "web-1"])), 12_000_000);
-        assert_eq!(read_characters(&words(&["größe"])), 6_000_000);
-        assert_eq!(read_characters(&words(&[&"w".repeat(640)])), 24_000_000 / 11);
-        let many: Vec<_> = (0..5_000).map(|number| Word(number.to_string())).collect();
-        assert_eq!(read_characters(&many), 4_800);
+        let words = |texts: &[&str]| {
+            texts.iter().map(|text| SearchWord((*text).to_owned())).collect::<Vec<_>>()
+        };
+        assert_eq!(max_characters_read(&words(&["deploy"])), 24_000_000);
+        assert_eq!(max_characters_read(&words(&["deploy", "web-1"])), 12_000_000);
+        assert_eq!(max_characters_read(&words(&["größe"])), 6_000_000);
+        assert_eq!(max_characters_read(&words(&[&"w".repeat(640)])), 24_000_000 / 11);
+        let many: Vec<_> = (0..5_000).map(|number| SearchWord(number.to_string())).collect();
+        assert_eq!(max_characters_read(&many), 4_800);
     }
 
     #[test]
     fn a_short_word_is_found_with_its_next_character() {
-        let word = |text: &str| Word(text.to_owned());
+        let word = |text: &str| SearchWord(text.to_owned());
         assert!(word("日本語").is_exact() && !word("日本").is_exact() && !word("ls").is_exact());
         for wide in ["ä", "日本", "aß"] {
             assert_eq!(word(wide).query().unwrap(), "wide:\"yes\"");

@@ -55,7 +55,7 @@ fn members(object: Value) -> Map<String, Value> {
 }
 
 /// The whole command object (contract 7.1).
-pub fn object(command: &Command, live: Map<String, Value>) -> Map<String, Value> {
+pub fn command_json(command: &Command, live: Map<String, Value>) -> Map<String, Value> {
     let mut object = members(json!({
         "id": command.id,
         "shell": command.shell,
@@ -106,9 +106,9 @@ const ORDER: [&str; 30] = [
 
 /// Serializes a command object with its fields in the order of [`ORDER`]. Other fields follow.
 #[derive(Debug)]
-pub struct Shown<'a>(pub &'a Map<String, Value>);
+pub struct OrderedCommand<'a>(pub &'a Map<String, Value>);
 
-impl Serialize for Shown<'_> {
+impl Serialize for OrderedCommand<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let place =
             |name: &str| ORDER.iter().position(|field| *field == name).unwrap_or(ORDER.len());
@@ -117,7 +117,7 @@ impl Serialize for Shown<'_> {
         let mut map = serializer.serialize_map(Some(members.len()))?;
         for (name, value) in members {
             match value {
-                Value::Object(inner) => map.serialize_entry(name, &Shown(inner))?,
+                Value::Object(inner) => map.serialize_entry(name, &OrderedCommand(inner))?,
                 value => map.serialize_entry(name, value)?,
             }
         }
@@ -189,7 +189,7 @@ mod tests {
             "requested_by": {"email": "e", "id": 1, "username": "u"}}),
         );
         let shown = r#"{"id":7,"line":"id","requested_by":{"id":1,"username":"u","email":"e"},"status":{"text":"t","message":"m"},"zzz":1}"#;
-        assert_eq!(serde_json::to_string(&Shown(&object)).unwrap(), shown);
+        assert_eq!(serde_json::to_string(&OrderedCommand(&object)).unwrap(), shown);
     }
 
     #[test]

@@ -38,14 +38,14 @@ struct Options {
     audit_action: Option<&'static str>,
     /// API tokens with an access control list may call the endpoint (contract 4.12). All other
     /// endpoints refuse such tokens, so that a token cannot widen its own access.
-    takes_limited_tokens: bool,
+    accepts_limited_tokens: bool,
     /// A cloud deployment hides the endpoint (contract 4.15).
     is_on_prem_only: bool,
 }
 
 impl Options {
     const NONE: Self =
-        Self { audit_action: None, takes_limited_tokens: false, is_on_prem_only: false };
+        Self { audit_action: None, accepts_limited_tokens: false, is_on_prem_only: false };
 }
 
 /// Generates the enum [`Endpoint`] and its [`ROWS`]. Parts in parentheses are optional, a flag is a
@@ -100,14 +100,14 @@ endpoints! {
     WorkspaceResync: Operator, [POST "/operator/workspaces/{slug}/resync/"] audits "workspace.resync";
 
     /// Liveness, for users.
-    Status: User, [GET "/api/status/"], takes_limited_tokens;
+    Status: User, [GET "/api/status/"], accepts_limited_tokens;
     /// The OpenAPI document.
     Schema: Open, [GET "/api/schema/"];
 
     /// Exchanges a username and a password for a login token.
     Login: Open, [POST "/api/auth/login/"] audits "session.login", is_on_prem_only;
     /// Whether the credential is valid.
-    IsAuthenticated: Open, [GET "/api/auth/is-authenticated/"], takes_limited_tokens;
+    IsAuthenticated: Open, [GET "/api/auth/is-authenticated/"], accepts_limited_tokens;
     Logout: User, [GET POST "/api/auth/logout/"] audits "session.logout";
     SessionList: User, [GET "/api/auth/sessions/"];
     SessionRetrieve: User, [GET "/api/auth/sessions/{id}/"];
@@ -120,7 +120,7 @@ endpoints! {
     TokenUpdate: User, [PATCH "/api/auth/tokens/{id}/"] audits "api_token.update";
     TokenDelete: User, [DELETE "/api/auth/tokens/{id}/"] audits "api_token.delete";
     /// Whether an access control list allows a command.
-    AclCheck: User, [POST "/api/auth/acl-check/"], takes_limited_tokens;
+    AclCheck: User, [POST "/api/auth/acl-check/"], accepts_limited_tokens;
     /// The caller's own password.
     PasswordChange: User, [POST "/api/auth/change-password/"] audits "user.change_password", is_on_prem_only;
     /// Requests a mail with a link.
@@ -132,7 +132,7 @@ endpoints! {
 
     UserList: User, [GET "/api/iam/users/", GET "/api/users/users/"];
     UserCreate: User, [POST "/api/iam/users/", POST "/api/users/users/"] audits "user.create";
-    CurrentUser: User, [GET "/api/iam/users/-/"], takes_limited_tokens;
+    CurrentUser: User, [GET "/api/iam/users/-/"], accepts_limited_tokens;
     UserRetrieve: User, [GET "/api/iam/users/{id}/", GET "/api/users/users/{username}/"];
     /// Any user's password, by a superuser.
     PasswordSet: User, [PUT PATCH "/api/users/users/{username}/"] audits "user.set_password", is_on_prem_only;
@@ -155,10 +155,10 @@ endpoints! {
     MembershipUpdate: User, [PATCH "/api/iam/memberships/{id}/"] audits "membership.update";
     MembershipDelete: User, [DELETE "/api/iam/memberships/{id}/"] audits "membership.delete";
 
-    ServerList: User, [GET "/api/servers/", GET "/api/servers/servers/"], takes_limited_tokens;
+    ServerList: User, [GET "/api/servers/", GET "/api/servers/servers/"], accepts_limited_tokens;
     ServerCreate: User, [POST "/api/servers/", POST "/api/servers/servers/"] audits "server.create";
     /// An agent reads its own server, with the id `-`.
-    ServerRetrieve: UserOrAgent, [GET "/api/servers/{id}/", GET "/api/servers/servers/{id}/"], takes_limited_tokens;
+    ServerRetrieve: UserOrAgent, [GET "/api/servers/{id}/", GET "/api/servers/servers/{id}/"], accepts_limited_tokens;
     ServerReplace: UserOrAgent, [PUT "/api/servers/{id}/", PUT "/api/servers/servers/{id}/"] audits "server.update";
     ServerUpdate: UserOrAgent, [PATCH "/api/servers/{id}/", PATCH "/api/servers/servers/{id}/"] audits "server.update";
     ServerDelete: UserOrAgent, [DELETE "/api/servers/{id}/", DELETE "/api/servers/servers/{id}/"] audits "server.delete";
@@ -171,19 +171,19 @@ endpoints! {
     RegistrationTokenRetrieve: User, [GET "/api/servers/registration-tokens/{id}/"];
     RegistrationTokenDelete: User, [DELETE "/api/servers/registration-tokens/{id}/"] audits "registration_token.delete";
 
-    CommandList: User, [GET "/api/events/commands/"], takes_limited_tokens;
-    CommandCreate: User, [POST "/api/events/commands/"] audits "command.create", takes_limited_tokens;
-    CommandRetrieve: User, [GET "/api/events/commands/{id}/"], takes_limited_tokens;
+    CommandList: User, [GET "/api/events/commands/"], accepts_limited_tokens;
+    CommandCreate: User, [POST "/api/events/commands/"] audits "command.create", accepts_limited_tokens;
+    CommandRetrieve: User, [GET "/api/events/commands/{id}/"], accepts_limited_tokens;
     /// The same as [`Endpoint::CommandCancel`].
-    CommandDelete: User, [DELETE "/api/events/commands/{id}/"] audits "command.cancel", takes_limited_tokens;
-    CommandCancel: User, [POST "/api/events/commands/{id}/cancel/"] audits "command.cancel", takes_limited_tokens;
-    CommandKill: User, [POST "/api/events/commands/{id}/kill/"] audits "command.kill", takes_limited_tokens;
+    CommandDelete: User, [DELETE "/api/events/commands/{id}/"] audits "command.cancel", accepts_limited_tokens;
+    CommandCancel: User, [POST "/api/events/commands/{id}/cancel/"] audits "command.cancel", accepts_limited_tokens;
+    CommandKill: User, [POST "/api/events/commands/{id}/kill/"] audits "command.kill", accepts_limited_tokens;
     /// The output in pages.
-    CommandChunks: User, [GET "/api/events/commands/{id}/chunks/"], takes_limited_tokens;
+    CommandChunks: User, [GET "/api/events/commands/{id}/chunks/"], accepts_limited_tokens;
     /// The whole output as plain text.
-    CommandOutput: User, [GET "/api/events/commands/{id}/output/"], takes_limited_tokens;
+    CommandOutput: User, [GET "/api/events/commands/{id}/output/"], accepts_limited_tokens;
     /// The output as it arrives.
-    CommandStream: User, [GET "/api/events/commands/{id}/stream/"], takes_limited_tokens;
+    CommandStream: User, [GET "/api/events/commands/{id}/stream/"], accepts_limited_tokens;
 
     AuditList: User, [GET "/api/audit/events/"];
     AuditVerify: User, [POST "/api/audit/verify/"];
@@ -246,8 +246,8 @@ impl Endpoint {
     }
 
     /// Whether an API token with an access control list may call the endpoint.
-    pub fn takes_limited_tokens(self) -> bool {
-        self.row().options.takes_limited_tokens
+    pub fn accepts_limited_tokens(self) -> bool {
+        self.row().options.accepts_limited_tokens
     }
 
     /// Whether a cloud deployment hides the endpoint.

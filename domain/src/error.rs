@@ -96,7 +96,7 @@ codes! {
 
 /// The kind of an error. Each kind has one HTTP status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The input breaks a rule.
     Invalid,
     /// No credential was sent.
@@ -125,7 +125,7 @@ pub enum Kind {
     Internal,
 }
 
-impl Kind {
+impl ErrorKind {
     /// The code of an error of this kind that has no code of its own.
     pub fn code(self) -> Code {
         match self {
@@ -150,10 +150,10 @@ impl Kind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
     /// Decides the HTTP status.
-    pub kind: Kind,
-    /// A more specific code than [`Kind::code`].
+    pub kind: ErrorKind,
+    /// A more specific code than [`ErrorKind::code`].
     pub code: Option<Code>,
-    /// A sentence for the client. For [`Kind::Internal`]: for the log only.
+    /// A sentence for the client. For [`ErrorKind::Internal`]: for the log only.
     pub detail: Cow<'static, str>,
     /// Messages by field. If it is not empty, it is the body.
     pub fields: FieldErrors,
@@ -167,7 +167,7 @@ pub struct Error {
 ///
 /// # Errors
 /// The field errors of both, if both have the same kind. Otherwise the first error.
-pub fn both<A, B>(one: Result<A, Error>, other: Result<B, Error>) -> Result<(A, B), Error> {
+pub fn combine<A, B>(one: Result<A, Error>, other: Result<B, Error>) -> Result<(A, B), Error> {
     match (one, other) {
         (Ok(one), Ok(other)) => Ok((one, other)),
         (Err(mut error), Err(more)) if error.kind == more.kind => {
@@ -188,7 +188,7 @@ impl<E: std::error::Error> From<E> for Error {
 
 impl Error {
     /// An error with a sentence for the client.
-    pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
+    pub fn new(kind: ErrorKind, detail: impl Into<Cow<'static, str>>) -> Self {
         let fields = FieldErrors::new();
         Self {
             kind,
@@ -201,14 +201,14 @@ impl Error {
     }
 
     /// Adds a code.
-    pub fn code(mut self, code: Code) -> Self {
+    pub fn with_code(mut self, code: Code) -> Self {
         self.code = Some(code);
         self
     }
 
     /// Invalid input, with the messages by field.
     pub fn fields(fields: FieldErrors) -> Self {
-        Self { fields, ..Self::new(Kind::Invalid, "Invalid input.") }
+        Self { fields, ..Self::new(ErrorKind::Invalid, "Invalid input.") }
     }
 
     /// Invalid input in one field.
@@ -218,28 +218,28 @@ impl Error {
 
     /// The resource does not exist, or the caller cannot see it.
     pub fn not_found() -> Self {
-        Self::new(Kind::NotFound, "Not found.")
+        Self::new(ErrorKind::NotFound, "Not found.")
     }
 
     /// The host name belongs to no workspace of this region.
     pub fn no_workspace() -> Self {
-        Self::new(Kind::NotFound, "No workspace has this host name.")
+        Self::new(ErrorKind::NotFound, "No workspace has this host name.")
     }
 
     /// No endpoint has this path.
     pub fn no_path() -> Self {
-        Self::new(Kind::NotFound, "There is no such path.")
+        Self::new(ErrorKind::NotFound, "There is no such path.")
     }
 
     /// The credential is invalid. All invalid credentials get the same answer (contract 4.1).
     pub fn invalid_token() -> Self {
-        Self::new(Kind::Forbidden, "Invalid or expired token.").code(Code::InvalidToken)
+        Self::new(ErrorKind::Forbidden, "Invalid or expired token.").with_code(Code::InvalidToken)
     }
 
     /// The credential is valid, but its holder may not do this. `rule`: a sentence that says who
     /// may.
     pub fn permission_denied(rule: &'static str) -> Self {
-        Self::new(Kind::Forbidden, rule).code(Code::PermissionDenied)
+        Self::new(ErrorKind::Forbidden, rule).with_code(Code::PermissionDenied)
     }
 
     /// Turns field errors into those of a command endpoint (contract 3.9). The sentence names the
@@ -247,32 +247,35 @@ impl Error {
     pub fn invalid_command(self) -> Self {
         let names: Vec<&str> = self.fields.keys().map(AsRef::as_ref).collect();
         let detail = format!("Invalid input: {}.", names.join(", "));
-        Self { detail: detail.into(), ..self }.code(Code::InvalidCommand)
+        Self { detail: detail.into(), ..self }.with_code(Code::InvalidCommand)
     }
 
     /// The API token's access control list does not allow it (contract 4.12).
     pub fn acl_not_allowed() -> Self {
-        Self::new(Kind::Forbidden, "The access control list of the API token does not allow this.")
-            .code(Code::ApiTokenAclNotAllowed)
+        Self::new(
+            ErrorKind::Forbidden,
+            "The access control list of the API token does not allow this.",
+        )
+        .with_code(Code::ApiTokenAclNotAllowed)
     }
 
     /// The API token's access control list does not allow it. `limit` names the entry that refused.
     pub fn acl_refusal(limit: impl std::fmt::Display) -> Self {
         let detail =
             format!("The access control list of the API token does not allow this: {limit}.");
-        Self::new(Kind::Forbidden, detail).code(Code::ApiTokenAclNotAllowed)
+        Self::new(ErrorKind::Forbidden, detail).with_code(Code::ApiTokenAclNotAllowed)
     }
 
     /// Too many attempts. `retry_after` is in seconds.
     pub fn throttled(retry_after: u64) -> Self {
-        let error =
-            Self::new(Kind::Throttled, "Too many tries. Try again later.").code(Code::Throttled);
+        let error = Self::new(ErrorKind::Throttled, "Too many tries. Try again later.")
+            .with_code(Code::Throttled);
         Self { retry_after: Some(retry_after), ..error }
     }
 
     /// A quota is used up (contract 11.4). `retry_after` is in seconds.
     pub fn quota_exceeded(detail: impl Into<Cow<'static, str>>, retry_after: u64) -> Self {
-        let error = Self::new(Kind::Throttled, detail).code(Code::QuotaExceeded);
+        let error = Self::new(ErrorKind::Throttled, detail).with_code(Code::QuotaExceeded);
         Self { retry_after: Some(retry_after), ..error }
     }
 
@@ -283,6 +286,6 @@ impl Error {
 
     /// A fault of the service. `cause` is for the log.
     pub fn internal(cause: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(Kind::Internal, cause)
+        Self::new(ErrorKind::Internal, cause)
     }
 }

@@ -13,7 +13,7 @@ const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
 const LENGTH: usize = 8;
 
 /// The first 40 bits of SHA-256 over a label and the key, in base32 as `XXXX-XXXX`.
-pub fn of_key(key: &Secret) -> String {
+pub fn from_key(key: &Secret) -> String {
     let digest = Sha256::new().chain_update(LABEL).chain_update(key.expose()).finalize();
     let bits = digest.iter().take(5).fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
     let digit =
@@ -29,7 +29,7 @@ mod tests {
     #[test]
     fn a_fingerprint_is_eight_base32_digits() {
         // printf 'farhand agent fingerprint 1\nsesame' | sha256sum | xxd -r -p | head -c 5 | base32
-        assert_eq!(of_key(&Secret::new("sesame")), "2MSR-73UP");
-        assert_ne!(of_key(&Secret::new("sesamf")), of_key(&Secret::new("sesame")));
+        assert_eq!(from_key(&Secret::new("sesame")), "2MSR-73UP");
+        assert_ne!(from_key(&Secret::new("sesamf")), from_key(&Secret::new("sesame")));
     }
 }

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, NON_FIELD};
 use crate::fields::Fields;
-use crate::page::{Query, id_parameter, parameter, words};
+use crate::page::{Query, id_parameter, last_value, search_words};
 use crate::server;
 
 /// The longest display name, in characters.
@@ -48,14 +48,14 @@ impl Role {
     }
 }
 
-/// The error message if [`Standing::owns`] is false.
-pub const OWNS: &str = "Only staff and the group's owners may change or delete it.";
-/// The error message if [`Standing::grants`] is false.
-pub const GRANTS: &str = "Only staff and the group's owners may add and remove managers and owners; its managers only plain members.";
+/// The error message if [`GroupPermissions::owns`] is false.
+pub const MAY_CHANGE_RULE: &str = "Only staff and the group's owners may change or delete it.";
+/// The error message if [`GroupPermissions::grants`] is false.
+pub const MAY_GRANT_RULE: &str = "Only staff and the group's owners may add and remove managers and owners; its managers only plain members.";
 
 /// The permissions of a caller in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Standing {
+pub struct GroupPermissions {
     /// Whether the caller is staff or a superuser. They may do what an owner may, and set the
     /// group's servers.
     pub is_staff: bool,
@@ -63,20 +63,20 @@ pub struct Standing {
     pub role: Option<Role>,
 }
 
-impl Standing {
+impl GroupPermissions {
     /// Whether the caller sees the group.
-    pub fn sees(self) -> bool {
+    pub fn can_see(self) -> bool {
         self.is_staff || self.role.is_some()
     }
 
     /// Whether the caller may change and delete the group.
-    pub fn owns(self) -> bool {
+    pub fn can_change(self) -> bool {
         self.is_staff || self.role == Some(Role::Owner)
     }
 
     /// Whether the caller may add and remove members with this role.
-    pub fn grants(self, role: Role) -> bool {
-        self.owns() || (role == Role::Member && self.role == Some(Role::Manager))
+    pub fn can_grant(self, role: Role) -> bool {
+        self.can_change() || (role == Role::Member && self.role == Some(Role::Manager))
     }
 }
 
@@ -173,8 +173,11 @@ impl GroupFilter {
     ///
     /// # Errors
     /// A field error if `search` has a null character.
-    pub fn of(query: &Query) -> Result<Self, Error> {
-        Ok(Self { name: parameter(query, "name").map(ToOwned::to_owned), words: words(query)? })
+    pub fn from_query(query: &Query) -> Result<Self, Error> {
+        Ok(Self {
+            name: last_value(query, "name").map(ToOwned::to_owned),
+            words: search_words(query)?,
+        })
     }
 }
 
@@ -201,7 +204,7 @@ fn read_role(fields: &mut Fields) -> Option<Role> {
 
 /// The group and the role in a request to add a member, before the request is validated. The
 /// permission is checked first, and errors in the fields are reported after that.
-pub fn peek(fields: &Fields) -> Option<(i64, Role)> {
+pub fn requested_group_and_role(fields: &Fields) -> Option<(i64, Role)> {
     let group = fields.value("group").and_then(crate::fields::as_id)?;
     let role =
         fields.value("role").and_then(|role| Role::parse(role.as_str()?)).unwrap_or(Role::Member);
@@ -263,7 +266,7 @@ impl MembershipChange {
     ///
     /// # Errors
     /// A field error if the group or the user is not that of the membership.
-    pub fn of(self, membership: Membership) -> Result<Role, Error> {
+    pub fn role_for(self, membership: Membership) -> Result<Role, Error> {
         let mut fields = Fields::default();
         for (name, wanted, present) in
             [("group", self.group, membership.group), ("user", self.user, membership.user)]
@@ -295,12 +298,12 @@ pub struct Membership {
 /// # Errors
 /// The caller lacks the permission, or the group would have no owner.
 pub fn may_change(
-    standing: Standing,
+    standing: GroupPermissions,
     membership: Membership,
     role: Role,
     has_other_owner: bool,
 ) -> Result<(), Error> {
-    if !standing.owns() {
+    if !standing.can_change() {
         return Err(Error::permission_denied(
             "Only staff and the group's owners may change a role.",
         ));
@@ -313,14 +316,14 @@ pub fn may_change(
 ///
 /// # Errors
 /// The caller lacks the permission, or the group would have no owner.
-pub fn may_end(
-    standing: Standing,
+pub fn may_remove(
+    standing: GroupPermissions,
     caller: i64,
     membership: Membership,
     has_other_owner: bool,
 ) -> Result<(), Error> {
-    if !(standing.grants(membership.role) || membership.user == caller) {
-        return Err(Error::permission_denied(GRANTS));
+    if !(standing.can_grant(membership.role) || membership.user == caller) {
+        return Err(Error::permission_denied(MAY_GRANT_RULE));
     }
     if membership.role == Role::Owner && !has_other_owner { Err(only_owner()) } else { Ok(()) }
 }
@@ -341,13 +344,13 @@ impl MembershipFilter {
     ///
     /// # Errors
     /// A field error for each parameter that is malformed.
-    pub fn of(query: &Query) -> Result<Self, Error> {
-        let role = parameter(query, "role").map(|text| {
+    pub fn from_query(query: &Query) -> Result<Self, Error> {
+        let role = last_value(query, "role").map(|text| {
             Role::parse(text)
                 .ok_or_else(|| Error::field("role", "Choose member, manager or owner."))
         });
-        let ids = crate::error::both(id_parameter(query, "group"), id_parameter(query, "user"));
-        let ((group, user), role) = crate::error::both(ids, role.transpose())?;
+        let ids = crate::error::combine(id_parameter(query, "group"), id_parameter(query, "user"));
+        let ((group, user), role) = crate::error::combine(ids, role.transpose())?;
         Ok(Self { group, user, role })
     }
 }
@@ -355,7 +358,7 @@ impl MembershipFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
+    use crate::error::ErrorKind;
     use serde_json::{Value, json};
 
     fn fields(body: &Value) -> Fields {
@@ -407,7 +410,7 @@ mod tests {
 
     #[test]
     fn each_role_has_its_permissions() {
-        let standing = |is_staff, role| Standing { is_staff, role };
+        let standing = |is_staff, role| GroupPermissions { is_staff, role };
         let (staff, owner) = (standing(true, None), standing(false, Some(Role::Owner)));
         let (manager, member) =
             (standing(false, Some(Role::Manager)), standing(false, Some(Role::Member)));
@@ -420,7 +423,7 @@ mod tests {
             (stranger, false, false, [false, false, false]),
         ] {
             assert_eq!(
-                (who.sees(), who.owns(), Role::ALL.map(|role| who.grants(role))),
+                (who.can_see(), who.can_change(), Role::ALL.map(|role| who.can_grant(role))),
                 (sees, owns, grants),
                 "{who:?}"
             );
@@ -430,24 +433,30 @@ mod tests {
     #[test]
     fn a_group_keeps_an_owner() {
         let of = |role| Membership { id: Uuid::nil(), group: 1, user: 7, role };
-        let owner = Standing { is_staff: false, role: Some(Role::Owner) };
-        let manager = Standing { is_staff: false, role: Some(Role::Manager) };
-        let member = Standing { is_staff: false, role: Some(Role::Member) };
+        let owner = GroupPermissions { is_staff: false, role: Some(Role::Owner) };
+        let manager = GroupPermissions { is_staff: false, role: Some(Role::Manager) };
+        let member = GroupPermissions { is_staff: false, role: Some(Role::Member) };
         assert!(may_change(owner, of(Role::Owner), Role::Member, true).is_ok());
         assert!(may_change(owner, of(Role::Owner), Role::Owner, false).is_ok());
         refused(may_change(owner, of(Role::Owner), Role::Manager, false), &["non_field_errors"]);
         assert_eq!(
             may_change(manager, of(Role::Member), Role::Member, true).unwrap_err().kind,
-            Kind::Forbidden
+            ErrorKind::Forbidden
         );
-        refused(may_end(owner, 7, of(Role::Owner), false), &["non_field_errors"]);
-        assert!(may_end(owner, 8, of(Role::Owner), true).is_ok());
-        assert!(may_end(manager, 8, of(Role::Member), false).is_ok());
+        refused(may_remove(owner, 7, of(Role::Owner), false), &["non_field_errors"]);
+        assert!(may_remove(owner, 8, of(Role::Owner), true).is_ok());
+        assert!(may_remove(manager, 8, of(Role::Member), false).is_ok());
         for role in [Role::Manager, Role::Owner] {
-            assert_eq!(may_end(manager, 8, of(role), true).unwrap_err().kind, Kind::Forbidden);
+            assert_eq!(
+                may_remove(manager, 8, of(role), true).unwrap_err().kind,
+                ErrorKind::Forbidden
+            );
         }
-        assert!(may_end(member, 7, of(Role::Member), false).is_ok(), "everyone may leave");
-        assert_eq!(may_end(member, 8, of(Role::Member), true).unwrap_err().kind, Kind::Forbidden);
+        assert!(may_remove(member, 7, of(Role::Member), false).is_ok(), "everyone may leave");
+        assert_eq!(
+            may_remove(member, 8, of(Role::Member), true).unwrap_err().kind,
+            ErrorKind::Forbidden
+        );
     }
 
     #[test]
@@ -468,12 +477,12 @@ mod tests {
             &["role"],
         );
         let is = Membership { id: Uuid::nil(), group: 3, user: 7, role: Role::Manager };
-        let change = |body: Value| MembershipChange::read(fields(&body)).unwrap().of(is);
+        let change = |body: Value| MembershipChange::read(fields(&body)).unwrap().role_for(is);
         assert_eq!(change(json!({})).unwrap(), Role::Manager);
         assert_eq!(change(json!({"group": 3, "user": 7, "role": "owner"})).unwrap(), Role::Owner);
         refused(change(json!({"group": 4, "user": 8})), &["group", "user"]);
         let all = MembershipChange::read_all(fields(&json!({"group": 3, "user": 7}))).unwrap();
-        assert_eq!(all.of(is).unwrap(), Role::Member);
+        assert_eq!(all.role_for(is).unwrap(), Role::Member);
     }
 
     #[test]
@@ -481,7 +490,7 @@ mod tests {
         let of = |pairs: &[(&str, &str)]| {
             let query: Query =
                 pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-            MembershipFilter::of(&query)
+            MembershipFilter::from_query(&query)
         };
         let filter = of(&[("group", "3"), ("role", "owner")]).unwrap();
         assert_eq!((filter.group, filter.user, filter.role), (Some(3), None, Some(Role::Owner)));

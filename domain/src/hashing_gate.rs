@@ -34,15 +34,15 @@ const LEASE: Duration = Duration::from_secs(3);
 
 /// Whether the caller of a request is known. Known callers go first.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Rank {
+pub enum CallerClass {
     /// The caller has a valid credential, or the user logged in from this address recently. The
-    /// text identifies the user, see [`Rank::known`].
+    /// text identifies the user, see [`CallerClass::known`].
     Known(String),
     /// All other callers.
     Stranger,
 }
 
-impl Rank {
+impl CallerClass {
     /// The rank of a known user of a workspace.
     pub fn known(workspace: &str, username: &str) -> Self {
         Self::Known(format!("{workspace}/{}", username.to_lowercase()))
@@ -52,7 +52,7 @@ impl Rank {
 /// A request's entry in the gate.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ticket {
-    rank: Rank,
+    rank: CallerClass,
     number: u64,
 }
 
@@ -103,27 +103,29 @@ impl Gate {
     }
 
     /// Whether the user has as many places as one user may have.
-    fn has_all_places(&self, rank: &Rank) -> bool {
+    fn has_all_places(&self, rank: &CallerClass) -> bool {
         let queued = self
             .waiting
             .iter()
             .filter(|waiting| waiting.place.is_some() && waiting.ticket.rank == *rank);
         let running = self.running.iter().filter(|(ticket, _)| ticket.rank == *rank);
-        *rank != Rank::Stranger && queued.count() + running.count() >= MAX_PLACES_PER_USER
+        *rank != CallerClass::Stranger && queued.count() + running.count() >= MAX_PLACES_PER_USER
     }
 
     /// Whether the queue is full for requests of known callers, or of strangers.
-    fn is_queue_full(&self, rank: &Rank) -> bool {
-        let is_alike = |other: &Rank| (*other == Rank::Stranger) == (*rank == Rank::Stranger);
+    fn is_queue_full(&self, rank: &CallerClass) -> bool {
+        let is_alike = |other: &CallerClass| {
+            (*other == CallerClass::Stranger) == (*rank == CallerClass::Stranger)
+        };
         let queued = self
             .waiting
             .iter()
             .filter(|waiting| waiting.place.is_some() && is_alike(&waiting.ticket.rank));
-        queued.count() >= if *rank == Rank::Stranger { MAX_STRANGERS } else { MAX_KNOWN }
+        queued.count() >= if *rank == CallerClass::Stranger { MAX_STRANGERS } else { MAX_KNOWN }
     }
 
     /// Whether a request of this rank would be refused.
-    pub fn is_full(&mut self, rank: &Rank, now: Timestamp) -> bool {
+    pub fn is_full(&mut self, rank: &CallerClass, now: Timestamp) -> bool {
         self.drop_lapsed(now);
         if self.has_all_places(rank) {
             return self.waiting.iter().filter(|waiting| waiting.ticket.rank == *rank).count()
@@ -133,7 +135,7 @@ impl Gate {
     }
 
     /// Queues or parks a request. `None`: too many requests wait.
-    pub fn enter(&mut self, rank: Rank, now: Timestamp) -> Option<Ticket> {
+    pub fn enter(&mut self, rank: CallerClass, now: Timestamp) -> Option<Ticket> {
         if self.is_full(&rank, now) {
             return None;
         }
@@ -172,7 +174,7 @@ impl Gate {
             self.waiting.iter().filter_map(|waiting| Some((&waiting.ticket, waiting.place?)));
         let is_for_oldest = self.turns % OLDEST_EVERY == OLDEST_EVERY - 1;
         let order = |(ticket, place): &(&Ticket, u64)| {
-            (!is_for_oldest && ticket.rank == Rank::Stranger, *place)
+            (!is_for_oldest && ticket.rank == CallerClass::Stranger, *place)
         };
         queued.min_by_key(order).map(|(ticket, _)| ticket)
     }
@@ -221,8 +223,8 @@ mod tests {
         Timestamp::parse("2026-11-21T00:00:00Z").unwrap().plus_millis(millis)
     }
 
-    fn user(number: usize) -> Rank {
-        Rank::known("acme", &format!("user{number}"))
+    fn user(number: usize) -> CallerClass {
+        CallerClass::known("acme", &format!("user{number}"))
     }
 
     /// Lets all waiting requests hash one after the other, and returns them in that order.
@@ -240,7 +242,8 @@ mod tests {
     #[test]
     fn requests_hash_one_at_a_time_in_order() {
         let mut gate = Gate::default();
-        let tickets: Vec<_> = (0..3).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
+        let tickets: Vec<_> =
+            (0..3).map(|_| gate.enter(CallerClass::Stranger, at(0)).unwrap()).collect();
         assert_eq!(gate.poll(&tickets[1], at(0)), Turn::Wait);
         assert_eq!(gate.poll(&tickets[0], at(0)), Turn::Go);
         assert_eq!(gate.poll(&tickets[1], at(1)), Turn::Wait);
@@ -254,12 +257,12 @@ mod tests {
     #[test]
     fn known_callers_go_first_and_have_their_own_places() {
         let mut gate = Gate::default();
-        let running = gate.enter(Rank::Stranger, at(0)).unwrap();
+        let running = gate.enter(CallerClass::Stranger, at(0)).unwrap();
         assert_eq!(gate.poll(&running, at(0)), Turn::Go);
         let strangers: Vec<_> =
-            (0..MAX_STRANGERS).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
-        assert!(gate.is_full(&Rank::Stranger, at(0)));
-        assert_eq!(gate.enter(Rank::Stranger, at(0)), None);
+            (0..MAX_STRANGERS).map(|_| gate.enter(CallerClass::Stranger, at(0)).unwrap()).collect();
+        assert!(gate.is_full(&CallerClass::Stranger, at(0)));
+        assert_eq!(gate.enter(CallerClass::Stranger, at(0)), None);
         let known: Vec<_> =
             (0..MAX_KNOWN).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
         assert_eq!(gate.enter(user(MAX_KNOWN), at(0)), None);
@@ -275,13 +278,13 @@ mod tests {
     fn every_fourth_turn_goes_to_the_oldest_request() {
         let mut gate = Gate::default();
         let strangers: Vec<_> =
-            (0..2).map(|_| gate.enter(Rank::Stranger, at(0)).unwrap()).collect();
+            (0..2).map(|_| gate.enter(CallerClass::Stranger, at(0)).unwrap()).collect();
         let known: Vec<_> = (0..8).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
         let order = drain(&mut gate, [strangers.clone(), known.clone()].concat());
         let (first, second, rest) = (&known[..3], &known[3..6], &known[6..]);
         assert_eq!(order, [first, &strangers[..1], second, &strangers[1..], rest].concat());
         // The same holds while known callers keep coming.
-        let stranger = gate.enter(Rank::Stranger, at(0)).unwrap();
+        let stranger = gate.enter(CallerClass::Stranger, at(0)).unwrap();
         let mut turns = 0;
         loop {
             let known = gate.enter(user(turns), at(0)).unwrap();
@@ -305,7 +308,7 @@ mod tests {
         let others: Vec<_> =
             (1..=places).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
         assert_eq!(gate.enter(user(MAX_KNOWN), at(0)), None);
-        let stranger = gate.enter(Rank::Stranger, at(0)).unwrap();
+        let stranger = gate.enter(CallerClass::Stranger, at(0)).unwrap();
         assert!(gate.is_full(&user(0), at(0)));
         let order = drain(&mut gate, [greedy.clone(), others.clone(), vec![stranger]].concat());
         assert_eq!(order[..2], greedy[..2]);
@@ -313,8 +316,8 @@ mod tests {
         let overtook = order[..last_other].iter().filter(|ticket| ticket.rank == user(0)).count();
         assert_eq!(overtook, MAX_PLACES_PER_USER);
         // Workspace and username identify a user. Case is ignored.
-        assert_ne!(user(1), Rank::known("other", "user1"));
-        assert_eq!(user(1), Rank::known("acme", "USER1"));
+        assert_ne!(user(1), CallerClass::known("other", "user1"));
+        assert_eq!(user(1), CallerClass::known("acme", "USER1"));
     }
 
     #[test]
@@ -323,7 +326,7 @@ mod tests {
         let (dead, dead_waiter) =
             (gate.enter(user(0), at(0)).unwrap(), gate.enter(user(0), at(0)).unwrap());
         assert_eq!(gate.poll(&dead, at(0)), Turn::Go);
-        let alive = gate.enter(Rank::Stranger, at(0)).unwrap();
+        let alive = gate.enter(CallerClass::Stranger, at(0)).unwrap();
         assert_eq!(gate.poll(&alive, at(LEASE_MILLIS)), Turn::Wait);
         assert_eq!(gate.poll(&alive, at(LEASE_MILLIS + 1)), Turn::Go);
         // A request that was only slow waits again.
@@ -334,7 +337,7 @@ mod tests {
         assert_eq!(gate.poll(&dead_waiter, at(3 * LEASE_MILLIS)), Turn::Wait);
         assert_eq!(gate.poll(&dead_waiter, at(3 * LEASE_MILLIS + 1)), Turn::Go);
         // The clock is set back by an hour.
-        let next = gate.enter(Rank::Stranger, at(-3_600_000)).unwrap();
+        let next = gate.enter(CallerClass::Stranger, at(-3_600_000)).unwrap();
         assert_eq!(gate.poll(&next, at(-3_600_000)), Turn::Go);
     }
 }

@@ -6,7 +6,7 @@ use crate::workspace;
 
 /// The host names of this region cell: the vars `REGION`, `SERVICE_DOMAIN` and `DEFAULT_WORKSPACE`.
 #[derive(Clone, Copy, Debug)]
-pub struct Names<'a> {
+pub struct CellNames<'a> {
     /// The name of this region cell.
     pub region: &'a str,
     /// The domain of the service, without a port.
@@ -29,7 +29,7 @@ pub enum Host {
 
 impl Host {
     /// Reads a Host header. Case and port are ignored.
-    pub fn of(header: &str, names: Names<'_>) -> Self {
+    pub fn parse(header: &str, names: CellNames<'_>) -> Self {
         let host = without_port(header).to_ascii_lowercase();
         let service_domain = names.service_domain.to_ascii_lowercase();
         let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(&host);
@@ -84,12 +84,15 @@ fn without_port(header: &str) -> &str {
 mod tests {
     use super::*;
 
-    const NAMES: Names<'_> =
-        Names { region: "eu1", service_domain: "farhand.example", default_workspace: Some("demo") };
+    const NAMES: CellNames<'_> = CellNames {
+        region: "eu1",
+        service_domain: "farhand.example",
+        default_workspace: Some("demo"),
+    };
 
     #[track_caller]
     fn check(header: &str, expected: Host) {
-        assert_eq!(Host::of(header, NAMES), expected, "{header}");
+        assert_eq!(Host::parse(header, NAMES), expected, "{header}");
     }
 
     #[test]
@@ -111,8 +114,8 @@ mod tests {
         ] {
             check(bare, Host::Bare(Some("demo".into())));
         }
-        let none = Names { default_workspace: Some(""), ..NAMES };
-        assert_eq!(Host::of("localhost", none), Host::Bare(None));
+        let none = CellNames { default_workspace: Some(""), ..NAMES };
+        assert_eq!(Host::parse("localhost", none), Host::Bare(None));
     }
 
     #[test]

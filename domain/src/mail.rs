@@ -15,7 +15,7 @@ const MAX_WORD: usize = 39;
 
 /// A mail to send. It has no `Debug`, because its text must not get into the log.
 #[derive(Clone)]
-pub struct Message {
+pub struct MailMessage {
     /// The id in the Message-ID. It is the same for each attempt to send, so that a recipient can
     /// recognise a duplicate.
     pub id: Uuid,
@@ -32,7 +32,7 @@ pub struct Message {
 /// Why a mail was not sent. The text is for the log, and never has a part of the mail's text or a
 /// password.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Failure {
+pub enum MailFailure {
     /// Another attempt may succeed.
     Temporary(String),
     /// The server will never accept the mail.
@@ -47,17 +47,19 @@ pub fn is_address(text: &str) -> bool {
         && EmailAddress::parse_with_options(text, options).is_ok()
 }
 
-impl Message {
+impl MailMessage {
     /// Refuses texts that could end a header or an SMTP command.
     ///
     /// # Errors
     /// The address is invalid ([`is_address`]), or the subject has control characters.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), MailFailure> {
         if !is_address(&self.to) {
-            return Err(Failure::Permanent("the recipient's address cannot be sent to".to_owned()));
+            return Err(MailFailure::Permanent(
+                "the recipient's address cannot be sent to".to_owned(),
+            ));
         }
         if self.subject.contains(char::is_control) {
-            return Err(Failure::Permanent("the subject has control characters".to_owned()));
+            return Err(MailFailure::Permanent("the subject has control characters".to_owned()));
         }
         Ok(())
     }
@@ -110,9 +112,9 @@ mod tests {
 
     use super::*;
 
-    fn message(subject: &str, text: &str) -> Message {
+    fn message(subject: &str, text: &str) -> MailMessage {
         let date = Timestamp::parse("2026-11-21T01:23:45.678Z").unwrap();
-        Message {
+        MailMessage {
             id: Uuid::nil(),
             date,
             to: "boss@example.com".into(),
@@ -180,14 +182,14 @@ mod tests {
         assert_eq!(message("Hello", "").check(), Ok(()));
         for subject in ["Hello\r\nBcc: <eve@example.com>", "Hello\nBcc: x", "Hello\rx", "Hello\0"] {
             assert!(
-                matches!(message(subject, "").check(), Err(Failure::Permanent(_))),
+                matches!(message(subject, "").check(), Err(MailFailure::Permanent(_))),
                 "{subject:?}"
             );
         }
         let to = "boss@example.com\r\nBcc: <eve@example.com>".to_owned();
         assert!(matches!(
-            Message { to, ..message("Hello", "") }.check(),
-            Err(Failure::Permanent(_))
+            MailMessage { to, ..message("Hello", "") }.check(),
+            Err(MailFailure::Permanent(_))
         ));
     }
 

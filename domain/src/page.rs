@@ -1,6 +1,6 @@
 //! Query parameters of lists: pages, ordering and common filters (contract 3.7).
 
-use crate::error::{Error, FieldErrors, Kind};
+use crate::error::{Error, ErrorKind, FieldErrors};
 
 /// The default of `page_size`.
 pub const DEFAULT_SIZE: u64 = 15;
@@ -11,7 +11,7 @@ pub const MAX_SIZE: u64 = 100;
 pub type Query = Vec<(String, String)>;
 
 /// The last value of a query parameter.
-pub fn parameter<'a>(query: &'a [(String, String)], name: &str) -> Option<&'a str> {
+pub fn last_value<'a>(query: &'a [(String, String)], name: &str) -> Option<&'a str> {
     query.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
 }
 
@@ -23,7 +23,7 @@ pub fn boolean_parameter(
     query: &[(String, String)],
     name: &'static str,
 ) -> Result<Option<bool>, Error> {
-    match parameter(query, name).map(str::to_ascii_lowercase).as_deref() {
+    match last_value(query, name).map(str::to_ascii_lowercase).as_deref() {
         None => Ok(None),
         Some("true" | "1") => Ok(Some(true)),
         Some("false" | "0") => Ok(Some(false)),
@@ -44,15 +44,15 @@ pub fn id_parameter(query: &[(String, String)], name: &'static str) -> Result<Op
         }
         Ok(text.parse().ok().filter(|id| (0..1 << 53).contains(id)).unwrap_or(0))
     };
-    parameter(query, name).map(read).transpose()
+    last_value(query, name).map(read).transpose()
 }
 
 /// Reads `search`: its words, in lower case.
 ///
 /// # Errors
 /// A field error if the text has a null character.
-pub fn words(query: &[(String, String)]) -> Result<Vec<String>, Error> {
-    let text = parameter(query, "search").unwrap_or("");
+pub fn search_words(query: &[(String, String)]) -> Result<Vec<String>, Error> {
+    let text = last_value(query, "search").unwrap_or("");
     if text.contains('\0') {
         return Err(Error::field("search", "Null characters are not allowed."));
     }
@@ -69,7 +69,7 @@ pub fn ordering<T: Copy + PartialEq>(
     all: &[T],
     name_of: impl Fn(T) -> &'static str,
 ) -> Result<Option<Vec<(T, bool)>>, Error> {
-    let Some(text) = parameter(query, "ordering") else { return Ok(None) };
+    let Some(text) = last_value(query, "ordering") else { return Ok(None) };
     let mut order: Vec<(T, bool)> = Vec::new();
     for part in text.split(',') {
         let (descending, name) = part.strip_prefix('-').map_or((false, part), |name| (true, name));
@@ -113,9 +113,9 @@ impl Page {
     ///
     /// # Errors
     /// A field error for each parameter that is not a whole number of at least 1.
-    pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
+    pub fn from_query(query: &[(String, String)]) -> Result<Self, Error> {
         let mut errors = FieldErrors::new();
-        let mut read = |name: &'static str, default| match parameter(query, name) {
+        let mut read = |name: &'static str, default| match last_value(query, name) {
             None => default,
             Some(text) => positive(text).unwrap_or_else(|| {
                 errors.insert(name.into(), vec!["Enter a whole number of at least 1.".into()]);
@@ -135,10 +135,10 @@ impl Page {
     /// The numbers of the previous and the next page, in a list of `count` items.
     ///
     /// # Errors
-    /// [`Kind::NotFound`] if the page is past the end. The first page may be empty.
+    /// [`ErrorKind::NotFound`] if the page is past the end. The first page may be empty.
     pub fn neighbours(self, count: u64) -> Result<(Option<u64>, Option<u64>), Error> {
         if self.number > 1 && self.offset() >= count {
-            return Err(Error::new(Kind::NotFound, "Invalid page."));
+            return Err(Error::new(ErrorKind::NotFound, "Invalid page."));
         }
         let next = (self.offset() + self.size < count).then_some(self.number + 1);
         Ok(((self.number > 1).then(|| self.number - 1), next))
@@ -155,14 +155,14 @@ mod tests {
 
     #[test]
     fn page_numbers_have_defaults_and_bounds() {
-        assert_eq!(Page::of(&[]).unwrap(), Page { number: 1, size: 15 });
+        assert_eq!(Page::from_query(&[]).unwrap(), Page { number: 1, size: 15 });
         assert_eq!(
-            Page::of(&query(&[("page", "3"), ("page_size", "1000")])).unwrap(),
+            Page::from_query(&query(&[("page", "3"), ("page_size", "1000")])).unwrap(),
             Page { number: 3, size: 100 }
         );
-        assert_eq!(Page::of(&query(&[("page", "1"), ("page", "2")])).unwrap().number, 2);
+        assert_eq!(Page::from_query(&query(&[("page", "1"), ("page", "2")])).unwrap().number, 2);
         for bad in ["0", "-1", "", "1.5", "+1", "x", "１", " 1"] {
-            let error = Page::of(&query(&[("page", bad), ("page_size", bad)])).unwrap_err();
+            let error = Page::from_query(&query(&[("page", bad), ("page_size", bad)])).unwrap_err();
             assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["page", "page_size"], "{bad}");
         }
     }
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(page(1).neighbours(10).unwrap(), (None, None));
         assert_eq!(page(1).neighbours(11).unwrap(), (None, Some(2)));
         assert_eq!(page(2).neighbours(11).unwrap(), (Some(1), None));
-        assert_eq!(page(2).neighbours(10).unwrap_err().kind, Kind::NotFound);
-        assert_eq!(page(u64::MAX).neighbours(10).unwrap_err().kind, Kind::NotFound);
+        assert_eq!(page(2).neighbours(10).unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(page(u64::MAX).neighbours(10).unwrap_err().kind, ErrorKind::NotFound);
     }
 }

@@ -26,7 +26,7 @@ const COMMON: &[u8] = include_bytes!("../data/common-passwords.bin");
 
 /// Texts about a user that the password must not resemble.
 #[derive(Clone, Copy, Debug)]
-pub struct Personal<'a> {
+pub struct PersonalTexts<'a> {
     /// The username.
     pub username: &'a str,
     /// The user's e-mail address.
@@ -53,7 +53,7 @@ fn is_pattern(lower: &str) -> bool {
 }
 
 /// The messages for all rules that a new password violates (contract 4.11). Empty: it is valid.
-pub fn violations(password: &str, personal: Personal<'_>) -> Vec<Cow<'static, str>> {
+pub fn violations(password: &str, personal: PersonalTexts<'_>) -> Vec<Cow<'static, str>> {
     let mut messages = Vec::new();
     let length = password.chars().count();
     let lower = password.to_lowercase();
@@ -134,9 +134,9 @@ fn is_similar(lower_password: &str, known: &str) -> bool {
 
 /// The result of a password check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Checked {
+pub struct PasswordCheck {
     /// Whether the password is correct.
-    pub is_right: bool,
+    pub is_correct: bool,
     /// Whether the stored hash has fewer rounds than are configured now, and should be replaced.
     pub is_outdated: bool,
     /// The work of the check, in rounds of PBKDF2. It must be the same for accounts that exist and
@@ -287,23 +287,23 @@ pub async fn check(
     stored: Option<&str>,
     rounds: u32,
     derive: impl AsyncFn(Derivation) -> [u8; HASH],
-) -> Checked {
+) -> PasswordCheck {
     let wanted = rounds.max(MIN_ROUNDS);
     let mut work = 0;
     let parsed = stored.and_then(parse);
     let stored_rounds = parsed.as_ref().map_or(0, |(_, rounds, _)| *rounds);
-    let mut is_right = false;
+    let mut is_correct = false;
     if let Some((salt, rounds, hash)) = parsed {
         let derivation = Derivation::new(password, &salt, rounds);
         work = derivation.rounds;
-        is_right = derive(derivation).await.ct_eq(hash.as_bytes()).into();
+        is_correct = derive(derivation).await.ct_eq(hash.as_bytes()).into();
     }
-    if !is_right && work < wanted {
+    if !is_correct && work < wanted {
         // Only the time of this derivation matters, not its result.
         std::hint::black_box(derive(Derivation::new(password, &[0; 16], wanted - work)).await);
         work = wanted;
     }
-    Checked { is_right, is_outdated: stored_rounds < wanted, rounds: work }
+    PasswordCheck { is_correct, is_outdated: stored_rounds < wanted, rounds: work }
 }
 
 #[cfg(test)]
@@ -317,7 +317,8 @@ mod tests {
 
     use super::*;
 
-    const PERSON: Personal<'_> = Personal { username: "zoraquill", email: "j.doe@example.com" };
+    const PERSON: PersonalTexts<'_> =
+        PersonalTexts { username: "zoraquill", email: "j.doe@example.com" };
 
     #[track_caller]
     fn violates(password: &str, expected: &[&str]) {
@@ -401,7 +402,7 @@ mod tests {
         ready(super::hash(password, salt, rounds, in_steps(15_000)))
     }
 
-    fn check(password: &str, stored: Option<&str>, rounds: u32) -> Checked {
+    fn check(password: &str, stored: Option<&str>, rounds: u32) -> PasswordCheck {
         ready(super::check(password, stored, rounds, in_steps(15_000)))
     }
 
@@ -461,12 +462,18 @@ mod tests {
         let stored = hash("secret words", [7; 16], 100_000);
         assert!(stored.starts_with("$pbkdf2-sha256$i=100000,l=32$"), "{stored}");
         let right = |rounds| check("secret words", Some(&stored), rounds);
-        assert_eq!(right(100_000), Checked { is_right: true, is_outdated: false, rounds: 100_000 });
-        assert_eq!(right(100_001), Checked { is_right: true, is_outdated: true, rounds: 100_000 });
-        assert!(!check("secret word", Some(&stored), 100_000).is_right);
+        assert_eq!(
+            right(100_000),
+            PasswordCheck { is_correct: true, is_outdated: false, rounds: 100_000 }
+        );
+        assert_eq!(
+            right(100_001),
+            PasswordCheck { is_correct: true, is_outdated: true, rounds: 100_000 }
+        );
+        assert!(!check("secret word", Some(&stored), 100_000).is_correct);
         // Computed by Python's hashlib.pbkdf2_hmac.
         let other = "$pbkdf2-sha256$i=100000,l=32$AAECAwQFBgcICQoLDA0ODw$BJO7D07E5L9WUb9Rtu+lTcbLNE+br0ZbRboN5gK7XyM";
-        assert!(check("secret words", Some(other), 100_000).is_right);
+        assert!(check("secret words", Some(other), 100_000).is_correct);
     }
 
     #[test]
@@ -477,7 +484,7 @@ mod tests {
             for account in [None, Some(stored.as_str()), Some(""), Some("$pbkdf2-sha256$nonsense")]
             {
                 let checked = check("secret word", account, rounds);
-                assert_eq!((checked.is_right, checked.rounds), (false, wanted), "{account:?}");
+                assert_eq!((checked.is_correct, checked.rounds), (false, wanted), "{account:?}");
             }
         }
     }

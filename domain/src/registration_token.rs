@@ -29,9 +29,9 @@ const MAX_WILDCARDS: usize = 8;
 /// The largest number of networks of a token.
 const MAX_NETWORKS: usize = 100;
 /// Seconds for which a pending server cannot get the name of a server that was deleted or renamed.
-pub const NAME_KEPT: i64 = 30 * 24 * 60 * 60;
+pub const NAME_RESERVATION: i64 = 30 * 24 * 60 * 60;
 /// Seconds after which a pending server that is not approved is deleted.
-pub const APPROVED_WITHIN: i64 = 24 * 60 * 60;
+pub const APPROVAL_TIMEOUT: i64 = 24 * 60 * 60;
 /// The longest `platform`, in characters.
 const MAX_PLATFORM: usize = 64;
 

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::account::read_account;
-use crate::acl::{Acl, Limit};
+use crate::acl::{Acl, AclLimit};
 use crate::command::{Command, Origin, ServerRef, Shell, read_line_or_argv, read_server};
 use crate::command_end::Denial;
 use crate::error::Error;
@@ -14,7 +14,7 @@ use crate::labels::Labels;
 
 /// The permissions of a user on a server that matter to a command there.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Rights {
+pub struct CommandPermissions {
     /// The user's name.
     pub username: String,
     /// Whether the user is staff or a superuser, and may use the agent's built-in commands.
@@ -27,7 +27,7 @@ pub struct Rights {
     pub acl: Option<Acl>,
 }
 
-impl Rights {
+impl CommandPermissions {
     /// Checks whether the user may run a command (contract 5.6; contract 4.12).
     ///
     /// # Errors
@@ -37,8 +37,8 @@ impl Rights {
         if !self.any_account && !as_self {
             return Err(Denial::Account);
         }
-        if command.shell == Shell::Internal && !self.is_staff {
-            return Err(Denial::Internal);
+        if command.shell == Shell::Builtin && !self.is_staff {
+            return Err(Denial::Builtin);
         }
         let is_near = |acl: &Acl| acl.allows_address(&origin.remote_ip);
         let is_allowed = self.refusal(command, origin.has_inputs).is_none()
@@ -48,19 +48,19 @@ impl Rights {
 
     /// The limit of the API token's list that does not allow a command on the server; `None` if the
     /// list allows it, or there is no list. See [`Acl::refusal`].
-    pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<Limit> {
+    pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<AclLimit> {
         let acl = self.acl.as_ref()?;
         if acl.allows_labels(&self.labels) {
             acl.refusal(command, has_inputs)
         } else {
-            Some(Limit::Selector)
+            Some(AclLimit::Selector)
         }
     }
 }
 
 /// Which access control list to check (contract 4.14).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Tried {
+pub enum CheckedAcl {
     /// The list of the API token that the request came with.
     Own,
     /// A list in the request's body.
@@ -73,7 +73,7 @@ pub enum Tried {
 #[derive(Clone, Debug)]
 pub struct AclCheck {
     /// The list to check.
-    pub tried: Tried,
+    pub tried: CheckedAcl,
     /// Where the command would run.
     pub server: ServerRef,
     /// What would run. With `argv`: the words, quoted as a shell would read them.
@@ -93,9 +93,9 @@ impl AclCheck {
         let acl = fields.value("acl").map(Acl::read);
         let token = fields.optional_text("token", 1..=64).map(|text| id::parse(&text));
         let tried = match (acl, token) {
-            (None, None) => Some(Tried::Own),
-            (Some(Ok(acl)), None) => Some(Tried::Sent(Box::new(acl))),
-            (None, Some(Some(token))) => Some(Tried::Token(token)),
+            (None, None) => Some(CheckedAcl::Own),
+            (Some(Ok(acl)), None) => Some(CheckedAcl::Sent(Box::new(acl))),
+            (None, Some(Some(token))) => Some(CheckedAcl::Token(token)),
             (Some(Err(problems)), _) => {
                 problems.into_iter().for_each(|problem| fields.reject("acl", problem));
                 None
@@ -130,18 +130,18 @@ mod tests {
         let read =
             |body: Value| AclCheck::read(Fields::from_json(body.to_string().as_bytes()).unwrap());
         let check = read(json!({"server": "a", "line": "id"})).unwrap();
-        assert_eq!((check.tried, check.username, check.argv), (Tried::Own, None, None));
+        assert_eq!((check.tried, check.username, check.argv), (CheckedAcl::Own, None, None));
         let check =
             read(json!({"server": SERVER, "argv": ["id"], "token": SERVER, "acl": null})).unwrap();
         assert_eq!(
             (check.tried, check.line.as_str()),
-            (Tried::Token(id::parse(SERVER).unwrap()), "id")
+            (CheckedAcl::Token(id::parse(SERVER).unwrap()), "id")
         );
         let check = read(
             json!({"server": "a", "command": "id", "acl": {"commands": ["id"]}, "username": "x"}),
         )
         .unwrap();
-        assert!(matches!(check.tried, Tried::Sent(acl) if acl.allows_line("id")));
+        assert!(matches!(check.tried, CheckedAcl::Sent(acl) if acl.allows_line("id")));
         for (body, bad) in [
             (json!({}), vec!["line", "server"]),
             (json!({"server": "a", "line": "id", "token": "x"}), vec!["token"]),
@@ -177,7 +177,7 @@ mod tests {
             remote_ip: "192.0.2.1".into(),
             has_inputs: false,
         };
-        let rights = Rights {
+        let rights = CommandPermissions {
             username: "alice".into(),
             is_staff: false,
             any_account: false,
@@ -187,15 +187,16 @@ mod tests {
         assert_eq!(rights.allow(&command, &origin), Ok(()));
         let as_other = Command { username: "root".into(), ..command.clone() };
         let as_group = Command { groupname: "www".into(), ..command.clone() };
-        let internal = Command { shell: Shell::Internal, ..command.clone() };
+        let internal = Command { shell: Shell::Builtin, ..command.clone() };
         assert_eq!(rights.allow(&as_other, &origin), Err(Denial::Account));
         assert_eq!(rights.allow(&as_group, &origin), Err(Denial::Account));
-        assert_eq!(rights.allow(&internal, &origin), Err(Denial::Internal));
-        let free = Rights { any_account: true, is_staff: true, ..rights.clone() };
+        assert_eq!(rights.allow(&internal, &origin), Err(Denial::Builtin));
+        let free = CommandPermissions { any_account: true, is_staff: true, ..rights.clone() };
         for command in [&as_other, &as_group, &internal] {
             assert_eq!(free.allow(command, &origin), Ok(()));
         }
-        let limited = |acl: Value| Rights { acl: Some(Acl::read(&acl).unwrap()), ..free.clone() };
+        let limited =
+            |acl: Value| CommandPermissions { acl: Some(Acl::read(&acl).unwrap()), ..free.clone() };
         let denied = |acl: Value, command: &Command, origin: &Origin| {
             assert_eq!(limited(acl.clone()).allow(command, origin), Err(Denial::Acl), "{acl}");
         };
@@ -224,8 +225,8 @@ mod tests {
         denied(both(json!([SERVER]), "!env"), &command, &origin);
         denied(both(json!([]), "env"), &command, &origin);
         let limit = |acl: Value| limited(acl).refusal(&command, false);
-        assert_eq!(limit(both(json!([SERVER]), "!env")), Some(Limit::Selector));
-        assert_eq!(limit(both(json!([]), "env")), Some(Limit::Servers));
+        assert_eq!(limit(both(json!([SERVER]), "!env")), Some(AclLimit::Selector));
+        assert_eq!(limit(both(json!([]), "env")), Some(AclLimit::Servers));
         denied(json!({"read_only": true}), &command, &origin);
     }
 }

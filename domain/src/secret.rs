@@ -147,14 +147,14 @@ fn mac(key: &[u8], text: &str) -> [u8; 32] {
 }
 
 /// The shortest `SECRET_KEY` and `OPERATOR_TOKEN`, in characters (contract 11.3).
-pub const SHORTEST_SECRET: usize = 32;
+pub const MIN_SECRET_LENGTH: usize = 32;
 
 /// Why a `SECRET_KEY` cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum BadKey {
+pub enum InvalidSecretKey {
     /// It is not set, or empty.
     Missing,
-    /// It has fewer than [`SHORTEST_SECRET`] characters.
+    /// It has fewer than [`MIN_SECRET_LENGTH`] characters.
     TooShort,
 }
 
@@ -174,13 +174,13 @@ impl SecretKey {
     ///
     /// # Errors
     /// `current` is missing, or one of the secrets is too short.
-    pub fn new(current: &str, previous: &str) -> Result<Self, BadKey> {
+    pub fn new(current: &str, previous: &str) -> Result<Self, InvalidSecretKey> {
         if current.is_empty() {
-            return Err(BadKey::Missing);
+            return Err(InvalidSecretKey::Missing);
         }
-        let is_short = |key: &str| key.chars().count() < SHORTEST_SECRET;
+        let is_short = |key: &str| key.chars().count() < MIN_SECRET_LENGTH;
         if is_short(current) || (!previous.is_empty() && is_short(previous)) {
-            return Err(BadKey::TooShort);
+            return Err(InvalidSecretKey::TooShort);
         }
         let previous =
             Some(previous).filter(|previous| !previous.is_empty() && *previous != current);
@@ -339,15 +339,15 @@ mod tests {
 
     #[test]
     fn short_keys_are_refused() {
-        let short = &OLD[..SHORTEST_SECRET - 1];
-        assert_eq!(SecretKey::new("", OLD).unwrap_err(), BadKey::Missing);
-        assert_eq!(SecretKey::new(short, "").unwrap_err(), BadKey::TooShort);
-        assert_eq!(SecretKey::new(OLD, short).unwrap_err(), BadKey::TooShort);
+        let short = &OLD[..MIN_SECRET_LENGTH - 1];
+        assert_eq!(SecretKey::new("", OLD).unwrap_err(), InvalidSecretKey::Missing);
+        assert_eq!(SecretKey::new(short, "").unwrap_err(), InvalidSecretKey::TooShort);
+        assert_eq!(SecretKey::new(OLD, short).unwrap_err(), InvalidSecretKey::TooShort);
         assert_eq!(
-            SecretKey::new(&"ä".repeat(SHORTEST_SECRET - 1), "").unwrap_err(),
-            BadKey::TooShort
+            SecretKey::new(&"ä".repeat(MIN_SECRET_LENGTH - 1), "").unwrap_err(),
+            InvalidSecretKey::TooShort
         );
-        assert!(SecretKey::new(&OLD[..SHORTEST_SECRET], "").is_ok());
+        assert!(SecretKey::new(&OLD[..MIN_SECRET_LENGTH], "").is_ok());
     }
 
     #[test]

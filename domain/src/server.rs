@@ -8,7 +8,7 @@ use crate::error::{Error, FieldErrors};
 use crate::fields::{Fields, as_id};
 use crate::id;
 use crate::labels::{self, Labels};
-use crate::page::{Query, boolean_parameter, id_parameter, ordering, parameter, words};
+use crate::page::{Query, boolean_parameter, id_parameter, last_value, ordering, search_words};
 use crate::secret::Secret;
 use crate::selector::{Selector, SelectorError};
 
@@ -30,7 +30,7 @@ farhand-agent run --config farhand-agent.toml"
 
 /// The shell commands that connect an installed Alpamon 2.x to a server (contract 6.3). They are
 /// for root.
-pub fn install_commands_of_alpamon(base_url: &str, server: Uuid, key: &Secret) -> String {
+pub fn alpamon_install_commands(base_url: &str, server: Uuid, key: &Secret) -> String {
     let key = key.expose();
     format!(
         "umask 077 && mkdir -p /etc/alpamon && cat > /etc/alpamon/alpamon.conf <<'END'
@@ -101,7 +101,7 @@ fn read_default_username(fields: &mut Fields) -> Option<Option<String>> {
 
 /// SQL that makes a name unique: it appends `-` and the number, from the second server on, and cuts
 /// the name to the allowed length. `name` and `number` are SQL; the name is ASCII.
-pub fn numbered_sql(name: &str, number: &str) -> String {
+pub fn unique_name_sql(name: &str, number: &str) -> String {
     format!(
         "iif({number} < 2, {name}, substr({name}, 1, {MAX_NAME} - length('-' || {number})) || '-' || {number})"
     )
@@ -185,7 +185,7 @@ impl ServerChanges {
 
 /// A field by which a list of servers can be ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Key {
+pub enum ServerOrderField {
     /// `name`.
     Name,
     /// `added_at`.
@@ -200,7 +200,7 @@ pub enum Key {
     IsConnected,
 }
 
-impl Key {
+impl ServerOrderField {
     /// All fields.
     pub const ALL: [Self; 6] =
         [Self::Name, Self::Added, Self::Updated, Self::Connected, Self::Seen, Self::IsConnected];
@@ -239,7 +239,7 @@ pub struct ServerList {
     pub words: Vec<String>,
     /// The fields of the order, each with whether it is descending. Never empty. Servers with equal
     /// fields are ordered by id, in the direction of the first field.
-    pub order: Vec<(Key, bool)>,
+    pub order: Vec<(ServerOrderField, bool)>,
 }
 
 /// A query parameter that is a selector.
@@ -250,7 +250,7 @@ fn selector_parameter(query: &Query, name: &'static str) -> Result<Option<Select
     let read = |text: &str| {
         text.parse().map_err(|error: SelectorError| Error::field(name, error.to_string()))
     };
-    parameter(query, name).map(read).transpose()
+    last_value(query, name).map(read).transpose()
 }
 
 impl ServerList {
@@ -258,7 +258,7 @@ impl ServerList {
     ///
     /// # Errors
     /// All invalid parameters together.
-    pub fn of(query: &Query) -> Result<Self, Error> {
+    pub fn from_query(query: &Query) -> Result<Self, Error> {
         fn take<T>(read: Result<T, Error>, errors: &mut FieldErrors) -> Option<T> {
             read.map_err(|error| errors.extend(error.fields)).ok()
         }
@@ -266,10 +266,11 @@ impl ServerList {
         let is_connected = take(boolean_parameter(query, "is_connected"), &mut errors);
         let group = take(id_parameter(query, "group"), &mut errors);
         let owner = take(id_parameter(query, "owner"), &mut errors);
-        let words = take(words(query), &mut errors);
-        let order = take(ordering(query, &Key::ALL, Key::as_str), &mut errors);
+        let words = take(search_words(query), &mut errors);
+        let order =
+            take(ordering(query, &ServerOrderField::ALL, ServerOrderField::as_str), &mut errors);
         let label = take(selector_parameter(query, "label"), &mut errors);
-        let text = |name| parameter(query, name).map(ToOwned::to_owned);
+        let text = |name| last_value(query, name).map(ToOwned::to_owned);
         let read = || {
             Some(Self {
                 name: text("name"),
@@ -280,7 +281,7 @@ impl ServerList {
                 agent_version: text("agent_version"),
                 label: label?,
                 words: words?,
-                order: order?.unwrap_or_else(|| vec![(Key::Added, true)]),
+                order: order?.unwrap_or_else(|| vec![(ServerOrderField::Added, true)]),
             })
         };
         read().ok_or_else(|| Error::fields(errors))
@@ -350,15 +351,18 @@ mod tests {
         let of = |pairs: &[(&str, &str)]| {
             let query: Query =
                 pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-            ServerList::of(&query)
+            ServerList::from_query(&query)
         };
-        assert_eq!(of(&[]).unwrap().order, [(Key::Added, true)]);
+        assert_eq!(of(&[]).unwrap().order, [(ServerOrderField::Added, true)]);
         let list =
             of(&[("search", " Web\tUBUNTU "), ("ordering", "-last_seen_at,name,last_seen_at")])
                 .unwrap();
         assert_eq!(
             (list.words, list.order),
-            (vec!["web".into(), "ubuntu".into()], vec![(Key::Seen, true), (Key::Name, false)])
+            (
+                vec!["web".into(), "ubuntu".into()],
+                vec![(ServerOrderField::Seen, true), (ServerOrderField::Name, false)]
+            )
         );
         let list = of(&[
             ("group", "7"),

@@ -16,7 +16,7 @@ pub fn expires_at(now: Timestamp) -> Timestamp {
 }
 
 /// Whether a request now extends an expiry that was last extended at `moved_at`.
-pub fn is_refresh_due(moved_at: Timestamp, now: Timestamp) -> bool {
+pub fn is_extension_due(moved_at: Timestamp, now: Timestamp) -> bool {
     moved_at.plus(EXTENSION_INTERVAL) <= now
 }
 
@@ -25,7 +25,7 @@ pub fn is_refresh_due(moved_at: Timestamp, now: Timestamp) -> bool {
 /// The stored expiry may be [`EXTENSION_INTERVAL`] older than the last use. So the token is
 /// accepted that much longer: for at least 14 days after its last use, and for at most ten minutes
 /// more.
-pub fn dead_until(now: Timestamp) -> Timestamp {
+pub fn oldest_accepted_expiry(now: Timestamp) -> Timestamp {
     now.minus(EXTENSION_INTERVAL)
 }
 
@@ -52,13 +52,13 @@ mod tests {
         }
 
         fn is_accepted(&self, now: Timestamp) -> bool {
-            self.expires_at > dead_until(now)
+            self.expires_at > oldest_accepted_expiry(now)
         }
 
         /// A request with the token. Returns whether the token is accepted.
         fn access(&mut self, now: Timestamp) -> bool {
             let is_accepted = self.is_accepted(now);
-            if is_accepted && is_refresh_due(self.moved_at, now) {
+            if is_accepted && is_extension_due(self.moved_at, now) {
                 *self = Self::new(now);
             }
             is_accepted

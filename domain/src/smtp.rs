@@ -2,28 +2,28 @@
 //! the output is what to do next.
 //!
 //! Credentials and the mail are never sent over an unencrypted connection. With
-//! [`Security::StartTls`], the session continues only after [`Next::StartTls`].
+//! [`Security::StartTls`], the session continues only after [`SmtpStep::StartTls`].
 //!
 //! ```
-//! use farhand_domain::smtp::{Mail, Next, Security, Session};
-//! let mail = Mail {
+//! use farhand_domain::smtp::{MailWithEnvelope, SmtpStep, Security, SmtpSession};
+//! let mail = MailWithEnvelope {
 //!     from: "farhand@localhost".into(),
 //!     to: "boss@example.com".into(),
 //!     mime: "Subject: Hello\r\n".into(),
 //! };
-//! let mut session = Session::new(Security::StartTls, None, mail);
+//! let mut session = SmtpSession::new(Security::StartTls, None, mail);
 //! let next = session.receive(b"220 mx.example ESMTP\r\n");
-//! assert_eq!(next, Ok(Next::Send("EHLO [127.0.0.1]\r\n".into())));
+//! assert_eq!(next, Ok(SmtpStep::Send("EHLO [127.0.0.1]\r\n".into())));
 //! ```
 
 use base64ct::{Base64, Encoding};
 
-use crate::mail::Failure;
+use crate::mail::MailFailure;
 use crate::secret::Secret;
 
 /// The longest reply of a server, in bytes. A longer one is an error.
 const MAX_REPLY: usize = 16 * 1024;
-/// The longest part of a reply that a [`Failure`] quotes, in characters.
+/// The longest part of a reply that a [`MailFailure`] quotes, in characters.
 const MAX_QUOTE: usize = 200;
 /// EHLO needs a name, but the Worker has none. All servers accept this form.
 const EHLO: &str = "EHLO [127.0.0.1]\r\n";
@@ -42,7 +42,7 @@ pub enum Security {
 
 /// The login at the mail server.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Login {
+pub struct SmtpLogin {
     /// The username.
     pub username: String,
     /// The password.
@@ -51,7 +51,7 @@ pub struct Login {
 
 /// The mail server of the deployment.
 #[derive(Debug)]
-pub struct Server {
+pub struct SmtpServer {
     /// The host name.
     pub host: String,
     /// The TCP port.
@@ -59,23 +59,24 @@ pub struct Server {
     /// How the connection is encrypted.
     pub security: Security,
     /// The login; `None`: the server needs none.
-    pub login: Option<Login>,
+    pub login: Option<SmtpLogin>,
 }
 
 /// A mail with its envelope. It has no `Debug`, because its text must not get into the log.
 #[derive(Clone)]
-pub struct Mail {
+pub struct MailWithEnvelope {
     /// The sender's address ([`crate::mail::is_address`]).
     pub from: String,
     /// The recipient's address ([`crate::mail::is_address`]).
     pub to: String,
-    /// The text form of the mail, in lines that end with CR LF ([`crate::mail::Message::mime`]).
+    /// The text form of the mail, in lines that end with CR LF
+    /// ([`crate::mail::MailMessage::mime`]).
     pub mime: String,
 }
 
 /// What to do with the connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Next {
+pub enum SmtpStep {
     /// Read more: the reply is not complete.
     Read,
     /// Send this, then read.
@@ -103,10 +104,10 @@ enum Stage {
 }
 
 /// An SMTP session that sends one mail.
-pub struct Session {
+pub struct SmtpSession {
     security: Security,
-    login: Option<Login>,
-    mail: Mail,
+    login: Option<SmtpLogin>,
+    mail: MailWithEnvelope,
     stage: Stage,
     received: Vec<u8>,
 }
@@ -119,9 +120,9 @@ struct Reply {
     length: usize,
 }
 
-impl Session {
+impl SmtpSession {
     /// A session on a new connection.
-    pub fn new(security: Security, login: Option<Login>, mail: Mail) -> Self {
+    pub fn new(security: Security, login: Option<SmtpLogin>, mail: MailWithEnvelope) -> Self {
         Self { security, login, mail, stage: Stage::Greeting, received: Vec::new() }
     }
 
@@ -130,22 +131,22 @@ impl Session {
     ///
     /// # Errors
     /// The server did not accept the mail. The session has ended.
-    pub fn receive(&mut self, bytes: &[u8]) -> Result<Next, Failure> {
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<SmtpStep, MailFailure> {
         if bytes.is_empty() {
             return Err(self.broken("it was closed"));
         }
         self.received.extend_from_slice(bytes);
         let Some(reply) = Reply::read(&self.received)? else {
             if self.received.len() > MAX_REPLY {
-                return Err(Failure::Temporary("the server's answer does not end".to_owned()));
+                return Err(MailFailure::Temporary("the server's answer does not end".to_owned()));
             }
-            return Ok(Next::Read);
+            return Ok(SmtpStep::Read);
         };
         // Each command waits for its reply. Bytes that arrived before TLS must not count as a reply
         // after it.
         let is_last = self.stage == Stage::Text;
         if reply.length != self.received.len() && !is_last {
-            return Err(Failure::Temporary(
+            return Err(MailFailure::Temporary(
                 "the server answered more than it was asked".to_owned(),
             ));
         }
@@ -154,11 +155,11 @@ impl Session {
     }
 
     /// The failure if the connection broke. `cause`: the error.
-    pub fn broken(&self, cause: &str) -> Failure {
-        Failure::Temporary(format!("the connection failed at {}: {cause}", self.stage_name()))
+    pub fn broken(&self, cause: &str) -> MailFailure {
+        MailFailure::Temporary(format!("the connection failed at {}: {cause}", self.stage_name()))
     }
 
-    fn step(&mut self, reply: &Reply) -> Result<Next, Failure> {
+    fn step(&mut self, reply: &Reply) -> Result<SmtpStep, MailFailure> {
         let is_wanted = match self.stage {
             Stage::Username | Stage::Password => reply.code == 334,
             Stage::Data => reply.code == 354,
@@ -169,16 +170,18 @@ impl Session {
         }
         let (stage, next) = match self.stage {
             Stage::Greeting if self.security == Security::StartTls => {
-                (Stage::PlainHello, Next::Send(EHLO.to_owned()))
+                (Stage::PlainHello, SmtpStep::Send(EHLO.to_owned()))
             }
-            Stage::Greeting => (Stage::Hello, Next::Send(EHLO.to_owned())),
+            Stage::Greeting => (Stage::Hello, SmtpStep::Send(EHLO.to_owned())),
             Stage::PlainHello if reply.offers("STARTTLS", None) => {
-                (Stage::StartTls, Next::Send("STARTTLS\r\n".to_owned()))
+                (Stage::StartTls, SmtpStep::Send("STARTTLS\r\n".to_owned()))
             }
             Stage::PlainHello => {
-                return Err(Failure::Temporary("the server does not offer STARTTLS".to_owned()));
+                return Err(MailFailure::Temporary(
+                    "the server does not offer STARTTLS".to_owned(),
+                ));
             }
-            Stage::StartTls => (Stage::Hello, Next::StartTls(EHLO.to_owned())),
+            Stage::StartTls => (Stage::Hello, SmtpStep::StartTls(EHLO.to_owned())),
             Stage::Hello => self.authenticate(reply)?,
             Stage::Username => (Stage::Password, self.encoded(|login| login.username.clone())),
             Stage::Password => {
@@ -186,42 +189,42 @@ impl Session {
             }
             Stage::Authentication => self.sender(),
             Stage::Sender => {
-                (Stage::Recipient, Next::Send(format!("RCPT TO:<{}>\r\n", self.mail.to)))
+                (Stage::Recipient, SmtpStep::Send(format!("RCPT TO:<{}>\r\n", self.mail.to)))
             }
-            Stage::Recipient => (Stage::Data, Next::Send("DATA\r\n".to_owned())),
-            Stage::Data => (Stage::Text, Next::Send(stuffed(&self.mail.mime))),
-            Stage::Text => (Stage::Text, Next::Delivered),
+            Stage::Recipient => (Stage::Data, SmtpStep::Send("DATA\r\n".to_owned())),
+            Stage::Data => (Stage::Text, SmtpStep::Send(stuffed(&self.mail.mime))),
+            Stage::Text => (Stage::Text, SmtpStep::Delivered),
         };
         self.stage = stage;
         Ok(next)
     }
 
-    fn sender(&self) -> (Stage, Next) {
-        (Stage::Sender, Next::Send(format!("MAIL FROM:<{}>\r\n", self.mail.from)))
+    fn sender(&self) -> (Stage, SmtpStep) {
+        (Stage::Sender, SmtpStep::Send(format!("MAIL FROM:<{}>\r\n", self.mail.from)))
     }
 
     /// Chooses the next command by the extensions in the reply to EHLO. The connection is
     /// encrypted.
-    fn authenticate(&self, reply: &Reply) -> Result<(Stage, Next), Failure> {
+    fn authenticate(&self, reply: &Reply) -> Result<(Stage, SmtpStep), MailFailure> {
         let Some(login) = &self.login else { return Ok(self.sender()) };
         if reply.offers("AUTH", Some("PLAIN")) {
             let both = Base64::encode_string(
                 format!("\0{}\0{}", login.username, login.password.expose()).as_bytes(),
             );
-            Ok((Stage::Authentication, Next::Send(format!("AUTH PLAIN {both}\r\n"))))
+            Ok((Stage::Authentication, SmtpStep::Send(format!("AUTH PLAIN {both}\r\n"))))
         } else if reply.offers("AUTH", Some("LOGIN")) {
-            Ok((Stage::Username, Next::Send("AUTH LOGIN\r\n".to_owned())))
+            Ok((Stage::Username, SmtpStep::Send("AUTH LOGIN\r\n".to_owned())))
         } else {
-            Err(Failure::Temporary(
+            Err(MailFailure::Temporary(
                 "the server offers neither AUTH PLAIN nor AUTH LOGIN".to_owned(),
             ))
         }
     }
 
     /// Answers a question of AUTH LOGIN with a part of the login.
-    fn encoded(&self, value: impl FnOnce(&Login) -> String) -> Next {
+    fn encoded(&self, value: impl FnOnce(&SmtpLogin) -> String) -> SmtpStep {
         let value = self.login.as_ref().map(value).unwrap_or_default();
-        Next::Send(format!("{}\r\n", Base64::encode_string(value.as_bytes())))
+        SmtpStep::Send(format!("{}\r\n", Base64::encode_string(value.as_bytes())))
     }
 
     /// The name of the stage, for the log.
@@ -240,7 +243,7 @@ impl Session {
         }
     }
 
-    fn refusal(&self, reply: &Reply) -> Failure {
+    fn refusal(&self, reply: &Reply) -> MailFailure {
         let is_about_mail =
             matches!(self.stage, Stage::Sender | Stage::Recipient | Stage::Data | Stage::Text);
         let got_secret = matches!(
@@ -256,16 +259,16 @@ impl Session {
             && (500..600).contains(&reply.code)
             && !NOT_AUTHENTICATED.contains(&reply.code)
         {
-            Failure::Permanent(text)
+            MailFailure::Permanent(text)
         } else {
-            Failure::Temporary(text)
+            MailFailure::Temporary(text)
         }
     }
 }
 
 impl Reply {
     /// Reads a reply of one or more lines. `None`: it is not complete yet.
-    fn read(bytes: &[u8]) -> Result<Option<Self>, Failure> {
+    fn read(bytes: &[u8]) -> Result<Option<Self>, MailFailure> {
         let mut lines = Vec::new();
         let mut length = 0;
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -276,7 +279,7 @@ impl Reply {
             let code = text.get(..3).filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()));
             let code = code.and_then(|digits| digits.parse().ok());
             let (Some(code), separator) = (code, text.as_bytes().get(3)) else {
-                return Err(Failure::Temporary("the server does not speak SMTP".to_owned()));
+                return Err(MailFailure::Temporary("the server does not speak SMTP".to_owned()));
             };
             lines.push(text.get(4..).unwrap_or_default().to_owned());
             if separator != Some(&b'-') {
@@ -334,30 +337,30 @@ mod tests {
 
     const PASSWORD: &str = "hunter2-of-mail";
 
-    fn session(security: Security, with_login: bool) -> Session {
-        let login = Login { username: "farhand".into(), password: Secret::new(PASSWORD) };
-        let mail = Mail {
+    fn session(security: Security, with_login: bool) -> SmtpSession {
+        let login = SmtpLogin { username: "farhand".into(), password: Secret::new(PASSWORD) };
+        let mail = MailWithEnvelope {
             from: "farhand@localhost".into(),
             to: "boss@example.com".into(),
             mime: "Subject: Hello\r\n\r\nsecret text\r\n.\r\n".into(),
         };
-        Session::new(security, with_login.then_some(login), mail)
+        SmtpSession::new(security, with_login.then_some(login), mail)
     }
 
-    fn send(text: &str) -> Result<Next, Failure> {
-        Ok(Next::Send(text.to_owned()))
+    fn send(text: &str) -> Result<SmtpStep, MailFailure> {
+        Ok(SmtpStep::Send(text.to_owned()))
     }
 
     /// Sends each text of a script to a session, and compares the results.
     #[track_caller]
-    fn check(session: &mut Session, script: &[(&str, Result<Next, Failure>)]) {
+    fn check(session: &mut SmtpSession, script: &[(&str, Result<SmtpStep, MailFailure>)]) {
         for (said, expected) in script {
             assert_eq!(session.receive(said.as_bytes()), *expected, "{said}");
         }
     }
 
     /// A session that has logged in and sent MAIL.
-    fn authenticated() -> Session {
+    fn authenticated() -> SmtpSession {
         let mut session = session(Security::Tls, true);
         for said in ["220 hi\r\n", "250-hi\r\n250 AUTH PLAIN\r\n", "235 ok\r\n"] {
             session.receive(said.as_bytes()).unwrap();
@@ -380,13 +383,13 @@ mod tests {
             &[
                 ("220 mx.example ESMTP\r\n", send(EHLO)),
                 ("250-mx.example\r\n250-AUTH PLAIN\r\n250 STARTTLS\r\n", send("STARTTLS\r\n")),
-                ("220 go ahead\r\n", Ok(Next::StartTls(EHLO.into()))),
+                ("220 go ahead\r\n", Ok(SmtpStep::StartTls(EHLO.into()))),
                 ("250-mx.example\r\n250 AUTH LOGIN PLAIN\r\n", send(&auth)),
                 ("235 2.7.0 ok\r\n", send(MAIL)),
                 ("250 ok\r\n", send(RCPT)),
                 ("251 ok\r\n", send("DATA\r\n")),
                 ("354 go ahead\r\n", send(BODY)),
-                ("250 taken\r\n221 bye\r\n", Ok(Next::Delivered)),
+                ("250 taken\r\n221 bye\r\n", Ok(SmtpStep::Delivered)),
             ],
         );
     }
@@ -410,24 +413,24 @@ mod tests {
     fn replies_may_arrive_in_pieces() {
         let mut session = session(Security::Tls, false);
         let pieces = [
-            ("2", Ok(Next::Read)),
-            ("20 hi\r", Ok(Next::Read)),
+            ("2", Ok(SmtpStep::Read)),
+            ("20 hi\r", Ok(SmtpStep::Read)),
             ("\n", send(EHLO)),
-            ("250-hi\n", Ok(Next::Read)),
+            ("250-hi\n", Ok(SmtpStep::Read)),
         ];
         check(&mut session, &pieces);
         check(&mut session, &[("250\n", send(MAIL))]);
     }
 
     #[track_caller]
-    fn temporary(mut session: Session, script: &[&str], text: &str) {
+    fn temporary(mut session: SmtpSession, script: &[&str], text: &str) {
         let (last, before) = script.split_last().unwrap();
         for said in before {
             session.receive(said.as_bytes()).unwrap();
         }
         assert_eq!(
             session.receive(last.as_bytes()),
-            Err(Failure::Temporary(text.into())),
+            Err(MailFailure::Temporary(text.into())),
             "{script:?}"
         );
     }
@@ -499,8 +502,8 @@ mod tests {
 
     #[test]
     fn refusals_of_the_mail_are_permanent_or_temporary() {
-        let permanent = |text: &str| Err(Failure::Permanent(text.to_owned()));
-        let temporary = |text: &str| Err(Failure::Temporary(text.to_owned()));
+        let permanent = |text: &str| Err(MailFailure::Permanent(text.to_owned()));
+        let temporary = |text: &str| Err(MailFailure::Temporary(text.to_owned()));
         let cases = [
             (
                 0,

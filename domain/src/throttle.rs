@@ -25,11 +25,11 @@
 //! has no known address.
 //!
 //! Steps of the object for an attempt:
-//! 1. It counts the attempts of [`UnderWay::take_lapsed`] as failed, reads the counters of
-//!    [`Attempt::keys`], and calls [`UnderWay::begin`].
+//! 1. It counts the attempts of [`PendingAttempts::take_lapsed`] as failed, reads the counters of
+//!    [`Attempt::keys`], and calls [`PendingAttempts::begin`].
 //! 2. When the attempt has ended, it stores [`Attempt::after_failure`], or deletes
 //!    [`Attempt::after_success`]. For an abandoned attempt it does neither.
-//! 3. In the same step it calls [`UnderWay::end`], so that each attempt counts exactly once.
+//! 3. In the same step it calls [`PendingAttempts::end`], so that each attempt counts exactly once.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -70,12 +70,12 @@ pub const KNOWN_DAYS: i64 = 30;
 /// The largest number of known addresses of a user. Only the newest are kept.
 pub const MAX_KNOWN_ADDRESSES: u32 = 16;
 /// Seconds after which a login from a known address stores its time again.
-pub const KNOWN_STORED_EVERY: i64 = 24 * 3_600;
+pub const KNOWN_ADDRESS_UPDATE_INTERVAL: i64 = 24 * 3_600;
 
 /// The settings of a deployment: the lengths of the windows, in seconds, and the limits of networks
 /// and workspaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Settings {
+pub struct ThrottleSettings {
     /// The login window, in seconds: for pairs, addresses, sites and workspaces.
     pub login_seconds: i64,
     /// The length of the "hour" for usernames and resets, in seconds. Tests shorten it.
@@ -91,7 +91,7 @@ pub struct Settings {
     pub resets_of_workspace: u32,
 }
 
-impl Default for Settings {
+impl Default for ThrottleSettings {
     fn default() -> Self {
         Self {
             login_seconds: 300,
@@ -116,7 +116,7 @@ pub struct Share {
 
 /// A counter and its limit.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Limit {
+pub struct AttemptLimit {
     /// The counter's key.
     pub key: String,
     /// The largest number of failures in a window.
@@ -163,14 +163,14 @@ pub struct Attempt {
     /// key.
     pub home: String,
     /// The counters and their limits.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<AttemptLimit>,
     /// The known address that the object stores after a success; `None`: it stores none.
-    pub origin: Option<Origin>,
+    pub origin: Option<KnownAddress>,
 }
 
 /// The stored form of a known address: hashes of the username and the address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Origin {
+pub struct KnownAddress {
     /// The hash of the workspace and the username.
     pub user: String,
     /// The hash of the workspace, the username and the address.
@@ -207,24 +207,24 @@ impl Attempt {
         scope: &str,
         username: &str,
         address: &str,
-        settings: Settings,
+        settings: ThrottleSettings,
     ) -> Self {
         let (username, site) = (username.to_lowercase(), counted_address(address, SITE_BITS));
         let is_unknown = address.parse::<IpAddr>().is_err();
         let address = counted_address(address, HOST_BITS);
         let home = key("login-username", &[scope, &username]);
-        let origin = Origin {
+        let origin = KnownAddress {
             user: sha256(&home),
             address: sha256(&key("login-origin", &[scope, &username, &address])),
         };
-        let pair = Limit {
+        let pair = AttemptLimit {
             key: key("login-pair", &[scope, &username, &address]),
             most: MAX_PAIR_FAILURES,
             window_seconds: settings.login_seconds,
             share: None,
             cleared_by_success: true,
         };
-        let everywhere = Limit {
+        let everywhere = AttemptLimit {
             key: home.clone(),
             most: MAX_USERNAME_FAILURES,
             window_seconds: settings.hour_seconds,
@@ -247,7 +247,7 @@ impl Attempt {
 
     /// A login, or a check of the current password, at the object that counts addresses, sites and
     /// the workspace.
-    pub fn login_by_address(scope: &str, address: &str, settings: Settings) -> Self {
+    pub fn login_by_address(scope: &str, address: &str, settings: ThrottleSettings) -> Self {
         let limits = [MAX_ADDRESS_FAILURES, settings.logins_of_site, settings.logins_of_workspace];
         Self::by_address(
             ["login-address", "login-site", "login-workspace"],
@@ -260,7 +260,7 @@ impl Attempt {
 
     /// A request for a password reset. Each request counts: the object ends it as failed
     /// immediately.
-    pub fn reset_by_address(scope: &str, address: &str, settings: Settings) -> Self {
+    pub fn reset_by_address(scope: &str, address: &str, settings: ThrottleSettings) -> Self {
         let limits = [MAX_RESETS, settings.resets_of_site, settings.resets_of_workspace];
         Self::by_address(
             ["reset-address", "reset-site", "reset-workspace"],
@@ -275,7 +275,7 @@ impl Attempt {
     /// address.
     pub fn operator() -> Self {
         let home = key("operator", &[]);
-        let limit = Limit {
+        let limit = AttemptLimit {
             key: home.clone(),
             most: MAX_OPERATOR_FAILURES,
             window_seconds: OPERATOR_SECONDS,
@@ -299,14 +299,14 @@ impl Attempt {
             (counted_address(address, HOST_BITS), counted_address(address, SITE_BITS));
         let is_site = site.contains('/');
         let keys = [key(kinds[0], &[scope, &host]), key(kinds[1], &[scope, &site]), home.clone()];
-        let limit = |(key, most)| Limit {
+        let limit = |(key, most)| AttemptLimit {
             key,
             most,
             window_seconds,
             share: None,
             cleared_by_success: false,
         };
-        let mut limits: Vec<Limit> = keys.into_iter().zip(max_failures).map(limit).collect();
+        let mut limits: Vec<AttemptLimit> = keys.into_iter().zip(max_failures).map(limit).collect();
         // An IPv4 address has no site.
         if !is_site {
             limits.remove(1);
@@ -329,9 +329,15 @@ impl Attempt {
     /// If failures alone reach a limit, it is refused until the last of the full windows ends. If
     /// failures and attempts under way together reach a limit, it waits, because the attempts may
     /// succeed.
-    fn verdict(&self, counters: &[Counter], under_way: &UnderWay, now: Timestamp) -> Verdict {
-        let failures =
-            |limit: &Limit| live(counters, &limit.key, now).map_or(0, |counter| counter.count);
+    fn verdict(
+        &self,
+        counters: &[Counter],
+        under_way: &PendingAttempts,
+        now: Timestamp,
+    ) -> Verdict {
+        let failures = |limit: &AttemptLimit| {
+            live(counters, &limit.key, now).map_or(0, |counter| counter.count)
+        };
         let full = self.limits.iter().filter(|limit| failures(limit) >= limit.most);
         let seconds = full.filter_map(|limit| live(counters, &limit.key, now)).map(|counter| {
             let left = counter.ends_at.seconds_since(now).ceil();
@@ -340,7 +346,7 @@ impl Attempt {
         if let Some(retry_after) = seconds.max() {
             return Verdict::Refused { retry_after };
         }
-        let has_room = |limit: &Limit| {
+        let has_room = |limit: &AttemptLimit| {
             failures(limit).saturating_add(under_way.number(&limit.key)) < limit.most
         };
         if self.limits.iter().all(has_room) { Verdict::Go } else { Verdict::Wait }
@@ -383,7 +389,7 @@ impl Attempt {
 
 /// The attempts that have begun and not ended, in the memory of an object.
 #[derive(Default, Debug)]
-pub struct UnderWay(BTreeMap<Uuid, Begun>);
+pub struct PendingAttempts(BTreeMap<Uuid, Begun>);
 
 /// An attempt under way.
 #[derive(Debug)]
@@ -393,7 +399,7 @@ struct Begun {
     attempt: Attempt,
 }
 
-impl UnderWay {
+impl PendingAttempts {
     /// Begins an attempt under `id`, if it may begin. `counters`: the stored counters of its keys.
     pub fn begin(
         &mut self,
@@ -470,7 +476,7 @@ mod tests {
     #[derive(Default)]
     struct Object {
         rows: HashMap<String, Counter>,
-        under_way: UnderWay,
+        under_way: PendingAttempts,
         last: u128,
     }
 
@@ -527,7 +533,7 @@ mod tests {
     }
 
     fn login(username: &str, address: &str) -> Attempt {
-        Attempt::login_by_username("ws", username, address, Settings::default())
+        Attempt::login_by_username("ws", username, address, ThrottleSettings::default())
     }
 
     #[test]
@@ -547,7 +553,7 @@ mod tests {
 
     #[test]
     fn an_address_has_fifty_failures_and_twenty_resets() {
-        let settings = Settings::default();
+        let settings = ThrottleSettings::default();
         for (attempt, most, seconds) in [
             (Attempt::login_by_address("ws", ADDRESS, settings), 50, 300),
             (Attempt::reset_by_address("ws", ADDRESS, settings), 20, 3_600),
@@ -568,7 +574,8 @@ mod tests {
 
     #[test]
     fn settings_shorten_the_windows() {
-        let settings = Settings { login_seconds: 2, hour_seconds: 5, ..Settings::default() };
+        let settings =
+            ThrottleSettings { login_seconds: 2, hour_seconds: 5, ..ThrottleSettings::default() };
         let mut object = Object::default();
         let attempt = Attempt::reset_by_address("ws", ADDRESS, settings);
         object.fail(&attempt, 20, at(0));
@@ -580,9 +587,12 @@ mod tests {
 
     #[test]
     fn sites_and_workspaces_have_limits() {
-        let settings =
-            Settings { logins_of_workspace: 210, resets_of_workspace: 205, ..Settings::default() };
-        type Kind = fn(&str, &str, Settings) -> Attempt;
+        let settings = ThrottleSettings {
+            logins_of_workspace: 210,
+            resets_of_workspace: 205,
+            ..ThrottleSettings::default()
+        };
+        type Kind = fn(&str, &str, ThrottleSettings) -> Attempt;
         let kinds: [(Kind, u32, u32, u64); 2] =
             [(Attempt::login_by_address, 50, 10, 300), (Attempt::reset_by_address, 20, 5, 3_600)];
         for (kind, of_address, left, seconds) in kinds {
@@ -734,7 +744,9 @@ mod tests {
     #[test]
     fn addresses_of_one_network_are_counted_together() {
         let home = |address| {
-            Attempt::login_by_address("ws", address, Settings::default()).limits[0].key.clone()
+            Attempt::login_by_address("ws", address, ThrottleSettings::default()).limits[0]
+                .key
+                .clone()
         };
         let same = |a, b| assert_eq!(home(a), home(b), "{a} {b}");
         let differ = |a, b| assert_ne!(home(a), home(b), "{a} {b}");
@@ -839,7 +851,7 @@ mod tests {
         /// - an attempt waits only if others are under way.
         #[test]
         fn no_window_has_more_failures_than_its_limit(steps in proptest::collection::vec(step(), 0..1_500)) {
-            let settings = Settings { login_seconds: 20, hour_seconds: 120, ..Settings::default() };
+            let settings = ThrottleSettings { login_seconds: 20, hour_seconds: 120, ..ThrottleSettings::default() };
             let (mut users, mut addresses) = (Object::default(), Object::default());
             let mut tally = Tally::default();
             let mut begun: Vec<(Timestamp, Uuid, Uuid, u32, u32)> = Vec::new();
@@ -922,19 +934,19 @@ mod tests {
             two in ["[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}", "[a:\",\\[/ ]{0,3}"],
         ) {
             let key_of = |[scope, username, address]: &[String; 3]| {
-                Attempt::login_by_username(scope, username, address, Settings::default()).limits[0].key.clone()
+                Attempt::login_by_username(scope, username, address, ThrottleSettings::default()).limits[0].key.clone()
             };
             let parts = |[scope, username, address]: &[String; 3]| {
                 (scope.clone(), username.clone(), counted_address(address, HOST_BITS))
             };
             prop_assert_eq!(key_of(&one) == key_of(&two), parts(&one) == parts(&two));
             let [scope, username, address] = &one;
-            let attempt = Attempt::login_by_username(scope, username, address, Settings::default());
+            let attempt = Attempt::login_by_username(scope, username, address, ThrottleSettings::default());
             let own = attempt.keys().collect::<std::collections::HashSet<_>>();
             prop_assert_eq!(own.len(), 3);
             for other in [
-                Attempt::login_by_address(&two[0], &two[2], Settings::default()),
-                Attempt::reset_by_address(&two[0], &two[2], Settings::default()),
+                Attempt::login_by_address(&two[0], &two[2], ThrottleSettings::default()),
+                Attempt::reset_by_address(&two[0], &two[2], ThrottleSettings::default()),
             ] {
                 prop_assert!(other.keys().all(|key| !own.contains(key)));
             }

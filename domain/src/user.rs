@@ -6,7 +6,7 @@ use crate::error::{Error, NON_FIELD};
 use crate::fields::Fields;
 use crate::group;
 use crate::mail::is_address;
-use crate::page::{boolean_parameter, parameter};
+use crate::page::{boolean_parameter, last_value};
 use crate::password;
 use crate::secret::Secret;
 
@@ -27,10 +27,10 @@ pub const READ_ONLY: &[&str] = &["id", "date_joined", "last_login"];
 const MAX_NAME: usize = 150;
 
 /// The error message for a change of a user that the caller may not make.
-pub const MANAGES: &str = "Only staff may change ordinary users, and only superusers may change staff and superusers. \
+pub const MAY_CHANGE_USER_RULE: &str = "Only staff may change ordinary users, and only superusers may change staff and superusers. \
     Users may change their own names and email address.";
 /// The error message for a change of a rank that the caller may not make.
-pub const RANKS: &str = "Only superusers may set is_staff and is_superuser.";
+pub const MAY_CHANGE_RANK_RULE: &str = "Only superusers may set is_staff and is_superuser.";
 
 /// The rank of a user (contract 5.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,8 +82,8 @@ impl Account {
     }
 
     /// The texts that the user's password must not resemble.
-    pub fn personal(&self) -> password::Personal<'_> {
-        password::Personal { username: &self.username, email: &self.email }
+    pub fn personal(&self) -> password::PersonalTexts<'_> {
+        password::PersonalTexts { username: &self.username, email: &self.email }
     }
 }
 
@@ -100,7 +100,7 @@ pub struct NewUser {
 
 /// A valid request to change a user. `None`: the field stays as it is.
 #[derive(Clone, Default, Debug)]
-pub struct Changes {
+pub struct UserChanges {
     /// The new username.
     pub username: Option<String>,
     /// The new e-mail address.
@@ -180,12 +180,12 @@ pub fn read_password(fields: &mut Fields, name: &'static str) -> Option<String> 
 }
 
 /// Reads `username`, `email` and `password` of a new user. Records errors in `fields`.
-pub fn read_new(fields: &mut Fields) -> Option<NewUser> {
+pub fn read_account(fields: &mut Fields) -> Option<NewUser> {
     let username = read_username(fields);
     let email = read_email(fields);
     let password = read_password(fields, "password");
     if let Some(password) = &password {
-        let personal = password::Personal {
+        let personal = password::PersonalTexts {
             username: username.as_deref().unwrap_or(""),
             email: email.as_deref().unwrap_or(""),
         };
@@ -201,13 +201,13 @@ pub fn read_new(fields: &mut Fields) -> Option<NewUser> {
 ///
 /// # Errors
 /// All invalid fields together.
-pub fn read_creation(mut fields: Fields) -> Result<(NewUser, Changes), Error> {
-    let new = read_new(&mut fields);
-    let rest = Changes::read_rest(&mut fields);
+pub fn read_new_user(mut fields: Fields) -> Result<(NewUser, UserChanges), Error> {
+    let new = read_account(&mut fields);
+    let rest = UserChanges::read_rest(&mut fields);
     Ok((fields.finish_with(new)?, rest))
 }
 
-impl Changes {
+impl UserChanges {
     /// Reads the fields other than username, address and password.
     fn read_rest(fields: &mut Fields) -> Self {
         Self {
@@ -263,7 +263,7 @@ impl Changes {
     }
 
     /// Drops the fields that equal those of the account, because they need no permission.
-    pub fn of(self, account: &Account) -> Self {
+    pub fn without_unchanged(self, account: &Account) -> Self {
         fn other<T: PartialEq>(wanted: Option<T>, present: &T) -> Option<T> {
             wanted.filter(|wanted| wanted != present)
         }
@@ -282,14 +282,14 @@ impl Changes {
     }
 
     /// Whether the changes take the rank of staff or superuser from the account.
-    pub fn lower_rank(&self, account: &Account) -> bool {
+    pub fn lowers_rank(&self, account: &Account) -> bool {
         (account.is_staff && self.is_staff == Some(false))
             || (account.is_superuser && self.is_superuser == Some(false))
     }
 
     /// Whether the changes remove the account as the owner of its servers.
-    pub fn release_servers(&self, account: &Account) -> bool {
-        self.lower_rank(account) && !self.keep_servers
+    pub fn releases_servers(&self, account: &Account) -> bool {
+        self.lowers_rank(account) && !self.keep_servers
     }
 
     /// Whether the changes set a rank.
@@ -330,7 +330,7 @@ pub enum Proof {
 pub fn may_change(
     caller: (i64, Rank),
     account: &Account,
-    changes: &Changes,
+    changes: &UserChanges,
     has_other_superuser: bool,
 ) -> Result<Proof, Error> {
     let (caller_id, rank) = caller;
@@ -340,10 +340,10 @@ pub fn may_change(
         changes.username.is_some() || changes.is_active.is_some() || changes.change_rank();
     let is_allowed = is_managed || (is_self && !needs_manager);
     if changes.change_rank() && !rank.is_superuser {
-        return Err(Error::permission_denied(RANKS));
+        return Err(Error::permission_denied(MAY_CHANGE_RANK_RULE));
     }
     if !is_allowed {
-        return Err(Error::permission_denied(MANAGES));
+        return Err(Error::permission_denied(MAY_CHANGE_USER_RULE));
     }
     if changes.remove_active_superuser(account) && !has_other_superuser {
         return Err(last_superuser());
@@ -390,7 +390,7 @@ pub fn may_delete(
 
 /// The filters of a list of users.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Filter {
+pub struct UserFilter {
     /// The exact username.
     pub username: Option<String>,
     /// Whether the user is active.
@@ -399,15 +399,15 @@ pub struct Filter {
     pub words: Vec<String>,
 }
 
-impl Filter {
+impl UserFilter {
     /// Reads `username`, `is_active` and `search`.
     ///
     /// # Errors
     /// A field error if `is_active` is not a boolean.
-    pub fn of(query: &[(String, String)]) -> Result<Self, Error> {
-        let search = parameter(query, "search").unwrap_or("");
+    pub fn from_query(query: &[(String, String)]) -> Result<Self, Error> {
+        let search = last_value(query, "search").unwrap_or("");
         Ok(Self {
-            username: parameter(query, "username").map(ToOwned::to_owned),
+            username: last_value(query, "username").map(ToOwned::to_owned),
             is_active: boolean_parameter(query, "is_active")?,
             words: search.split_whitespace().map(str::to_lowercase).collect(),
         })
@@ -422,7 +422,7 @@ mod tests {
     fn check(username: &str, email: &str, wrong: &[&str]) {
         let body = serde_json::json!({"username": username, "email": email, "password": "correct horse battery"});
         let mut fields = Fields::from_json(body.to_string().as_bytes()).unwrap();
-        read_new(&mut fields);
+        read_account(&mut fields);
         let found: Vec<String> = fields
             .finish()
             .err()
@@ -496,8 +496,8 @@ mod tests {
         assert!(!STAFF.manages(Rank { is_staff: true, is_superuser: true }));
     }
 
-    fn read_changes(body: serde_json::Value) -> Result<Changes, Error> {
-        Changes::read(Fields::from_json(body.to_string().as_bytes()).unwrap())
+    fn read_changes(body: serde_json::Value) -> Result<UserChanges, Error> {
+        UserChanges::read(Fields::from_json(body.to_string().as_bytes()).unwrap())
     }
 
     /// Asserts whether an ordinary user, staff and a superuser may change another user's account of
@@ -505,7 +505,7 @@ mod tests {
     #[track_caller]
     fn allowed(body: serde_json::Value, target: Rank, expected: [bool; 3]) {
         let target = account(1, target);
-        let changes = read_changes(body).unwrap().of(&target);
+        let changes = read_changes(body).unwrap().without_unchanged(&target);
         let found = [ORDINARY, STAFF, SUPERUSER]
             .map(|rank| may_change((2, rank), &target, &changes, true).is_ok());
         assert_eq!(found, expected, "{changes:?}");
@@ -538,8 +538,9 @@ mod tests {
     fn users_may_change_their_own_names_and_address() {
         use serde_json::json;
         let me = account(1, ORDINARY);
-        let own =
-            |rank, body| may_change((1, rank), &me, &read_changes(body).unwrap().of(&me), true);
+        let own = |rank, body| {
+            may_change((1, rank), &me, &read_changes(body).unwrap().without_unchanged(&me), true)
+        };
         assert_eq!(own(ORDINARY, json!({"first_name": "Ä", "last_name": "B"})), Ok(Proof::None));
         for rank in [ORDINARY, STAFF, SUPERUSER] {
             assert_eq!(
@@ -556,7 +557,7 @@ mod tests {
         for body in
             [json!({"username": "new"}), json!({"is_active": false}), json!({"is_staff": true})]
         {
-            assert_eq!(own(ORDINARY, body).unwrap_err().kind, crate::error::Kind::Forbidden);
+            assert_eq!(own(ORDINARY, body).unwrap_err().kind, crate::error::ErrorKind::Forbidden);
         }
         for body in [json!({"email": "n@example.com"}), json!({"first_name": "x", "password": "x"})]
         {
@@ -591,7 +592,7 @@ mod tests {
     fn a_replacement_has_the_defaults_of_a_new_user() {
         use serde_json::json;
         let read = |body: serde_json::Value| {
-            Changes::read_all(Fields::from_json(body.to_string().as_bytes()).unwrap())
+            UserChanges::read_all(Fields::from_json(body.to_string().as_bytes()).unwrap())
         };
         let all = read(json!({"username": "a", "email": "a@example.com"})).unwrap();
         assert_eq!(

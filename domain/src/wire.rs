@@ -19,13 +19,13 @@ pub const FEATURES_HEADER: &str = "X-Agent-Features";
 pub const FEATURE_KILL: &str = "kill";
 /// The agent remembers commands across a restart, and repeats its reports for a repeated command.
 pub const FEATURE_REPLAY: &str = "replay";
-/// The agent runs a program with any arguments, without a shell: [`Order::argv`].
+/// The agent runs a program with any arguments, without a shell: [`AgentCommand::argv`].
 pub const FEATURE_ARGV: &str = "argv";
-/// The agent runs a script: [`Order::script`].
+/// The agent runs a script: [`AgentCommand::script`].
 pub const FEATURE_SCRIPT: &str = "script";
-/// The agent writes to the standard input of a command: [`Order::stdin`].
+/// The agent writes to the standard input of a command: [`AgentCommand::stdin`].
 pub const FEATURE_STDIN: &str = "stdin";
-/// The agent runs a command in a given directory: [`Order::cwd`].
+/// The agent runs a command in a given directory: [`AgentCommand::cwd`].
 pub const FEATURE_CWD: &str = "cwd";
 
 /// A message from the service on the backhaul WebSocket.
@@ -37,7 +37,7 @@ pub enum ToAgent {
     /// Run a command.
     Command {
         /// The command to run.
-        command: Box<Order>,
+        command: Box<AgentCommand>,
     },
     /// Kill a command with all processes that it started, or do not start it (agent-protocol 6.2).
     /// Only for agents that announce [`FEATURE_KILL`].
@@ -67,7 +67,7 @@ pub enum FromAgent {
 
 /// A command in the form that an agent gets.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct AgentCommand {
     /// The command's id, which the agent's reports name.
     pub id: Uuid,
     /// `system`: a line for the host's shell. `internal`: a built-in command of the agent.
@@ -290,14 +290,14 @@ mod tests {
 
     #[test]
     fn alpamon_can_read_the_messages() {
-        let order = Order {
+        let order = AgentCommand {
             id: Uuid::nil(),
             shell: "system".into(),
             line: "id".into(),
             user: "deploy".into(),
             group: String::new(),
             allow_sh: true,
-            ..Order::default()
+            ..AgentCommand::default()
         };
         let sent = serde_json::to_value(ToAgent::Command { command: Box::new(order) }).unwrap();
         let expected = json!({"query": "command", "command": {

@@ -5,7 +5,7 @@ use farhand_domain::caller::Caller;
 use farhand_domain::command::{Command, Origin, Shell};
 use farhand_domain::command_end::Denial;
 use farhand_domain::error::Error;
-use farhand_domain::rights::{AclCheck, Rights, Tried};
+use farhand_domain::rights::{AclCheck, CheckedAcl, CommandPermissions};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
@@ -33,18 +33,18 @@ struct CheckLookup {
 }
 
 /// Refuses a check of another list than its own to a limited API token.
-fn require_own_list(caller: &Caller, tried: &Tried) -> Result<(), Error> {
+fn require_own_list(caller: &Caller, tried: &CheckedAcl) -> Result<(), Error> {
     let Some(acl) = &caller.acl else { return Ok(()) };
     let is_own = match tried {
-        Tried::Own => true,
-        Tried::Sent(sent) => **sent == *acl,
-        Tried::Token(id) => *id == caller.credential_id,
+        CheckedAcl::Own => true,
+        CheckedAcl::Sent(sent) => **sent == *acl,
+        CheckedAcl::Token(id) => *id == caller.credential_id,
     };
     if is_own { Ok(()) } else { Err(Error::acl_not_allowed()) }
 }
 
 /// Why the command is not allowed; `None` if it is. New commands are checked with the same
-/// [`Rights::allow`].
+/// [`CommandPermissions::allow`].
 ///
 /// `networks` is ignored, because the check may come from another address than the command.
 fn refusal_reason(
@@ -69,7 +69,7 @@ fn refusal_reason(
         server_name: target.name,
         requested_by: None,
     };
-    let rights = Rights { acl, ..rights };
+    let rights = CommandPermissions { acl, ..rights };
     let origin =
         Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: false };
     let denial = rights.allow(&command, &origin).err()?;
@@ -91,25 +91,26 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let check = credential.require_input(fields.and_then(AclCheck::read)).await?;
     let token = match check.tried {
-        Tried::Token(id) => Some(id),
-        Tried::Own | Tried::Sent(_) => None,
+        CheckedAcl::Token(id) => Some(id),
+        CheckedAcl::Own | CheckedAcl::Sent(_) => None,
     };
     let (caller, found) = credential.find(api_tokens::for_check(&check.server, token)).await?;
     require_own_list(&caller, &check.tried)?;
     let CheckLookup { target, token } =
         found.ok_or_else(|| Error::internal("D1 returned no row"))?;
     let acl = match &check.tried {
-        Tried::Own
-            if caller.kind == farhand_domain::caller::Kind::Session || caller.acl.is_none() =>
+        CheckedAcl::Own
+            if caller.kind == farhand_domain::caller::CredentialKind::Session
+                || caller.acl.is_none() =>
         {
             return Err(Error::field(
                 "acl",
                 "Give acl or token: the request's own credential has no list.",
             ));
         }
-        Tried::Own => caller.acl.clone(),
-        Tried::Sent(acl) => Some((**acl).clone()),
-        Tried::Token(_) => {
+        CheckedAcl::Own => caller.acl.clone(),
+        CheckedAcl::Sent(acl) => Some((**acl).clone()),
+        CheckedAcl::Token(_) => {
             let token = token.ok_or_else(|| Error::field("token", "No such token."))?;
             if !token.enabled || token.expires_at.is_some_and(|expires| expires <= call.now) {
                 let reason = "The token is disabled or has expired.";

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_domain::features::Features;
 use farhand_domain::id;
 use farhand_domain::secret::{Purpose, credential_hash};
@@ -15,20 +15,20 @@ use worker::Response;
 
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::objects::server_link::calls::{self, AgentCall, Ask, Identity, Report};
+use crate::objects::server_link::calls::{self, AgentReport, ClaimedIdentity, LinkRequest, Report};
 use crate::platform;
 
 /// Reads the id and the key of the agent. Its object checks them.
 ///
 /// # Errors
 /// The Authorization header is missing or malformed (agent-protocol 1.1).
-fn read_identity(call: &Call) -> Result<Identity, Error> {
+fn read_identity(call: &Call) -> Result<ClaimedIdentity, Error> {
     let credential = call.agent_credential()?;
     // The service cannot have generated such a key, so the object is not asked.
     if !credential.key.is_token() {
         return Err(Error::invalid_token());
     }
-    Ok(Identity {
+    Ok(ClaimedIdentity {
         workspace: call.workspace()?.to_owned(),
         server: credential.server,
         key_hash: credential_hash(Purpose::AgentKey, &credential.key),
@@ -43,10 +43,10 @@ fn read_identity(call: &Call) -> Result<Identity, Error> {
 /// Reads the id and the key of an agent whose request has a body. If the body is or may be large,
 /// the object checks the key before the body is read. If the agent is refused, the body is
 /// discarded.
-async fn identify(call: &mut Call) -> Result<Identity, Error> {
+async fn identify(call: &mut Call) -> Result<ClaimedIdentity, Error> {
     let identity = match read_identity(call) {
         Ok(identity) if call.has_large_body() => {
-            forward_report(call, identity.clone(), Report::Seen).await.map(|_| identity)
+            forward_report(call, identity.clone(), Report::Alive).await.map(|_| identity)
         }
         other => other,
     };
@@ -57,12 +57,19 @@ async fn identify(call: &mut Call) -> Result<Identity, Error> {
 }
 
 /// Forwards a report to the object of the agent's server. Returns the object's answer.
-async fn forward_report(call: &Call, identity: Identity, report: Report) -> Result<Value, Error> {
+async fn forward_report(
+    call: &Call,
+    identity: ClaimedIdentity,
+    report: Report,
+) -> Result<Value, Error> {
     let server = identity.server;
     let request_id = call.id.clone();
-    let answer =
-        calls::ask(&call.env, server, &Ask::Agent(AgentCall { identity, report, request_id }))
-            .await?;
+    let answer = calls::call(
+        &call.env,
+        server,
+        &LinkRequest::HandleReport(AgentReport { identity, report, request_id }),
+    )
+    .await?;
     // The object accepted the key, so the workspace exists. D1 need not be asked.
     call.is_workspace_known.set(true);
     Ok(answer)
@@ -72,13 +79,13 @@ async fn forward_report(call: &Call, identity: Identity, report: Report) -> Resu
 /// key is refused before malformed input (contract 3.4).
 async fn forward_or_refuse(
     call: &Call,
-    identity: Identity,
+    identity: ClaimedIdentity,
     report: Result<Report, Error>,
 ) -> Result<Value, Error> {
     match report {
         Ok(report) => forward_report(call, identity, report).await,
         Err(error) => {
-            forward_report(call, identity, Report::Seen).await?;
+            forward_report(call, identity, Report::Alive).await?;
             Err(error)
         }
     }
@@ -181,7 +188,7 @@ pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
     let offer =
         call.read_report_with(|body| Ok(serde_json::from_str::<SyncOffer>(body).ok())).await;
     let (seen, offer) = match offer {
-        Ok(offer) => (Ok(Report::Seen), offer),
+        Ok(offer) => (Ok(Report::Alive), offer),
         Err(error) => (Err(error), None),
     };
     forward_or_refuse(call, identity, seen).await?;
@@ -204,7 +211,7 @@ pub async fn agent_event(call: &mut Call) -> Result<Reply, Error> {
         let event =
             call.read_report_with(|body| Ok(serde_json::from_str::<AgentEvent>(body).ok())).await?;
         let has_started = event.is_some_and(|event| event.record == "started");
-        Ok(if has_started { Report::Started } else { Report::Seen })
+        Ok(if has_started { Report::Started } else { Report::Alive })
     })
     .await
 }
@@ -219,7 +226,7 @@ pub async fn proc_report(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         let facts =
             call.read_report_with(|body| Ok(HostFacts::read_category(&category, body))).await?;
-        Ok(facts.map_or(Report::Seen, |facts| Report::Facts { facts, is_commit: false }))
+        Ok(facts.map_or(Report::Alive, |facts| Report::Facts { facts, is_commit: false }))
     })
     .await
 }
@@ -239,7 +246,7 @@ pub async fn unregister(call: &mut Call) -> Result<Reply, Error> {
 
 /// Refuses an agent on an endpoint that is for users only, at a path that agents use too.
 pub async fn refuse_agent(call: &Call) -> Result<Reply, Error> {
-    forward_report(call, read_identity(call)?, Report::Seen).await?;
+    forward_report(call, read_identity(call)?, Report::Alive).await?;
     Err(Error::permission_denied("Only users may do this; an agent may not."))
 }
 
@@ -255,19 +262,19 @@ pub async fn heartbeat(call: &mut Call) -> Result<Reply, Error> {
 
 /// Reports without use (agent-protocol 4.4). Only `last_seen_at` is updated.
 pub async fn ignored_report(call: &mut Call) -> Result<Reply, Error> {
-    relay(call, async |call: &mut Call| call.discard_report().await.map(|()| Report::Seen)).await
+    relay(call, async |call: &mut Call| call.discard_report().await.map(|()| Report::Alive)).await
 }
 
 /// `GET /api/metrics/config/`: sets the interval of heartbeats (agent-protocol 2.1).
 pub async fn metrics_config(call: &Call) -> Result<Reply, Error> {
-    forward_report(call, read_identity(call)?, Report::Seen).await?;
+    forward_report(call, read_identity(call)?, Report::Alive).await?;
     Reply::ok(&json!([{"type": "status", "interval": platform::heartbeat_seconds(&call.env)}]))
 }
 
 /// `GET /api/proc/<category>/…sync/`: an empty answer, because older agents crash on a 404
 /// (agent-protocol 4.4).
 pub async fn proc_sync(call: &Call) -> Result<Reply, Error> {
-    forward_report(call, read_identity(call)?, Report::Seen).await?;
+    forward_report(call, read_identity(call)?, Report::Alive).await?;
     let rest = call.parameter("rest");
     if !rest.ends_with("sync/") {
         return Err(Error::not_found());
@@ -278,7 +285,7 @@ pub async fn proc_sync(call: &Call) -> Result<Reply, Error> {
 
 /// A GET of an agent to a path that the service does not use (agent-protocol 4.4).
 pub async fn unknown_get(call: &Call) -> Result<Reply, Error> {
-    forward_report(call, read_identity(call)?, Report::Seen).await?;
+    forward_report(call, read_identity(call)?, Report::Alive).await?;
     Err(Error::not_found())
 }
 
@@ -288,7 +295,7 @@ pub async fn web_socket(call: &Call, path: &str) -> Result<Reply, Error> {
     let identity = read_identity(call)?;
     if !call.header("Upgrade").is_some_and(|value| value.eq_ignore_ascii_case("websocket")) {
         // The key is checked first (contract 3.4).
-        forward_report(call, identity, Report::Seen).await?;
+        forward_report(call, identity, Report::Alive).await?;
         return Err(Error::field(farhand_domain::error::NON_FIELD, "Connect with a WebSocket."));
     }
     let response: Response = calls::connect(call, &identity, path).await?;
@@ -299,10 +306,10 @@ pub async fn web_socket(call: &Call, path: &str) -> Result<Reply, Error> {
             Ok(Reply::web_socket(socket))
         }
         None if is_conflict => Err(Error::new(
-            Kind::NotConnected,
+            ErrorKind::NotConnected,
             "Another agent with the same id and key is connected. Give each host a server of its own.",
         )
-        .code(Code::IdentityConflict)),
+        .with_code(Code::IdentityConflict)),
         None => Err(Error::invalid_token()),
     }
 }

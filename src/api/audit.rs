@@ -14,7 +14,7 @@ use crate::store::audit;
 
 /// `GET /api/audit/events/`: the events of the workspace, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    list_page(call, require_staff, |query, _| EventFilter::of(query).map(audit::list)).await
+    list_page(call, require_staff, |query, _| EventFilter::from_query(query).map(audit::list)).await
 }
 
 /// `POST /api/audit/verify/`: verifies the audit chain of the workspace, from `first_link` on.
@@ -31,7 +31,8 @@ pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
 pub async fn list_of_cell(call: &Call) -> Result<Reply, Error> {
     operator::authorize(call).await?;
     let query = call.query();
-    let (page, filter) = farhand_domain::error::both(Page::of(&query), EventFilter::of(&query))?;
+    let (page, filter) =
+        farhand_domain::error::combine(Page::from_query(&query), EventFilter::from_query(&query))?;
     let (items, count) = audit::list_of_cell(&call.env, CELL, filter, page).await?;
     envelope(call, &query, page, items, count)
 }

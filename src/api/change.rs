@@ -10,7 +10,7 @@
 //!    again.
 
 use farhand_domain::caller::Caller;
-use farhand_domain::error::{Error, Kind};
+use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::fields::Fields;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -69,7 +69,7 @@ pub async fn retry<T>(
 /// The 409 for a change that other requests prevented.
 pub fn conflict_error(what: &str) -> Error {
     Error::new(
-        Kind::Conflict,
+        ErrorKind::Conflict,
         format!("The {what} was changed by others at the same time. Try again."),
     )
 }
@@ -115,10 +115,13 @@ mod tests {
             (last(MAX_ATTEMPTS, |at| Ok(Some(at))), made.get()),
             (Ok(MAX_ATTEMPTS), MAX_ATTEMPTS)
         );
-        assert_eq!((last(2, |_| Err(Error::not_found())), made.get()), (Err(Kind::NotFound), 2));
+        assert_eq!(
+            (last(2, |_| Err(Error::not_found())), made.get()),
+            (Err(ErrorKind::NotFound), 2)
+        );
         assert_eq!(
             (last(MAX_ATTEMPTS + 1, |at| Ok(Some(at))), made.get()),
-            (Err(Kind::Conflict), MAX_ATTEMPTS)
+            (Err(ErrorKind::Conflict), MAX_ATTEMPTS)
         );
     }
 }

@@ -1,15 +1,15 @@
 //! Creation of commands (contract 7.2 to 7.4).
 
 use farhand_domain::acl::Acl;
-use farhand_domain::audit::{Object, show_ids, shown_line};
+use farhand_domain::audit::{AuditObject, add_ids, cut_line};
 use farhand_domain::caller::Caller;
-use farhand_domain::command::{Command, KEY_LASTS, NewCommand, Origin, Requester};
+use farhand_domain::command::{Command, IDEMPOTENCY_KEY_TTL, NewCommand, Origin, Requester};
 use farhand_domain::command_end::Denial;
-use farhand_domain::command_object::{self, Shown};
-use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::command_object::{self, OrderedCommand};
+use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_domain::labels::Labels;
 use farhand_domain::output::sha256;
-use farhand_domain::rights::Rights;
+use farhand_domain::rights::CommandPermissions;
 use farhand_domain::secret::{Guessable, SecretKey};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -21,7 +21,9 @@ use super::{idempotency, location};
 use crate::auth::credential::Credential;
 use crate::http::request::{Call, DenialDetails};
 use crate::http::response::Reply;
-use crate::objects::server_link::calls::{self, Ask, Create, Created, Key, Live, Refusal};
+use crate::objects::server_link::calls::{
+    self, Create, Created, IdempotencyKey, LinkRequest, ReadLiveFields, Refusal,
+};
 use crate::platform;
 use crate::platform::log;
 use crate::store::commands;
@@ -50,8 +52,8 @@ impl Target {
     }
 
     /// What the caller may run there, limited by the access control list of the caller's token.
-    pub fn rights(&self, caller: &Caller) -> Rights {
-        Rights {
+    pub fn rights(&self, caller: &Caller) -> CommandPermissions {
+        CommandPermissions {
             username: caller.username.clone(),
             is_staff: caller.is_staff_or_superuser(),
             any_account: self.any_account,
@@ -114,14 +116,15 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 
     for _ in 0..MAX_KEY_LOOKUPS {
         let key_hash = hashes.as_ref().map(|(key_hash, _)| key_hash);
-        let since = call.now.plus_seconds(-KEY_LASTS);
+        let since = call.now.plus_seconds(-IDEMPOTENCY_KEY_TTL);
         let (caller, found) =
             credential.find(commands::for_creation(&new.server, key_hash, since)).await?;
         let CreationLookup { target, earlier } =
             found.ok_or_else(|| Error::internal("D1 returned no row"))?;
-        let key = hashes
-            .clone()
-            .map(|(hash, body)| Key { hash: format!("{}/{hash}", caller.user_id), body });
+        let key = hashes.clone().map(|(hash, body)| IdempotencyKey {
+            hash: format!("{}/{hash}", caller.user_id),
+            body,
+        });
         let create = match target {
             Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
             // With a list of servers, an unknown server gets the same refusal as one that is not
@@ -144,8 +147,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         match (recheck_permission(call, &credential, &submitted, wait).await, &mut submitted) {
             // The command was accepted. An error would make the client send it again. The output is
             // left out, because the credential may have been revoked during the wait.
-            (Err(error), Ok(created)) if error.kind == Kind::Internal => {
-                log::trouble(
+            (Err(error), Ok(created)) if error.kind == ErrorKind::Internal => {
+                log::error(
                     "not_rechecked",
                     json!({"command": created.command.get("id")}),
                     &error.detail,
@@ -162,11 +165,11 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
                     None => reply,
                 });
             }
-            Err(Refusal::KeyTaken) => {}
+            Err(Refusal::KeyInUse) => {}
             Err(refusal) => return Err(refusal.into()),
         }
     }
-    Err(Refusal::KeyTaken.into())
+    Err(Refusal::KeyInUse.into())
 }
 
 /// The stored answer to a request with the same Idempotency-Key. `None` if the earlier request
@@ -178,7 +181,7 @@ async fn replay(
     call: &Call,
     credential: &Credential<'_>,
     earlier: EarlierCommand,
-    key: Key,
+    key: IdempotencyKey,
     can_access_server: bool,
 ) -> Result<Option<Created>, Error> {
     let is_same = earlier.body == key.body;
@@ -191,9 +194,11 @@ async fn replay(
     if !is_same {
         return Err(Refusal::KeyReused.into());
     }
-    match calls::try_ask::<Created>(&call.env, earlier.server, &Ask::Replay(key)).await? {
+    match calls::call_or_refusal::<Created>(&call.env, earlier.server, &LinkRequest::Replay(key))
+        .await?
+    {
         Ok(created) => return Ok(Some(created)),
-        Err(Refusal::NotFound | Refusal::KeyTaken) => {}
+        Err(Refusal::NotFound | Refusal::KeyInUse) => {}
         Err(refusal) => return Err(refusal.into()),
     }
     // The server of the earlier command was deleted, and its object no longer has the answer.
@@ -205,7 +210,7 @@ async fn replay(
 /// API token must allow it.
 async fn readable_body(credential: &Credential<'_>, id: Uuid) -> Result<Option<String>, Error> {
     match find_endable(credential, id).await {
-        Err(error) if error.kind == Kind::NotFound => Ok(None),
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
         found => found.map(|(_, body)| Some(body)),
     }
 }
@@ -213,7 +218,7 @@ async fn readable_body(credential: &Credential<'_>, id: Uuid) -> Result<Option<S
 /// 201 with the command, new or replayed.
 fn created_reply(call: &Call, created: &Created) -> Result<Reply, Error> {
     let reply = Reply::created(
-        &Shown(&created.command),
+        &OrderedCommand(&created.command),
         location(call, "/api/events/commands/", created.id()?),
     )?;
     Ok(if created.replayed { reply.header("Idempotent-Replayed", "true") } else { reply })
@@ -242,16 +247,17 @@ async fn recheck_permission(
 /// Sends a new command to the server's object. The inner error is the object's refusal.
 async fn submit(call: &Call, create: Create) -> Result<Result<Created, Refusal>, Error> {
     let (command, server) = (create.command.clone(), create.command.server);
-    let submitted = calls::try_ask(&call.env, server, &Ask::Create(Box::new(create))).await;
+    let submitted =
+        calls::call_or_refusal(&call.env, server, &LinkRequest::Create(Box::new(create))).await;
     let Err(error) = submitted else { return submitted };
     // The call failed. If the object has accepted the command all the same, an error would make the
     // client send it again.
-    let live = Ask::Live(Live { id: command.id, wait: None });
-    let Ok(live) = calls::ask::<Map<String, Value>>(&call.env, server, &live).await else {
+    let live = LinkRequest::ReadLiveFields(ReadLiveFields { id: command.id, wait: None });
+    let Ok(live) = calls::call::<Map<String, Value>>(&call.env, server, &live).await else {
         return Err(error);
     };
-    log::trouble("answer_cut_off", json!({"command": command.id}), &error.detail);
-    Ok(Ok(Created { command: command_object::object(&command, live), replayed: false }))
+    log::error("answer_cut_off", json!({"command": command.id}), &error.detail);
+    Ok(Ok(Created { command: command_object::command_json(&command, live), replayed: false }))
 }
 
 /// Builds the new command, if the caller may run it on that server (contract 5.6 and 4.12). A
@@ -261,7 +267,7 @@ fn authorize(
     new: &NewCommand,
     caller: &Caller,
     target: Target,
-    key: Option<Key>,
+    key: Option<IdempotencyKey>,
     wait: Option<u32>,
 ) -> Result<Create, Error> {
     let requester = Requester {
@@ -282,17 +288,18 @@ fn authorize(
         requested_by: Some(requester),
     };
     let origin = Origin {
-        api_token: (caller.kind == farhand_domain::caller::Kind::ApiToken)
+        api_token: (caller.kind == farhand_domain::caller::CredentialKind::ApiToken)
             .then_some(caller.credential_id),
-        session: (caller.kind == farhand_domain::caller::Kind::Session)
+        session: (caller.kind == farhand_domain::caller::CredentialKind::Session)
             .then_some(caller.credential_id),
         remote_ip: call.remote_ip(),
         has_inputs: new.inputs.is_some(),
     };
-    let event = caller.sign(call.audit_event()?).on(Some(command.id.to_string()), None);
+    let event =
+        caller.attribute(call.audit_event()?).with_object(Some(command.id.to_string()), None);
     let event = event.details(audit_details(&command, new, &platform::secret_key(&call.env)?)?);
     rights.allow(&command, &origin).map_err(|denial| {
-        let object = Object::new("command", None, None);
+        let object = AuditObject::new("command", None, None);
         call.denial_details
             .set(Some(DenialDetails { object: Some(object), details: event.details.clone() }));
         match denial {
@@ -305,7 +312,7 @@ fn authorize(
     })?;
     if target.is_pending {
         let detail = "The server waits for approval: staff compare its fingerprint and approve it.";
-        return Err(Error::new(Kind::Conflict, detail).code(Code::ServerPending));
+        return Err(Error::new(ErrorKind::Conflict, detail).with_code(Code::ServerPending));
     }
     Ok(Create {
         workspace_id: caller.workspace_id,
@@ -325,7 +332,7 @@ fn authorize(
 /// The message for a command that the run-as rule refuses.
 fn run_as_rule(denial: Denial) -> &'static str {
     match denial {
-        Denial::Internal => "Only staff and superusers may use the shell internal.",
+        Denial::Builtin => "Only staff and superusers may use the shell internal.",
         _ => {
             "Only staff, the server's owner and managers and owners of its groups may name another account or a group."
         }
@@ -338,7 +345,7 @@ fn audit_details(command: &Command, new: &NewCommand, key: &SecretKey) -> Result
     let mut details = json!({
         "server": {"id": command.server, "name": command.server_name},
         "shell": command.shell.as_str(),
-        "line": shown_line(&command.line),
+        "line": cut_line(&command.line),
         "line_sha256": sha256(&command.line),
         "line_length": command.line.chars().count(),
         "username": command.username,
@@ -355,7 +362,7 @@ fn audit_details(command: &Command, new: &NewCommand, key: &SecretKey) -> Result
         details["cwd"] = json!(cwd);
     }
     if let Some(env) = &inputs.env {
-        show_ids(&mut details, "env", &env.keys().collect::<Vec<_>>());
+        add_ids(&mut details, "env", &env.keys().collect::<Vec<_>>());
         let text = serde_json::to_string(env)?;
         details["env_hmac"] = json!(key.hash(Guessable::Environment, &text));
     }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use farhand_domain::command_object::Shown;
+use farhand_domain::command_object::OrderedCommand;
 use farhand_domain::error::{self, Error, NON_FIELD};
-use farhand_domain::page::{Page, Query, parameter};
+use farhand_domain::page::{Page, Query, last_value};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Chunk;
 use futures_util::{Stream, stream};
@@ -20,7 +20,8 @@ use crate::auth::credential::{Credential, Watch};
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::{
-    self, Ask, ChunkPage, Chunks, Follow, Followed, Live, Refusal,
+    self, FollowOutput, FollowedOutput, LinkRequest, OutputPage, ReadLiveFields, ReadOutput,
+    Refusal,
 };
 use crate::platform;
 use crate::platform::log;
@@ -53,7 +54,7 @@ fn seq(text: &str) -> Option<u64> {
 
 /// The query parameter `seq__gte`. A number that is too large for `seq` selects no chunks.
 fn lowest_seq(query: &Query) -> Result<u64, Error> {
-    let Some(text) = parameter(query, "seq__gte") else { return Ok(0) };
+    let Some(text) = last_value(query, "seq__gte") else { return Ok(0) };
     let is_number = is_whole_number(text);
     let seq = is_number.then(|| seq(text).unwrap_or(u64::from(u32::MAX) + 1));
     seq.ok_or_else(|| Error::field("seq__gte", "Enter a whole number of at least 0."))
@@ -75,12 +76,13 @@ pub async fn chunks(call: &Call) -> Result<Reply, Error> {
     let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, body) = find(&credential, id).await?;
     audit::record_read(call, &caller, id);
-    let (page, from) = error::both(Page::of(&query), lowest_seq(&query))?;
-    let ask = Ask::Chunks(Chunks { id, from, offset: page.offset(), limit: page.size });
-    let output = match calls::try_ask(&call.env, server_of(&body)?, &ask).await? {
+    let (page, from) = error::combine(Page::from_query(&query), lowest_seq(&query))?;
+    let ask =
+        LinkRequest::ReadOutput(ReadOutput { id, from, offset: page.offset(), limit: page.size });
+    let output = match calls::call_or_refusal(&call.env, server_of(&body)?, &ask).await? {
         Ok(output) => output,
         // The object was wiped, and its chunks with it.
-        Err(Refusal::NotFound) => ChunkPage { count: 0, chunks: vec![] },
+        Err(Refusal::NotFound) => OutputPage { count: 0, chunks: vec![] },
         Err(refusal) => return Err(refusal.into()),
     };
     envelope(call, &query, page, serde_json::to_string(&output.chunks)?.into(), output.count)
@@ -99,13 +101,19 @@ impl FullOutput {
     /// The text of the next chunks; `None` after the last chunk.
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         let Some(from) = self.next else { return Ok(None) };
-        let ask = Ask::Chunks(Chunks { id: self.id, from, offset: 0, limit: CHUNKS_PER_CALL });
-        let chunks = match calls::try_ask::<ChunkPage>(&self.env, self.server, &ask).await? {
-            Ok(page) => page.chunks,
-            // The object was wiped, and its chunks with it.
-            Err(Refusal::NotFound) => vec![],
-            Err(refusal) => return Err(refusal.into()),
-        };
+        let ask = LinkRequest::ReadOutput(ReadOutput {
+            id: self.id,
+            from,
+            offset: 0,
+            limit: CHUNKS_PER_CALL,
+        });
+        let chunks =
+            match calls::call_or_refusal::<OutputPage>(&self.env, self.server, &ask).await? {
+                Ok(page) => page.chunks,
+                // The object was wiped, and its chunks with it.
+                Err(Refusal::NotFound) => vec![],
+                Err(refusal) => return Err(refusal.into()),
+            };
         self.next = chunks.last().map(|chunk| u64::from(chunk.seq) + 1);
         let text: String = chunks.into_iter().map(|chunk| chunk.content).collect();
         Ok(self.next.map(|_| text))
@@ -119,8 +127,8 @@ async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<St
     struct Finished {
         result: Option<String>,
     }
-    let ask = Ask::Live(Live { id, wait: None });
-    let finished = match calls::try_ask::<Finished>(&call.env, server, &ask).await? {
+    let ask = LinkRequest::ReadLiveFields(ReadLiveFields { id, wait: None });
+    let finished = match calls::call_or_refusal::<Finished>(&call.env, server, &ask).await? {
         Ok(finished) => finished,
         Err(Refusal::NotFound) => serde_json::from_str(body)?,
         Err(refusal) => return Err(refusal.into()),
@@ -224,7 +232,7 @@ fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
                 Ok(Some(text)) => Some((Ok(text), (follower, None))),
                 Ok(None) => None,
                 Err(error) => {
-                    log::trouble("stream_cut_off", json!({"command": follower.id}), &error.detail);
+                    log::error("stream_cut_off", json!({"command": follower.id}), &error.detail);
                     None
                 }
             }
@@ -272,20 +280,20 @@ impl Follower {
 
     /// Asks the server's object for the next output. `None` if the object no longer has the command
     /// and its end was not known when the stream began; a new stream can read it from D1.
-    async fn request_next(&mut self) -> Result<Option<Followed>, Error> {
+    async fn request_next(&mut self) -> Result<Option<FollowedOutput>, Error> {
         self.subrequests += 1;
         let now = platform::now();
         let check_in = self.next_check.seconds_since(now);
         let gap_ends_in = self.gap_since.map(|since| since.plus(GAP_TIMEOUT).seconds_since(now));
         let wait = gap_ends_in.map_or(check_in, |gap_ends_in| gap_ends_in.min(check_in));
         let max_wait_millis = KEEP_ALIVE_INTERVAL.as_millis() as i64;
-        let ask = Ask::Follow(Follow {
+        let ask = LinkRequest::FollowOutput(FollowOutput {
             id: self.id,
             from: self.next,
             wait_millis: ((wait * 1_000.0) as i64).clamp(0, max_wait_millis),
             skips_gap: gap_ends_in.is_some_and(|seconds| seconds <= 0.0),
         });
-        match calls::try_ask(&self.env, self.server, &ask).await? {
+        match calls::call_or_refusal(&self.env, self.server, &ask).await? {
             Ok(followed) => Ok(Some(followed)),
             // The object was wiped. If the command had ended when the stream began, that state is
             // its end.
@@ -293,7 +301,11 @@ impl Follower {
                 let is_handled = self.command.get("handled_at").is_some_and(|at| !at.is_null());
                 let had_output = self.command.get("output_bytes").is_some_and(|bytes| bytes != 0);
                 let end = Map::from_iter([("output_truncated".to_owned(), had_output.into())]);
-                Ok(is_handled.then(|| Followed { chunks: vec![], has_more: false, end: Some(end) }))
+                Ok(is_handled.then(|| FollowedOutput {
+                    chunks: vec![],
+                    has_more: false,
+                    end: Some(end),
+                }))
             }
             Err(refusal) => Err(refusal.into()),
         }
@@ -308,7 +320,7 @@ impl Follower {
         }
         format!(
             "event: end\ndata: {}\n\n",
-            serde_json::to_string(&Shown(&self.command)).unwrap_or_default()
+            serde_json::to_string(&OrderedCommand(&self.command)).unwrap_or_default()
         )
     }
 }

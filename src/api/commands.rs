@@ -6,8 +6,8 @@ use std::time::Duration;
 use farhand_domain::caller::Caller;
 use farhand_domain::command::Command;
 use farhand_domain::command_list::CommandList;
-use farhand_domain::command_object::Shown;
-use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::command_object::OrderedCommand;
+use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -20,7 +20,7 @@ use crate::auth::audit;
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::objects::server_link::calls::{self, Ask, ByUser, Live, Refusal};
+use crate::objects::server_link::calls::{self, LinkRequest, ReadLiveFields, Refusal, UserAction};
 use crate::platform::log;
 use crate::store::command_list;
 use crate::store::commands;
@@ -33,14 +33,14 @@ const LATE_CHUNK_WINDOW: Duration = Duration::from_secs(10);
 /// latest `scheduled_at` first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
     list_page(call, any_caller, |query, page| {
-        CommandList::of(query).map(|list| command_list::list(&list, page.offset()))
+        CommandList::from_query(query).map(|list| command_list::list(&list, page.offset()))
     })
     .await
 }
 
 /// The 404 if there is no such command, or if the caller cannot read it.
 pub fn command_not_found() -> Error {
-    Error::new(Kind::NotFound, "No such command.").code(Code::CommandNotFound)
+    Error::new(ErrorKind::NotFound, "No such command.").with_code(Code::CommandNotFound)
 }
 
 /// The fields of a command object that decide how the command is read and ended.
@@ -80,7 +80,7 @@ fn require_may_end(command: &Command, caller: &Caller) -> Result<(), Error> {
 /// # Errors
 /// The credential is not valid; 404 `COMMAND_NOT_FOUND`.
 pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
-    let (caller, body) = credential.read(commands::one(id)).await?;
+    let (caller, body) = credential.read(commands::by_id(id)).await?;
     Ok((caller, body.ok_or_else(command_not_found)?))
 }
 
@@ -126,17 +126,22 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if !summary.may_change(call.now) {
         return Ok(Reply::ok_text(body));
     }
-    let live = calls::try_ask(&call.env, summary.server, &Ask::Live(Live { id, wait })).await;
+    let live = calls::call_or_refusal(
+        &call.env,
+        summary.server,
+        &LinkRequest::ReadLiveFields(ReadLiveFields { id, wait }),
+    )
+    .await;
     if needs_recheck(call, wait) {
         (_, body) = find(&credential.after_wait(), id).await?;
     }
     match live {
-        Ok(Ok(live)) => Reply::ok(&Shown(&with_live_fields(&body, live)?)),
+        Ok(Ok(live)) => Reply::ok(&OrderedCommand(&with_live_fields(&body, live)?)),
         // The object no longer has the command, so D1 has all of it.
         Ok(Err(_)) => Ok(Reply::ok_text(body)),
         // D1 is correct, but may not be up to date.
         Err(error) => {
-            log::trouble(
+            log::error(
                 "object_silent",
                 json!({"server": summary.server, "command": id}),
                 &error.detail,
@@ -151,7 +156,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 async fn end_command(
     call: &Call,
     input: Result<(), Error>,
-    ask: fn(ByUser) -> Ask,
+    ask: fn(UserAction) -> LinkRequest,
 ) -> Result<Map<String, Value>, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(command_not_found)).await?;
@@ -159,9 +164,9 @@ async fn end_command(
     let summary: CommandSummary = serde_json::from_str(&body)?;
     require_may_end(&serde_json::from_str(&body)?, &caller)?;
     input?;
-    let event = caller.sign(call.audit_event()?).on(Some(id.to_string()), None);
-    let ask = ask(ByUser { id, username: caller.username, event });
-    match calls::try_ask(&call.env, summary.server, &ask).await? {
+    let event = caller.attribute(call.audit_event()?).with_object(Some(id.to_string()), None);
+    let ask = ask(UserAction { id, username: caller.username, event });
+    match calls::call_or_refusal(&call.env, summary.server, &ask).await? {
         Ok(live) => with_live_fields(&body, live),
         // The object was wiped. D1 has the last known state of the command.
         Err(Refusal::NotFound)
@@ -177,13 +182,13 @@ async fn end_command(
 /// `POST /api/events/commands/<id>/cancel/` (contract 7.7).
 pub async fn cancel(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
-    Reply::ok(&Shown(&end_command(call, input, Ask::Cancel).await?))
+    Reply::ok(&OrderedCommand(&end_command(call, input, LinkRequest::Cancel).await?))
 }
 
 /// `DELETE /api/events/commands/<id>/`: cancels the command (contract 7.7).
 pub async fn delete(call: &mut Call) -> Result<Reply, Error> {
     call.discard().await;
-    end_command(call, Ok(()), Ask::Cancel).await?;
+    end_command(call, Ok(()), LinkRequest::Cancel).await?;
     Ok(Reply::no_content())
 }
 
@@ -191,10 +196,10 @@ pub async fn delete(call: &mut Call) -> Result<Reply, Error> {
 /// cancelled instead (contract 7.8).
 pub async fn kill(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
-    let command = end_command(call, input, Ask::Kill).await?;
+    let command = end_command(call, input, LinkRequest::Kill).await?;
     if command.get("delivered_at").is_some_and(Value::is_null) {
-        Reply::ok(&Shown(&command))
+        Reply::ok(&OrderedCommand(&command))
     } else {
-        Reply::accepted(&Shown(&command))
+        Reply::accepted(&OrderedCommand(&command))
     }
 }

@@ -1,7 +1,7 @@
 //! Dispatch: from a request to its handler, and from the result to a response.
 
 use farhand_domain::endpoints::{self, Access, Endpoint, Route};
-use farhand_domain::error::{Error, Kind};
+use farhand_domain::error::{Error, ErrorKind};
 use futures_util::future::{self, FutureExt, LocalBoxFuture};
 use worker::web_sys;
 
@@ -28,7 +28,7 @@ const HSTS: &str = "max-age=31536000";
 /// # Errors
 /// The runtime cannot create the response.
 pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
-    let (outcome, cost) = cost::of(async {
+    let (outcome, cost) = cost::measure(async {
         // Before the host is looked up: an answer to plain http must not depend on which workspaces
         // exist.
         call.require_https()?;
@@ -62,10 +62,10 @@ pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
 fn error_reply(call: &Call, error: &Error) -> Reply {
     let reply = Reply::from_error(error, &call.id);
     match (error.kind, endpoints::find(&call.path)) {
-        (Kind::Unauthenticated, Some((route, _))) => {
+        (ErrorKind::Unauthenticated, Some((route, _))) => {
             reply.header("WWW-Authenticate", www_authenticate(route.access))
         }
-        (Kind::MethodNotAllowed, Some((route, _))) => {
+        (ErrorKind::MethodNotAllowed, Some((route, _))) => {
             reply.header("Allow", route.allow(call.config.on_prem))
         }
         _ => reply,
@@ -88,7 +88,7 @@ fn with_command_code(call: &Call, error: Error) -> Error {
     let is_command = call
         .route
         .is_some_and(|route| route.access == Access::User && route.path.starts_with(COMMANDS));
-    if is_command && error.kind == Kind::Invalid { error.invalid_command() } else { error }
+    if is_command && error.kind == ErrorKind::Invalid { error.invalid_command() } else { error }
 }
 
 /// Finds the endpoint and calls its handler. Refusals follow the order of contract 3.4: host, path,
@@ -128,7 +128,7 @@ async fn find_and_handle(call: &mut Call) -> Result<Reply, Error> {
     call.route = Some(route);
     let endpoint = route.endpoint(&call.method);
     let endpoint =
-        endpoint.ok_or_else(|| Error::new(Kind::MethodNotAllowed, "Method not allowed."))?;
+        endpoint.ok_or_else(|| Error::new(ErrorKind::MethodNotAllowed, "Method not allowed."))?;
     call.parameters =
         parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let reply = handle(endpoint, call).await?;

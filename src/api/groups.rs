@@ -1,11 +1,11 @@
 //! Groups and memberships (contract 5.4).
 
-use farhand_domain::audit::show_ids;
+use farhand_domain::audit::add_ids;
 use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
 use farhand_domain::group::{
-    self, GroupChanges, GroupFilter, Membership, MembershipChange, MembershipFilter, NewMembership,
-    Role, Standing,
+    self, GroupChanges, GroupFilter, GroupPermissions, Membership, MembershipChange,
+    MembershipFilter, NewMembership, Role,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -21,19 +21,19 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform;
 use crate::store::db::Failure;
-use crate::store::groups::{self, ForChange, ForJoining, MembershipForChange};
+use crate::store::groups::{self, ForJoining, GroupForChange, MembershipForChange};
 
 /// `GET /api/iam/groups/`: the groups that the caller can see, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
     list_page(call, any_caller, |query, _| {
-        GroupFilter::of(query).map(|filter| groups::list(&filter))
+        GroupFilter::from_query(query).map(|filter| groups::list(&filter))
     })
     .await
 }
 
 /// `GET /api/iam/groups/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    retrieve_one(call, any_caller, call.path_number(Error::not_found), groups::one).await
+    retrieve_one(call, any_caller, call.path_number(Error::not_found), groups::by_id).await
 }
 
 /// Maps a duplicate name to a field error.
@@ -72,9 +72,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     if unknown == Some(true) {
         return Err(unknown_server_error());
     }
-    let event = call.audit_event()?.on(None, new.name.as_deref());
+    let event = call.audit_event()?.with_object(None, new.name.as_deref());
     let mut details = json!({});
-    show_ids(&mut details, "servers", new.servers.as_deref().unwrap_or_default());
+    add_ids(&mut details, "servers", new.servers.as_deref().unwrap_or_default());
     let batch = groups::insert(
         &credential.scope,
         &new,
@@ -102,7 +102,7 @@ fn audit_details(changes: &GroupChanges) -> Value {
         ("servers", changes.servers.is_some()),
     ]);
     if let Some(servers) = &changes.servers {
-        show_ids(&mut details, "servers", servers);
+        add_ids(&mut details, "servers", servers);
     }
     details
 }
@@ -113,8 +113,8 @@ fn membership_audit_details(membership: Membership, role: Role) -> Value {
 }
 
 /// The caller's standing in a group, which decides what the caller may do there.
-fn standing(caller: &Caller, role: Option<Role>) -> Standing {
-    Standing { is_staff: caller.is_staff_or_superuser(), role }
+fn standing(caller: &Caller, role: Option<Role>) -> GroupPermissions {
+    GroupPermissions { is_staff: caller.is_staff_or_superuser(), role }
 }
 
 /// `PUT` and `PATCH /api/iam/groups/<id>/`.
@@ -133,10 +133,10 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         input.as_ref().ok().and_then(|changes| changes.servers.clone()).unwrap_or_default();
     let attempt = async || {
         let (caller, found) =
-            find::<ForChange>(&credential, groups::for_change(id, &servers)).await?;
+            find::<GroupForChange>(&credential, groups::for_change(id, &servers)).await?;
         let standing = standing(&caller, found.role);
-        if !standing.owns() {
-            return Err(Error::permission_denied(group::OWNS));
+        if !standing.can_change() {
+            return Err(Error::permission_denied(group::MAY_CHANGE_RULE));
         }
         let mut changes = input.clone()?;
         if extent == Extent::Whole && standing.is_staff {
@@ -151,7 +151,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         }
         let event = call
             .audit_event()?
-            .on(Some(id.to_string()), Some(&found.name))
+            .with_object(Some(id.to_string()), Some(&found.name))
             .details(audit_details(&changes));
         let batch = groups::update(&credential.scope, id, &changes, &event)?;
         let (_, group) = credential.write(batch).await.map_err(duplicate_name_error)?;
@@ -165,11 +165,12 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_number(Error::not_found)).await?;
     let attempt = async || {
-        let (caller, found) = find::<ForChange>(&credential, groups::for_change(id, &[])).await?;
-        if !standing(&caller, found.role).owns() {
-            return Err(Error::permission_denied(group::OWNS));
+        let (caller, found) =
+            find::<GroupForChange>(&credential, groups::for_change(id, &[])).await?;
+        if !standing(&caller, found.role).can_change() {
+            return Err(Error::permission_denied(group::MAY_CHANGE_RULE));
         }
-        let event = call.audit_event()?.on(Some(id.to_string()), Some(&found.name));
+        let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&found.name));
         let (_, deleted) = credential.write(groups::delete(&credential.scope, id, &event)?).await?;
         Ok(deleted.map(|_| Reply::no_content()))
     };
@@ -181,7 +182,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 /// `GET /api/iam/memberships/`: the memberships of groups that the caller can see, oldest first.
 pub async fn list_memberships(call: &Call) -> Result<Reply, Error> {
     list_page(call, any_caller, |query, _| {
-        MembershipFilter::of(query).map(groups::list_memberships)
+        MembershipFilter::from_query(query).map(groups::list_memberships)
     })
     .await
 }
@@ -202,7 +203,7 @@ const MEMBERSHIP_RESOURCE: ResourceKind = ResourceKind {
 pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
-    let requested = fields.as_ref().ok().and_then(group::peek);
+    let requested = fields.as_ref().ok().and_then(group::requested_group_and_role);
     let creation =
         Creation::from_request(call, &MEMBERSHIP_RESOURCE, idempotency::canonical_body(&fields));
     let input = fields.and_then(NewMembership::read);
@@ -214,9 +215,9 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         let (caller, found) =
             find::<ForJoining>(&credential, groups::for_joining(group, user)).await?;
         let standing = standing(&caller, found.role);
-        let is_seen = found.has_group && standing.sees();
-        if is_seen && !standing.grants(role) {
-            return Err(Error::permission_denied(group::GRANTS));
+        let is_seen = found.has_group && standing.can_see();
+        if is_seen && !standing.can_grant(role) {
+            return Err(Error::permission_denied(group::MAY_GRANT_RULE));
         }
         let new = input.clone()?;
         let creation = creation.as_ref().map_err(Clone::clone)?;
@@ -230,7 +231,7 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
             return Err(Error::field("user", "No such user."));
         }
         let id = platform::new_id(call.now)?;
-        let event = call.audit_event()?.on(Some(id.to_string()), None);
+        let event = call.audit_event()?.with_object(Some(id.to_string()), None);
         let event =
             event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
         let batch = groups::insert_membership(&credential.scope, id, new, &event)?;
@@ -261,7 +262,7 @@ fn duplicate_membership_error(failure: Failure) -> Error {
 async fn find_membership(
     credential: &Credential<'_>,
     id: Uuid,
-) -> Result<(Caller, Standing, MembershipForChange), Error> {
+) -> Result<(Caller, GroupPermissions, MembershipForChange), Error> {
     let (caller, found) =
         find::<MembershipForChange>(credential, groups::membership_for_change(id)).await?;
     let standing = standing(&caller, found.role);
@@ -280,11 +281,11 @@ pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply,
         let (_, standing, found) = find_membership(&credential, id).await?;
         let membership = found.membership;
         group::may_change(standing, membership, membership.role, found.has_other_owner)?;
-        let role = input.clone()?.of(membership)?;
+        let role = input.clone()?.role_for(membership)?;
         group::may_change(standing, membership, role, found.has_other_owner)?;
         let mut details = membership_audit_details(membership, role);
         details["old"] = json!({"role": membership.role.as_str()});
-        let event = call.audit_event()?.on(Some(id.to_string()), None).details(details);
+        let event = call.audit_event()?.with_object(Some(id.to_string()), None).details(details);
         let batch = groups::update_membership(&credential.scope, membership, role, &event)?;
         let (_, membership) = credential.write(batch).await?;
         Ok(membership.map(Reply::ok_text))
@@ -299,8 +300,8 @@ pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
     let attempt = async || {
         let (caller, standing, found) = find_membership(&credential, id).await?;
         let membership = found.membership;
-        group::may_end(standing, caller.user_id, membership, found.has_other_owner)?;
-        let event = call.audit_event()?.on(Some(id.to_string()), None);
+        group::may_remove(standing, caller.user_id, membership, found.has_other_owner)?;
+        let event = call.audit_event()?.with_object(Some(id.to_string()), None);
         let event = event.details(membership_audit_details(membership, membership.role));
         let batch = groups::delete_membership(&credential.scope, membership, &event)?;
         let (_, deleted) = credential.write(batch).await?;

@@ -5,7 +5,7 @@
 //! stored answer if and only if its resource was created.
 
 use farhand_domain::caller::Caller;
-use farhand_domain::command::KEY_LASTS;
+use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
 use farhand_domain::error::{Error, NON_FIELD};
 use farhand_domain::fields::Fields;
 use farhand_domain::secret::{Guessable, Secret};
@@ -141,7 +141,7 @@ impl<'a> Creation<'a> {
         credential: &Credential<'_>,
     ) -> Result<Option<(Caller, Reply)>, Error> {
         let Some(hashes) = &self.hashes else { return Ok(None) };
-        let since = self.call.now.plus_seconds(-KEY_LASTS);
+        let since = self.call.now.plus_seconds(-IDEMPOTENCY_KEY_TTL);
         let (caller, found) =
             credential.read(idempotency_keys::earlier(&hashes.key, since)).await?;
         let Some(found) = found else { return Ok(None) };

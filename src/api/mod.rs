@@ -116,10 +116,10 @@ async fn list_page(
     let query = call.query();
     let cached = credential.cached_list().map_or_else(
         || {
-            let page = Page::of(&query);
+            let page = Page::from_query(&query);
             // Errors of the page and of other parameters are reported together (contract 3.7).
             let list = list(&query, *page.as_ref().unwrap_or(&Page::FIRST));
-            error::both(page, list).map(|(page, list)| credential.cache_list(list, page))
+            error::combine(page, list).map(|(page, list)| credential.cache_list(list, page))
         },
         Ok,
     );

@@ -1,8 +1,8 @@
 //! The operator API (contract 2): creates, lists, deletes and repairs workspaces.
 
-use farhand_domain::audit::{ActorType, CELL, CredentialType, Event};
-use farhand_domain::command::KEY_LASTS;
-use farhand_domain::error::{Error, Kind};
+use farhand_domain::audit::{ActorType, AuditEvent, CELL, CredentialType};
+use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
+use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::fields::Fields;
 use farhand_domain::host::Host;
 use farhand_domain::page::{Page, boolean_parameter};
@@ -37,7 +37,7 @@ fn tokens(call: &Call) -> Option<Vec<Secret>> {
 ///
 /// The right token is accepted after any number of wrong ones. Otherwise strangers could lock the
 /// operator out by guessing. The length of the token
-/// ([`SHORTEST_SECRET`](farhand_domain::secret::SHORTEST_SECRET)) protects it from guesses; the
+/// ([`MIN_SECRET_LENGTH`](farhand_domain::secret::SHORTEST_SECRET)) protects it from guesses; the
 /// limit only bounds the work and the audit events that they cause.
 ///
 /// # Errors
@@ -61,12 +61,12 @@ pub fn is_visible(call: &Call) -> bool {
 }
 
 /// The audit event of the operator about a workspace. Its object has the slug as the name.
-fn workspace_event(call: &Call, slug: &str) -> Result<Event, Error> {
+fn workspace_event(call: &Call, slug: &str) -> Result<AuditEvent, Error> {
     let event = call
         .audit_event()?
-        .by(ActorType::Operator, None, None)
-        .with(CredentialType::OperatorToken, None);
-    Ok(event.on(None, Some(slug)))
+        .with_actor(ActorType::Operator, None, None)
+        .with_credential(CredentialType::OperatorToken, None);
+    Ok(event.with_object(None, Some(slug)))
 }
 
 struct NewWorkspace {
@@ -85,7 +85,7 @@ fn read_new_workspace(mut fields: Fields) -> Result<NewWorkspace, Error> {
     });
     let name = fields.optional_text("name", 1..=128);
     let mut admin_fields = fields.object("admin");
-    let admin = user::read_new(&mut admin_fields);
+    let admin = user::read_account(&mut admin_fields);
     fields.absorb("admin", admin_fields);
     let (slug, admin) = fields.finish_with(slug.zip(admin))?;
     Ok(NewWorkspace { name: name.unwrap_or_else(|| slug.clone()), slug, admin })
@@ -127,7 +127,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             call.now,
         )
     };
-    let new = workspaces::New {
+    let new = workspaces::NewWorkspace {
         slug: &slug,
         name: &name,
         admin: &admin,
@@ -150,7 +150,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 /// The stored answer for the Idempotency-Key of a request, if there is one.
 async fn replay(call: &Call, hashes: Option<&Hashes>) -> Result<Option<Reply>, Error> {
     let Some(hashes) = hashes else { return Ok(None) };
-    let since = call.now.plus_seconds(-KEY_LASTS);
+    let since = call.now.plus_seconds(-IDEMPOTENCY_KEY_TTL);
     let Some(earlier) =
         idempotency_keys::earlier_of_operator(&call.env, &hashes.key, since).await?
     else {
@@ -165,7 +165,7 @@ async fn replay(call: &Call, hashes: Option<&Hashes>) -> Result<Option<Reply>, E
 pub async fn list(call: &Call) -> Result<Reply, Error> {
     authorize(call).await?;
     let query = call.query();
-    let page = Page::of(&query)?;
+    let page = Page::from_query(&query)?;
     let (items, count) = workspaces::list(&call.env, call.config.names().region, page).await?;
     envelope(call, &query, page, items, count)
 }
@@ -195,7 +195,7 @@ pub async fn undelete(call: &mut Call) -> Result<Reply, Error> {
     let event = workspace_event(call, slug)?;
     if !janitor::undelete_workspace(&call.env, slug, event).await? {
         return Err(Error::new(
-            Kind::NotFound,
+            ErrorKind::NotFound,
             "No such deleted workspace, or its purge has begun.",
         ));
     }
@@ -204,7 +204,7 @@ pub async fn undelete(call: &mut Call) -> Result<Reply, Error> {
 }
 
 fn no_workspace_error() -> Error {
-    Error::new(Kind::NotFound, "No such workspace.")
+    Error::new(ErrorKind::NotFound, "No such workspace.")
 }
 
 /// `POST /operator/workspaces/<slug>/resync/`: all objects of the workspace's servers write their

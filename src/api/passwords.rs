@@ -3,9 +3,9 @@
 
 use farhand_domain::audit::{ActorType, CredentialType};
 use farhand_domain::caller::Caller;
-use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_domain::fields::Fields;
-use farhand_domain::password::{self, Personal};
+use farhand_domain::password::{self, PersonalTexts};
 use farhand_domain::secret::{Guessable, Secret};
 use farhand_domain::user::{self, Account};
 use serde_json::{Value, json};
@@ -19,15 +19,15 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::mailer;
 use crate::platform;
-use crate::store::reset_requests::{self, Requested};
-use crate::store::users::{self, Found, NewPassword, Target};
+use crate::store::reset_requests::{self, ResetOutcome};
+use crate::store::users::{self, NewPassword, UserForChange, UserRef};
 
 /// Turns 401 into 403, for the endpoints where contract 4.1 requires it: logout and
 /// change-password.
 pub fn forbidden_without_header(error: Error) -> Error {
     match error.kind {
-        Kind::Unauthenticated => {
-            Error { kind: Kind::Forbidden, ..error }.code(Code::InvalidAuthorization)
+        ErrorKind::Unauthenticated => {
+            Error { kind: ErrorKind::Forbidden, ..error }.with_code(Code::InvalidAuthorization)
         }
         _ => error,
     }
@@ -38,7 +38,7 @@ fn reject_violations(
     fields: &mut Fields,
     name: &'static str,
     password: Option<&String>,
-    personal: Personal<'_>,
+    personal: PersonalTexts<'_>,
 ) {
     let violations =
         password.map(|password| password::violations(password, personal)).unwrap_or_default();
@@ -56,7 +56,7 @@ fn read_keep_scheduled(fields: &mut Fields) -> bool {
 fn read_new_password(
     mut fields: Fields,
     name: &'static str,
-    personal: Personal<'_>,
+    personal: PersonalTexts<'_>,
 ) -> Result<(String, bool), Error> {
     let new = user::read_password(&mut fields, name);
     let keep_scheduled = read_keep_scheduled(&mut fields);
@@ -75,8 +75,9 @@ async fn set_password(
     (password, keep_scheduled): (&str, bool),
 ) -> Result<Option<String>, Error> {
     let hash = hashing::hash(call, &caller.username, password).await?;
-    let event =
-        caller.sign(call.audit_event()?).on(Some(account.id.to_string()), Some(&account.username));
+    let event = caller
+        .attribute(call.audit_event()?)
+        .with_object(Some(account.id.to_string()), Some(&account.username));
     let event = event.details(json!({"keep_scheduled": keep_scheduled}));
     let new = NewPassword { hash: &hash, keep_scheduled };
     let batch = users::set_password(&credential.scope, caller, account.id, stored, &new, &event)?;
@@ -97,8 +98,9 @@ async fn set_password(
 pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await.map_err(forbidden_without_header)?;
     let credential = Credential::from_request(call)?;
-    let (caller, found) = credential.find::<Found>(users::find(&Target::Caller)).await?;
-    let Found { account, password: stored, .. } = found.ok_or_else(Error::invalid_token)?;
+    let (caller, found) =
+        credential.find::<UserForChange>(users::for_change(&UserRef::Caller)).await?;
+    let UserForChange { account, password: stored, .. } = found.ok_or_else(Error::invalid_token)?;
 
     let mut fields = fields?;
     let current = user::read_password(&mut fields, "password");
@@ -122,11 +124,12 @@ pub async fn change(call: &mut Call) -> Result<Reply, Error> {
 pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
-    let (caller, found) = credential.find::<Found>(users::find(&target_from_path(call)?)).await?;
+    let (caller, found) =
+        credential.find::<UserForChange>(users::for_change(&target_from_path(call)?)).await?;
     if !caller.is_superuser {
         return Err(Error::permission_denied("Only superusers may set another user's password."));
     }
-    let Found { account, .. } = found.ok_or_else(Error::not_found)?;
+    let UserForChange { account, .. } = found.ok_or_else(Error::not_found)?;
     let mut fields = fields?;
     fields.ignore(user::READ_ONLY);
     let (new, keep_scheduled) = read_new_password(fields, "password", account.personal())?;
@@ -140,7 +143,7 @@ pub async fn set(call: &mut Call) -> Result<Reply, Error> {
 pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
     match store_reset_request(call).await {
         Ok(()) => Reply::ok(&Value::Null),
-        Err(error) if matches!(error.kind, Kind::Internal | Kind::NotFound) => Err(error),
+        Err(error) if matches!(error.kind, ErrorKind::Internal | ErrorKind::NotFound) => Err(error),
         Err(error) => Err(error.silent()),
     }
 }
@@ -160,16 +163,22 @@ async fn store_reset_request(call: &mut Call) -> Result<(), Error> {
     let Some(address) = address else { return Ok(()) };
     let address_hash = platform::secret_key(&call.env)?.hash(Guessable::Address, &address);
     let id = platform::new_id(call.now)?;
-    let event = call.audit_event()?.on(None, None);
-    let new =
-        reset_requests::New { id, address: &address, address_hash: &address_hash, event: &event };
+    let event = call.audit_event()?.with_object(None, None);
+    let new = reset_requests::NewResetRequest {
+        id,
+        address: &address,
+        address_hash: &address_hash,
+        event: &event,
+    };
     match reset_requests::insert(&call.env, call.workspace()?, new, call.now).await? {
-        Requested::Stored(workspace_id) => {
+        ResetOutcome::Stored(workspace_id) => {
             call.audited_chains.borrow_mut().push(workspace_id);
             mailer::send_reset(&call.env, id).await
         }
-        Requested::TooMany => Err(Error::new(Kind::Forbidden, "Too many requests are pending.")),
-        Requested::NoWorkspace => Err(Error::not_found()),
+        ResetOutcome::TooMany => {
+            Err(Error::new(ErrorKind::Forbidden, "Too many requests are pending."))
+        }
+        ResetOutcome::NoWorkspace => Err(Error::not_found()),
     }
 }
 
@@ -208,9 +217,11 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
         .ok_or_else(Error::not_found)?;
     let (new, keep_scheduled) = read_new_password(fields?, "new_password", account.personal())?;
     let hash = hashing::hash(call, &account.username, &new).await?;
-    let event = call.audit_event()?.on(Some(account.id.to_string()), Some(&account.username));
-    let event = event.by(ActorType::User, Some(account.id.to_string()), Some(account.username));
-    let event = event.with(CredentialType::ResetKey, Some(id.to_string()));
+    let event =
+        call.audit_event()?.with_object(Some(account.id.to_string()), Some(&account.username));
+    let event =
+        event.with_actor(ActorType::User, Some(account.id.to_string()), Some(account.username));
+    let event = event.with_credential(CredentialType::ResetKey, Some(id.to_string()));
     let event = event.details(json!({"keep_scheduled": keep_scheduled}));
     let new = NewPassword { hash: &hash, keep_scheduled };
     let done = reset_requests::consume(&call.env, workspace, id, &new, &event, call.now).await?;

@@ -1,7 +1,7 @@
 //! Registration tokens (contract 6.4), and the registration of servers with them (agent-protocol
 //! 1.2).
 
-use farhand_domain::audit::show_ids;
+use farhand_domain::audit::add_ids;
 use farhand_domain::error::Error;
 use farhand_domain::fingerprint;
 use farhand_domain::registration_token::{NewRegistrationToken, Registration};
@@ -16,7 +16,7 @@ use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform;
-use crate::store::registration_tokens::{self, NewServer};
+use crate::store::registration_tokens::{self, RegisteringServer};
 use crate::store::servers;
 
 /// `GET /api/servers/registration-tokens/`: the tokens of the workspace, newest first.
@@ -26,7 +26,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/servers/registration-tokens/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    retrieve_one(call, require_staff, call.path_id(Error::not_found), registration_tokens::one)
+    retrieve_one(call, require_staff, call.path_id(Error::not_found), registration_tokens::by_id)
         .await
 }
 
@@ -45,7 +45,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let input = fields.and_then(|fields| NewRegistrationToken::read(fields, now));
     let groups = input.as_ref().map_or(&[][..], |new| &new.groups);
-    let (caller, problem) = credential.read(servers::problem_of_groups(groups)).await?;
+    let (caller, problem) = credential.read(servers::check_groups(groups)).await?;
     // The permission is checked before the input (contract 3.4).
     require_staff(&caller)?;
     let new = input?;
@@ -59,7 +59,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let key = platform::new_secret()?;
     let key_hash = credential_hash(Purpose::RegistrationToken, &key);
     let id = platform::new_id(now)?;
-    let event = call.audit_event()?.on(Some(id.to_string()), Some(&new.name));
+    let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&new.name));
     let mut details = json!({
         "expires_at": new.expires_at,
         "uses": new.uses,
@@ -69,7 +69,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "labels": new.labels,
         "label_keys": new.label_keys,
     });
-    show_ids(&mut details, "groups", &new.groups);
+    add_ids(&mut details, "groups", &new.groups);
     let batch = registration_tokens::insert(
         &credential.scope,
         id,
@@ -92,7 +92,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let event = call.audit_event()?.on(Some(id.to_string()), None);
+    let event = call.audit_event()?.with_object(Some(id.to_string()), None);
     let (caller, deleted) =
         credential.write(registration_tokens::delete(&credential.scope, id, &event)?).await?;
     require_staff(&caller)?;
@@ -116,7 +116,7 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         // The token is checked before the input (contract 3.4).
         Err(error) => {
             let remote_ip = call.remote_ip();
-            registration_tokens::refusal(
+            registration_tokens::check_registration(
                 &call.env,
                 &workspace,
                 &token,
@@ -128,9 +128,9 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         }
     };
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, api_servers::new_key()?);
-    let event = call.audit_event()?.on(Some(id.to_string()), None);
-    let (fingerprint, remote_ip) = (fingerprint::of_key(&key), call.remote_ip());
-    let new = NewServer {
+    let event = call.audit_event()?.with_object(Some(id.to_string()), None);
+    let (fingerprint, remote_ip) = (fingerprint::from_key(&key), call.remote_ip());
+    let new = RegisteringServer {
         id,
         key_hash: &key_hash,
         fingerprint: &fingerprint,
@@ -142,7 +142,8 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         registration_tokens::register(&call.env, &workspace, &token, new, call.now).await?;
     let Some(registered) = registered else {
         let requested = (Some(&registration), remote_ip.as_str());
-        registration_tokens::refusal(&call.env, &workspace, &token, requested, call.now).await?;
+        registration_tokens::check_registration(&call.env, &workspace, &token, requested, call.now)
+            .await?;
         return Err(Error::field(
             "name",
             "Servers of this name have all the numbers that there are.",

@@ -1,6 +1,6 @@
 //! Servers (contract 6).
 
-use farhand_domain::audit::show_ids;
+use farhand_domain::audit::add_ids;
 use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
 use farhand_domain::fingerprint;
@@ -18,19 +18,23 @@ use super::{agent, any_caller, list_page, location, require_staff, retrieve_one}
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::objects::server_link::calls::{self, Ask, OfServer, Refusal, Remove, Rename, Rotate};
+use crate::objects::server_link::calls::{
+    self, DeleteServer, LinkRequest, Refusal, Rename, ReplaceKey, ServerLocation,
+};
 use crate::platform;
 use crate::platform::log;
 use crate::store::db::Failure;
-use crate::store::servers::{self, ForApproval, ForChange};
+use crate::store::servers::{self, ForApproval, ServerForChange};
 
 /// The path of the collection of servers.
 pub const SERVERS: &str = "/api/servers/servers/";
 
 /// `GET /api/servers/` and `/api/servers/servers/`: the servers that the caller can access.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    list_page(call, any_caller, |query, _| ServerList::of(query).map(|list| servers::list(&list)))
-        .await
+    list_page(call, any_caller, |query, _| {
+        ServerList::from_query(query).map(|list| servers::list(&list))
+    })
+    .await
 }
 
 /// `GET /api/servers/servers/<id>/`: a server that the caller can access. An agent reads its own
@@ -39,7 +43,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::own_server(call).await;
     }
-    retrieve_one(call, any_caller, call.path_id(Error::not_found), servers::one).await
+    retrieve_one(call, any_caller, call.path_id(Error::not_found), servers::by_id).await
 }
 
 /// A new key for an agent, and its hash.
@@ -55,7 +59,7 @@ pub fn new_key() -> Result<(Secret, String), Error> {
 fn with_key(call: &Call, mut server: Value, id: Uuid, key: &Secret) -> Result<Value, Error> {
     let service = call.config.base_url_of(call.workspace()?);
     server["install"] = json!(server::install_commands(&service, id, key));
-    server["install_alpamon"] = json!(server::install_commands_of_alpamon(&service, id, key));
+    server["install_alpamon"] = json!(server::alpamon_install_commands(&service, id, key));
     server["key"] = json!(key.expose());
     Ok(server)
 }
@@ -68,7 +72,7 @@ fn duplicate_name_error(failure: Failure) -> Error {
     }
 }
 
-/// Maps the result of [`servers::problem_of_groups`] to a field error.
+/// Maps the result of [`servers::check_groups`] to a field error.
 pub fn group_error(problem: Option<&str>) -> Option<Error> {
     match problem {
         Some("unknown") => Some(Error::field("groups", "No such group.")),
@@ -108,7 +112,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let default_username = new.default_username.flatten();
     let labels = new.labels.unwrap_or_default();
     let (id, (key, key_hash)) = (platform::new_id(call.now)?, new_key()?);
-    let new = servers::New {
+    let new = servers::NewServer {
         id,
         name: &name,
         key_hash: &key_hash,
@@ -116,9 +120,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         default_username: default_username.as_deref(),
         labels: &labels,
     };
-    let event = call.audit_event()?.on(Some(id.to_string()), Some(&name));
+    let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&name));
     let mut details = json!({});
-    show_ids(&mut details, "groups", &groups);
+    add_ids(&mut details, "groups", &groups);
     if !labels.is_empty() {
         details["labels"] = json!(labels);
     }
@@ -131,7 +135,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         }
         CreationOutcome::Refused(caller) => {
             require_staff(&caller)?;
-            let (_, problem) = credential.read(servers::problem_of_groups(&groups)).await?;
+            let (_, problem) = credential.read(servers::check_groups(&groups)).await?;
             Err(group_error(problem.as_deref()).unwrap_or_else(|| conflict_error("group")))
         }
         CreationOutcome::Replayed(reply) => Ok(reply),
@@ -139,8 +143,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 }
 
 /// The identity of a server, for an object that may not know it yet.
-fn server_identity(call: &Call, workspace_id: i64, server: Uuid) -> Result<OfServer, Error> {
-    Ok(OfServer { workspace: call.workspace()?.to_owned(), workspace_id, server })
+fn server_identity(call: &Call, workspace_id: i64, server: Uuid) -> Result<ServerLocation, Error> {
+    Ok(ServerLocation { workspace: call.workspace()?.to_owned(), workspace_id, server })
 }
 
 /// Sends the identity of a new server to its object. If that fails, the object reads it from D1 at
@@ -150,8 +154,10 @@ fn server_identity(call: &Call, workspace_id: i64, server: Uuid) -> Result<OfSer
 /// The Host header selects no workspace.
 pub async fn init_object(call: &Call, workspace_id: i64, server: Uuid) -> Result<(), Error> {
     let of = server_identity(call, workspace_id, server)?;
-    if let Err(error) = calls::ask::<Value>(&call.env, server, &Ask::Adopt(of)).await {
-        log::trouble("object_not_told", json!({"server": server}), &error.detail);
+    if let Err(error) =
+        calls::call::<Value>(&call.env, server, &LinkRequest::InitIdentity(of)).await
+    {
+        log::error("object_not_told", json!({"server": server}), &error.detail);
     }
     Ok(())
 }
@@ -168,9 +174,9 @@ async fn find_editable(
     id: Uuid,
     groups: &[i64],
     owner: Option<i64>,
-) -> Result<(Caller, ForChange), Error> {
+) -> Result<(Caller, ServerForChange), Error> {
     let (caller, found) =
-        find::<ForChange>(credential, servers::for_change(id, groups, owner)).await?;
+        find::<ServerForChange>(credential, servers::for_change(id, groups, owner)).await?;
     if found.is_editable {
         Ok((caller, found))
     } else {
@@ -225,7 +231,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         if changes.owner.flatten().is_some() && !found.has_new_owner {
             return Err(Error::field("owner", "No such user."));
         }
-        let event = call.audit_event()?.on(Some(id.to_string()), found.server["name"].as_str());
+        let event =
+            call.audit_event()?.with_object(Some(id.to_string()), found.server["name"].as_str());
         let event = event.details(audit_details(&changes, owner_before, &labels_before));
         let batch = servers::update(&credential.scope, id, &changes, &labels_before, &event)?;
         let (_, server) = credential.write(batch).await.map_err(duplicate_name_error)?;
@@ -266,7 +273,7 @@ fn audit_details(
         details["name"] = json!(name);
     }
     if let Some(groups) = &changes.groups {
-        show_ids(&mut details, "groups", groups);
+        add_ids(&mut details, "groups", groups);
     }
     details
 }
@@ -275,8 +282,8 @@ fn audit_details(
 fn send_new_name(call: &Call, id: Uuid, name: String) {
     let (env, rename) = (call.env.clone(), Rename { name, at: call.now });
     call.context.wait_until(async move {
-        if let Err(error) = calls::ask::<Value>(&env, id, &Ask::Rename(rename)).await {
-            log::trouble("object_not_told", json!({"server": id}), &error.detail);
+        if let Err(error) = calls::call::<Value>(&env, id, &LinkRequest::Rename(rename)).await {
+            log::error("object_not_told", json!({"server": id}), &error.detail);
         }
     });
 }
@@ -291,10 +298,11 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let (caller, found) = find_editable(&credential, id, &[], None).await?;
     let of = server_identity(call, found.workspace_id, id)?;
-    let event =
-        caller.sign(call.audit_event()?).on(Some(id.to_string()), found.server["name"].as_str());
-    let remove = Remove { of, by: Some(caller.user_id), only_pending: false, event };
-    calls::ask::<Value>(&call.env, id, &Ask::Remove(remove)).await?;
+    let event = caller
+        .attribute(call.audit_event()?)
+        .with_object(Some(id.to_string()), found.server["name"].as_str());
+    let remove = DeleteServer { of, by: Some(caller.user_id), only_pending: false, event };
+    calls::call::<Value>(&call.env, id, &LinkRequest::DeleteServer(remove)).await?;
     Ok(Reply::no_content())
 }
 
@@ -321,7 +329,7 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     if !found.is_pending {
         return retrieve(call).await;
     }
-    let event = call.audit_event()?.on(Some(id.to_string()), Some(&found.name));
+    let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&found.name));
     let event = event.details(json!({"fingerprint": fingerprint}));
     let (_, server) =
         credential.write(servers::approve(&credential.scope, id, &fingerprint, &event)?).await?;
@@ -339,10 +347,11 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     input?;
     let of = server_identity(call, found.workspace_id, id)?;
     let (key, key_hash) = new_key()?;
-    let event =
-        caller.sign(call.audit_event()?).on(Some(id.to_string()), found.server["name"].as_str());
-    let fingerprint = fingerprint::of_key(&key);
-    let rotate = Rotate {
+    let event = caller
+        .attribute(call.audit_event()?)
+        .with_object(Some(id.to_string()), found.server["name"].as_str());
+    let fingerprint = fingerprint::from_key(&key);
+    let rotate = ReplaceKey {
         of,
         by: caller.user_id,
         key_hash,
@@ -350,7 +359,8 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
         at: call.now,
         event,
     };
-    let rotated = calls::try_ask::<Value>(&call.env, id, &Ask::Rotate(rotate)).await?;
+    let rotated =
+        calls::call_or_refusal::<Value>(&call.env, id, &LinkRequest::ReplaceKey(rotate)).await?;
     rotated.map_err(|refusal| match refusal {
         Refusal::NoServer => Error::not_found(),
         refusal => refusal.into(),

@@ -1,11 +1,11 @@
 //! Login sessions: login, logout, and the list of sessions (contract 4.4 and 4.7).
 
-use farhand_domain::audit::{ActorType, CredentialType, Event};
-use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
+use farhand_domain::audit::{ActorType, AuditEvent, CredentialType};
+use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
 use farhand_domain::fields::Fields;
-use farhand_domain::hashing_gate::Rank;
+use farhand_domain::hashing_gate::CallerClass;
 use farhand_domain::page::boolean_parameter;
-use farhand_domain::password::Checked;
+use farhand_domain::password::PasswordCheck;
 use farhand_domain::secret::{Purpose, credential_hash};
 use farhand_domain::session;
 use serde_json::{Value, json};
@@ -42,10 +42,11 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     let (username, password) = read_login(fields)?;
     let workspace = call.workspace()?;
 
-    let check = async |rank: &Rank| log_in(call, workspace, (&username, &password), rank).await;
+    let check =
+        async |rank: &CallerClass| log_in(call, workspace, (&username, &password), rank).await;
     let reply = guesses::check_throttled(call, (Guesser::Anonymous, &username), check).await?;
     reply.ok_or_else(|| Error {
-        kind: Kind::Forbidden,
+        kind: ErrorKind::Forbidden,
         ..Error::field(NON_FIELD, WRONG_CREDENTIALS)
     })
 }
@@ -60,7 +61,7 @@ async fn log_in(
     call: &Call,
     workspace: &str,
     (username, password): (&str, &str),
-    rank: &Rank,
+    rank: &CallerClass,
 ) -> Result<Option<Reply>, Error> {
     let mut failed = None;
     // A concurrent login of the same user may store a new hash of the same password after the
@@ -72,18 +73,18 @@ async fn log_in(
         failed =
             Some((found.workspace_id, found.user_id.map(|id| (id, normalized_username(username)))));
         let (Some(user_id), Some(stored), true) =
-            (found.user_id, &found.password, checked.is_right)
+            (found.user_id, &found.password, checked.is_correct)
         else {
             break;
         };
         let id = platform::new_id(call.now)?;
-        let event = call.audit_event()?.on(Some(id.to_string()), None);
-        let event = event.by(
+        let event = call.audit_event()?.with_object(Some(id.to_string()), None);
+        let event = event.with_actor(
             ActorType::User,
             Some(user_id.to_string()),
             Some(normalized_username(username)),
         );
-        let event = event.with(CredentialType::Session, Some(id.to_string()));
+        let event = event.with_credential(CredentialType::Session, Some(id.to_string()));
         if let Some(reply) = create_session(
             call,
             workspace,
@@ -112,8 +113,8 @@ async fn create_session(
     (id, user_id): (Uuid, i64),
     (username, password): (&str, &str),
     stored: &str,
-    checked: Checked,
-    event: &Event,
+    checked: PasswordCheck,
+    event: &AuditEvent,
 ) -> Result<Option<Reply>, Error> {
     let token = platform::new_secret()?;
     let token_hash = credential_hash(Purpose::Token, &token);
@@ -124,7 +125,7 @@ async fn create_session(
     };
     let user_agent: String =
         call.header("User-Agent").unwrap_or_default().chars().take(MAX_USER_AGENT_CHARS).collect();
-    let new = sessions::New {
+    let new = sessions::NewSession {
         id,
         user_id,
         checked_password: stored,
@@ -141,7 +142,7 @@ async fn create_session(
     call.audited_chains.borrow_mut().push(workspace_id);
     // Without its KV entry the token works too. The next request writes the entry.
     if let Err(error) = login_tokens::put(&call.env, workspace, &token_hash, entry).await {
-        log::trouble("kv_not_written", json!({"request_id": call.id}), &error.detail);
+        log::error("kv_not_written", json!({"request_id": call.id}), &error.detail);
     }
     Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at})).map(Some)
 }
@@ -151,9 +152,10 @@ async fn create_session(
 fn read_login(mut fields: Fields) -> Result<(String, String), Error> {
     let username = fields.text("username", 1..=usize::MAX);
     let password = fields.text("password", 1..=usize::MAX);
-    let kind = if fields.has_unknown() { Kind::Invalid } else { Kind::Forbidden };
-    let refused =
-        |error: Error| if error.kind == Kind::Invalid { Error { kind, ..error } } else { error };
+    let kind = if fields.has_unknown() { ErrorKind::Invalid } else { ErrorKind::Forbidden };
+    let refused = |error: Error| {
+        if error.kind == ErrorKind::Invalid { Error { kind, ..error } } else { error }
+    };
     fields.finish_with(username.zip(password)).map_err(refused)
 }
 
@@ -165,7 +167,9 @@ pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
     };
     let authenticated = match outcome {
         Ok(()) => true,
-        Err(error) if matches!(error.kind, Kind::Unauthenticated | Kind::Forbidden) => false,
+        Err(error) if matches!(error.kind, ErrorKind::Unauthenticated | ErrorKind::Forbidden) => {
+            false
+        }
         Err(error) => return Err(error),
     };
     Reply::ok(&json!({"authenticated": authenticated}))
@@ -177,11 +181,11 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::from_request(call).map_err(forbidden_without_header)?;
     credential.require_input(input).await?;
-    let event = call.audit_event()?.on(None, None);
+    let event = call.audit_event()?.with_object(None, None);
     let (caller, _) = credential.write(sessions::delete_own(&credential.scope, &event)?).await?;
-    if caller.kind == farhand_domain::caller::Kind::ApiToken {
-        return Err(Error::new(Kind::Forbidden, "Only a login token can log out.")
-            .code(Code::PermissionDenied));
+    if caller.kind == farhand_domain::caller::CredentialKind::ApiToken {
+        return Err(Error::new(ErrorKind::Forbidden, "Only a login token can log out.")
+            .with_code(Code::PermissionDenied));
     }
     Reply::ok(&Value::Null)
 }
@@ -193,7 +197,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /api/auth/sessions/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    retrieve_one(call, any_caller, call.path_id(Error::not_found), sessions::one).await
+    retrieve_one(call, any_caller, call.path_id(Error::not_found), sessions::by_id).await
 }
 
 /// `DELETE /api/auth/sessions/<id>/`: revokes a session of the caller. Its waiting commands are
@@ -211,7 +215,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     };
     let event = call
         .audit_event()?
-        .on(Some(id.to_string()), None)
+        .with_object(Some(id.to_string()), None)
         .details(json!({"keep_scheduled": keep_scheduled}));
     let batch = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;
     let (_, ended) = credential.write(batch).await?;

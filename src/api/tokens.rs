@@ -38,10 +38,10 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let key = platform::new_secret()?;
     let key_hash = credential_hash(Purpose::Token, &key);
     let id = platform::new_id(now)?;
-    let event = call.audit_event()?.on(Some(id.to_string()), Some(&new.name));
+    let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&new.name));
     let mut event =
         event.details(json!({"expires_at": new.expires_at, "has_acl": new.acl.is_some()}));
-    api_tokens::tell_acl(&mut event, new.acl.as_ref())?;
+    api_tokens::add_acl_to_event(&mut event, new.acl.as_ref())?;
     let max_tokens = call.config.quotas.tokens_of_user;
     let batch = api_tokens::insert(&credential.scope, id, &new, &key_hash, max_tokens, &event)?;
     match creation.write(&credential, &id.to_string(), batch).await? {
@@ -67,14 +67,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 /// `GET /api/auth/tokens/`: the caller's tokens, newest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
     list_page(call, any_caller, |query, _| {
-        TokenFilter::of(query).map(|filter| api_tokens::list(&filter))
+        TokenFilter::from_query(query).map(|filter| api_tokens::list(&filter))
     })
     .await
 }
 
 /// `GET /api/auth/tokens/<id>/`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    retrieve_one(call, any_caller, call.path_id(Error::not_found), api_tokens::one).await
+    retrieve_one(call, any_caller, call.path_id(Error::not_found), api_tokens::by_id).await
 }
 
 /// `PUT` and `PATCH /api/auth/tokens/<id>/`: changes everything except the key. In a `PUT`, omitted
@@ -94,12 +94,13 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             return Err(error);
         }
     };
-    let event = call.audit_event()?.on(Some(id.to_string()), None).details(changed_fields(&[
-        ("name", changes.name.is_some()),
-        ("enabled", changes.enabled.is_some()),
-        ("expires_at", changes.expires_at.is_some()),
-        ("acl", changes.acl.is_some()),
-    ]));
+    let event =
+        call.audit_event()?.with_object(Some(id.to_string()), None).details(changed_fields(&[
+            ("name", changes.name.is_some()),
+            ("enabled", changes.enabled.is_some()),
+            ("expires_at", changes.expires_at.is_some()),
+            ("acl", changes.acl.is_some()),
+        ]));
     let (caller, token) =
         credential.write(api_tokens::update(&credential.scope, id, &changes, event)?).await?;
     if let Some(token) = token {
@@ -114,7 +115,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let event = call.audit_event()?.on(Some(id.to_string()), None);
+    let event = call.audit_event()?.with_object(Some(id.to_string()), None);
     let (_, deleted) = credential.write(api_tokens::delete(&credential.scope, id, &event)?).await?;
     deleted.map(|_| Reply::no_content()).ok_or_else(Error::not_found)
 }

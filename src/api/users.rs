@@ -2,7 +2,7 @@
 //! `/api/users/users/` by username.
 
 use farhand_domain::error::{Error, FieldErrors};
-use farhand_domain::user::{self, Account, Changes, Filter, Proof};
+use farhand_domain::user::{self, Account, Proof, UserChanges, UserFilter};
 use serde_json::{Value, json};
 
 use super::change::{Extent, changed_fields, find, retry};
@@ -15,32 +15,34 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::janitor;
 use crate::store::db::Failure;
-use crate::store::users::{self, Found, Target};
+use crate::store::users::{self, UserForChange, UserRef};
 
 /// The user in the path.
 ///
 /// # Errors
 /// 404 for a malformed id (contract 3.6).
-pub fn target_from_path(call: &Call) -> Result<Target, Error> {
+pub fn target_from_path(call: &Call) -> Result<UserRef, Error> {
     let (id, username) = (call.parameter("id"), call.parameter("username"));
     if !username.is_empty() {
-        return Ok(Target::Username(username.to_owned()));
+        return Ok(UserRef::Username(username.to_owned()));
     }
     if id.is_empty() {
-        return Ok(Target::Caller);
+        return Ok(UserRef::Caller);
     }
-    call.path_number(Error::not_found).map(Target::Id)
+    call.path_number(Error::not_found).map(UserRef::Id)
 }
 
 /// `GET` of one user. Every user can read all users of the workspace.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
-    retrieve_one(call, any_caller, target_from_path(call), users::one).await
+    retrieve_one(call, any_caller, target_from_path(call), users::by_ref).await
 }
 
 /// `GET` of the list: the users of the workspace, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    list_page(call, any_caller, |query, _| Filter::of(query).map(|filter| users::list(&filter)))
-        .await
+    list_page(call, any_caller, |query, _| {
+        UserFilter::from_query(query).map(|filter| users::list(&filter))
+    })
+    .await
 }
 
 /// The path and the replay of new users.
@@ -57,16 +59,16 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         return Err(staff_only_error());
     }
     let body = idempotency::canonical_body(&fields);
-    let (new, rest) = fields.and_then(user::read_creation)?;
+    let (new, rest) = fields.and_then(user::read_new_user)?;
     if (rest.is_staff == Some(true) || rest.is_superuser == Some(true)) && !rank.is_superuser {
-        return Err(Error::permission_denied(user::RANKS));
+        return Err(Error::permission_denied(user::MAY_CHANGE_RANK_RULE));
     }
     let creation = Creation::from_request(call, &RESOURCE, body)?;
     if let Some((_, reply)) = creation.replay(&credential).await? {
         return Ok(reply);
     }
     let hash = hashing::hash(call, &caller.username, &new.password).await?;
-    let event = call.audit_event()?.on(None, Some(&new.username)).details(json!({
+    let event = call.audit_event()?.with_object(None, Some(&new.username)).details(json!({
         "email": new.email,
         "is_staff": rest.is_staff.unwrap_or(false),
         "is_superuser": rest.is_superuser.unwrap_or(false),
@@ -99,7 +101,10 @@ async fn duplicate_field_errors(
     own_id: Option<i64>,
 ) -> Error {
     let Failure::NotUnique(_) = failure else { return failure.into() };
-    let fields = match credential.find::<Vec<String>>(users::taken(username, email, own_id)).await {
+    let fields = match credential
+        .find::<Vec<String>>(users::duplicate_fields(username, email, own_id))
+        .await
+    {
         Ok((_, fields)) => fields.unwrap_or_default(),
         Err(error) => return error,
     };
@@ -117,7 +122,7 @@ async fn duplicate_field_errors(
 
 /// The details of the audit event of a change: the changed fields, and the old and new values of
 /// permissions and e-mail address.
-fn audit_details(account: &Account, changes: &Changes) -> Value {
+fn audit_details(account: &Account, changes: &UserChanges) -> Value {
     let mut details = changed_fields(&[
         ("username", changes.username.is_some()),
         ("email", changes.email.is_some()),
@@ -154,14 +159,16 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let target = credential.require_input(target_from_path(call)).await?;
-    let input = fields.and_then(|fields| extent.read(fields, Changes::read_all, Changes::read));
+    let input =
+        fields.and_then(|fields| extent.read(fields, UserChanges::read_all, UserChanges::read));
     let attempt = async || {
-        let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
+        let (caller, found) =
+            find::<UserForChange>(&credential, users::for_change(&target)).await?;
         let (rank, account) = (caller.rank(), &found.account);
         if !(rank.manages(account.rank()) || caller.user_id == account.id) {
-            return Err(Error::permission_denied(user::MANAGES));
+            return Err(Error::permission_denied(user::MAY_CHANGE_USER_RULE));
         }
-        let changes = input.clone()?.of(account);
+        let changes = input.clone()?.without_unchanged(account);
         let proof = user::may_change((caller.user_id, rank), account, &changes, found.has_other)?;
         let proved = match (proof, &changes.password) {
             (Proof::Password, Some(password)) => {
@@ -177,8 +184,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             _ => None,
         };
         let event = caller
-            .sign(call.audit_event()?)
-            .on(Some(account.id.to_string()), Some(&account.username));
+            .attribute(call.audit_event()?)
+            .with_object(Some(account.id.to_string()), Some(&account.username));
         let event = event.details(audit_details(account, &changes));
         let batch = users::update(&credential.scope, &caller, account, &changes, proved, &event)?;
         match credential.write(batch).await {
@@ -199,15 +206,16 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let target = credential.require_input(target_from_path(call)).await?;
     let attempt = async || {
-        let (caller, found) = find::<Found>(&credential, users::find(&target)).await?;
+        let (caller, found) =
+            find::<UserForChange>(&credential, users::for_change(&target)).await?;
         user::may_delete(caller.rank(), &found.account, found.has_other, found.is_only_owner)?;
         // The janitor removes the user from the commands. It is woken before the deletion too, in
         // case this request is cut off after it.
         janitor::wake(&call.env).await?;
         let account = &found.account;
         let event = caller
-            .sign(call.audit_event()?)
-            .on(Some(account.id.to_string()), Some(&account.username));
+            .attribute(call.audit_event()?)
+            .with_object(Some(account.id.to_string()), Some(&account.username));
         let batch = users::delete(&credential.scope, &caller, account, &event)?;
         let (_, deleted) = credential.write(batch).await?;
         if deleted.is_some() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farhand_domain::error::Error;
-use farhand_domain::page::parameter;
+use farhand_domain::page::last_value;
 
 use crate::http::request::Call;
 use crate::platform;
@@ -30,7 +30,7 @@ pub fn preferred_wait(header: &str) -> Option<u32> {
 /// 400 if it is not a whole number up to [`MAX_WAIT_SECONDS`].
 pub fn requested_wait(call: &Call) -> Result<Option<u32>, Error> {
     let query = call.query();
-    let Some(text) = parameter(&query, "wait") else { return Ok(None) };
+    let Some(text) = last_value(&query, "wait") else { return Ok(None) };
     let seconds = text.parse().ok().filter(|seconds| *seconds <= MAX_WAIT_SECONDS);
     seconds.map(Some).ok_or_else(|| {
         Error::field("wait", format!("Enter whole seconds from 0 to {MAX_WAIT_SECONDS}."))

@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use farhand_domain::audit::{CELL, Event, Object, Outcome};
+use farhand_domain::audit::{AuditEvent, AuditObject, AuditOutcome, CELL};
 use farhand_domain::caller::Caller;
-use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::error::{Code, Error, ErrorKind};
 use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
@@ -45,19 +45,19 @@ thread_local! {
 }
 
 /// The audit event of the request, with its caller as the actor if the caller is known.
-fn signed_event(call: &Call) -> Result<Event, Error> {
+fn signed_event(call: &Call) -> Result<AuditEvent, Error> {
     let event = call.audit_event()?;
     let caller = call.caller.borrow();
-    Ok(caller.as_ref().map_or(event.clone(), |caller| caller.sign(event)))
+    Ok(caller.as_ref().map_or(event.clone(), |caller| caller.attribute(event)))
 }
 
 /// Writes an event after the response, and notifies the sealer.
-pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
+pub fn record_later(call: &Call, workspace_id: i64, event: AuditEvent) {
     let env = call.env.clone();
     call.context.wait_until(async move {
         match store::record(&env, workspace_id, &event).await {
-            Ok(()) => audit_sealer::tell(&env, workspace_id).await,
-            Err(error) => log::trouble(
+            Ok(()) => audit_sealer::notify(&env, workspace_id).await,
+            Err(error) => log::error(
                 "audit_event_lost",
                 json!({"action": event.action, "id": event.id}),
                 &error.detail,
@@ -67,12 +67,10 @@ pub fn record_later(call: &Call, workspace_id: i64, event: Event) {
 }
 
 /// Like [`record_later`]. An event that could not be created is logged as lost.
-fn record_or_log(call: &Call, workspace_id: i64, event: Result<Event, Error>) {
+fn record_or_log(call: &Call, workspace_id: i64, event: Result<AuditEvent, Error>) {
     match event {
         Ok(event) => record_later(call, workspace_id, event),
-        Err(error) => {
-            log::trouble("audit_event_lost", json!({"request_id": call.id}), &error.detail)
-        }
+        Err(error) => log::error("audit_event_lost", json!({"request_id": call.id}), &error.detail),
     }
 }
 
@@ -80,7 +78,7 @@ fn record_or_log(call: &Call, workspace_id: i64, event: Result<Event, Error>) {
 pub fn seal_later(call: &Call) {
     for workspace in call.audited_chains.take() {
         let env = call.env.clone();
-        call.context.wait_until(async move { audit_sealer::tell(&env, workspace).await });
+        call.context.wait_until(async move { audit_sealer::notify(&env, workspace).await });
     }
 }
 
@@ -89,7 +87,7 @@ pub fn seal_later(call: &Call) {
 /// Refusals of invalid credentials are not recorded, because guesses would flood the log. If the
 /// endpoint has no audit action, identical refusals are recorded once per [`REPEAT_WINDOW`].
 pub fn record_denial(call: &Call, error: &Error) {
-    let is_denial = error.kind == Kind::Forbidden
+    let is_denial = error.kind == ErrorKind::Forbidden
         && matches!(error.code, Some(Code::PermissionDenied | Code::ApiTokenAclNotAllowed));
     let caller =
         call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.credential_id));
@@ -110,21 +108,23 @@ pub fn record_denial(call: &Call, error: &Error) {
 
 /// The event of a refusal. Its object is what the handler named, or else the id or username in the
 /// path. If the endpoint has no audit action, the object is the path.
-fn denial_event(call: &Call, error: &Error) -> Result<Event, Error> {
+fn denial_event(call: &Call, error: &Error) -> Result<AuditEvent, Error> {
     let code = error.code.map(Code::as_str);
-    let event = signed_event(call)?.that(Outcome::Denied);
+    let event = signed_event(call)?.with_outcome(AuditOutcome::Denied);
     if call.audit_action().is_none() {
         let path = call.route.map(|route| route.path.to_owned());
-        return Ok(event.on(path, None).details(json!({"method": call.method, "code": code})));
+        return Ok(event
+            .with_object(path, None)
+            .details(json!({"method": call.method, "code": code})));
     }
     let mut event = match call.denial_details.take() {
-        Some(DenialDetails { object, details }) => Event { object, details, ..event },
+        Some(DenialDetails { object, details }) => AuditEvent { object, details, ..event },
         None => {
             let (id, username) = (call.parameter("id"), call.parameter("username"));
             let cut = |text: &str| {
                 (!text.is_empty()).then(|| text.chars().take(MAX_PATH_ID_CHARS).collect::<String>())
             };
-            event.on(cut(id), cut(username).as_deref())
+            event.with_object(cut(id), cut(username).as_deref())
         }
     };
     event.details["code"] = json!(code);
@@ -138,8 +138,8 @@ pub fn record_read(call: &Call, caller: &Caller, command: Uuid) {
         return;
     }
     let event = call.audit_event().map(|event| {
-        let event = Event { action: "command.read".to_owned(), ..caller.sign(event) };
-        event.on(Some(command.to_string()), None)
+        let event = AuditEvent { action: "command.read".to_owned(), ..caller.attribute(event) };
+        event.with_object(Some(command.to_string()), None)
     });
     record_or_log(call, caller.workspace_id, event);
 }
@@ -149,7 +149,7 @@ pub fn record_read(call: &Call, caller: &Caller, command: Uuid) {
 /// Each counted wrong token leaves an event. Beyond the limit there is one event per isolate and
 /// [`REPEAT_WINDOW`], so that guesses do not flood the log (contract 18).
 pub fn record_refused_operator_token(call: &Call, refusal: &Error) {
-    let is_throttled = refusal.kind == Kind::Throttled;
+    let is_throttled = refusal.kind == ErrorKind::Throttled;
     if is_throttled && !RECENT_OPERATOR_THROTTLE.with(|recorded| recorded.is_new((), call.now)) {
         return;
     }
@@ -157,8 +157,8 @@ pub fn record_refused_operator_token(call: &Call, refusal: &Error) {
     let details =
         json!({"method": call.method, "path": path, "code": refusal.code.map(Code::as_str)});
     let event = platform::new_id(call.now).map(|id| {
-        Event::new(id, call.now, call.source(), "operator.refuse")
-            .that(Outcome::Denied)
+        AuditEvent::new(id, call.now, call.source(), "operator.refuse")
+            .with_outcome(AuditOutcome::Denied)
             .details(details)
     });
     record_or_log(call, CELL, event);
@@ -169,8 +169,10 @@ pub fn record_wrong_password(call: &Call) {
     let caller = call.caller.borrow();
     let Some(caller) = caller.as_ref() else { return };
     let event = call.audit_event().map(|event| {
-        let event = caller.sign(event).on(Some(caller.user_id.to_string()), Some(&caller.username));
-        event.that(Outcome::Failure)
+        let event = caller
+            .attribute(event)
+            .with_object(Some(caller.user_id.to_string()), Some(&caller.username));
+        event.with_outcome(AuditOutcome::Failure)
     });
     record_or_log(call, caller.workspace_id, event);
 }
@@ -188,16 +190,16 @@ pub fn count_failed_login(
     workspace_id: i64,
     user: Option<(i64, String)>,
 ) -> Result<(), Error> {
-    let event = call.audit_event()?.that(Outcome::Failure);
-    let object = user.map(|(id, name)| Object::new("user", Some(id.to_string()), Some(name)));
+    let event = call.audit_event()?.with_outcome(AuditOutcome::Failure);
+    let object = user.map(|(id, name)| AuditObject::new("user", Some(id.to_string()), Some(name)));
     let statements =
-        anonymous_events::anonymous(workspace_id, &Event { object, ..event }, call.now)?;
+        anonymous_events::count_event(workspace_id, &AuditEvent { object, ..event }, call.now)?;
     let env = call.env.clone();
     call.context.wait_until(async move {
         match anonymous_events::write_anonymous(&env, statements).await {
-            Ok(()) => audit_sealer::tell(&env, workspace_id).await,
+            Ok(()) => audit_sealer::notify(&env, workspace_id).await,
             Err(error) => {
-                log::trouble("audit_event_lost", json!({"action": "session.login"}), &error.detail)
+                log::error("audit_event_lost", json!({"action": "session.login"}), &error.detail)
             }
         }
     });
@@ -210,7 +212,7 @@ pub fn count_failed_login(
 /// D1 fails.
 pub async fn write_overdue(env: &Env) -> Result<(), Error> {
     for workspace in anonymous_events::write_overdue(env, platform::now()).await? {
-        audit_sealer::tell(env, workspace).await;
+        audit_sealer::notify(env, workspace).await;
     }
     Ok(())
 }

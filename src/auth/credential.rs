@@ -9,7 +9,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use farhand_domain::caller::{Caller, Kind};
+use farhand_domain::caller::{Caller, CredentialKind};
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_domain::secret::{Purpose, credential_hash};
@@ -32,7 +32,7 @@ use crate::store::batch::{Batch, BatchResult};
 use crate::store::db::{self, Failure, Items, Outcome};
 use crate::store::list::{self, List};
 use crate::store::login_tokens::{self, Entry};
-use crate::store::scope::{Limited, Query, Scope, Who};
+use crate::store::scope::{CallerRow, LimitedTokens, Query, Scope};
 use crate::store::{api_tokens, sessions, workspaces};
 
 /// How long an isolate remembers a [`CallerHint`].
@@ -61,10 +61,10 @@ thread_local! {
 struct CallerHint {
     /// API tokens have no KV entry.
     is_api_token: bool,
-    /// See [`Caller::reaches_all`].
-    reaches_all: bool,
-    /// See [`Caller::reads_narrowly`].
-    reads_narrowly: bool,
+    /// See [`Caller::has_full_access`].
+    has_full_access: bool,
+    /// See [`Caller::is_history_limited`].
+    is_history_limited: bool,
 }
 
 /// The KV entry of a token, as far as it is known.
@@ -105,7 +105,11 @@ impl<'a> Credential<'a> {
             return Err(Error::invalid_token());
         }
         let hash = credential_hash(Purpose::Token, &token);
-        let limited = if call.takes_limited_tokens() { Limited::Taken } else { Limited::Refused };
+        let limited = if call.accepts_limited_tokens() {
+            LimitedTokens::Accepted
+        } else {
+            LimitedTokens::Refused
+        };
         let workspace = call.workspace()?;
         let key = login_tokens::key(workspace, &hash);
         Ok(Self { call, key, scope: Scope::new(workspace, hash, call.now, limited) })
@@ -117,8 +121,8 @@ impl<'a> Credential<'a> {
         Self { call: self.call, key: self.key.clone(), scope: self.scope.at(platform::now()) }
     }
 
-    /// Runs a statement that selects [`Who`] and the statements `rest` in one round trip. Returns
-    /// the caller, the first result and the other results. An invalid credential cannot cause a
+    /// Runs a statement that selects [`CallerRow`] and the statements `rest` in one round trip.
+    /// Returns the caller, the first result and the other results. An invalid credential cannot cause a
     /// [`Failure`], because its statements change nothing.
     async fn run_with_check(
         &self,
@@ -149,7 +153,7 @@ impl<'a> Credential<'a> {
     /// Reads the caller from a D1 result, updates the hints, and checks the limits of a limited
     /// API token (contract 4.12). `kv` is repaired after the response if it differs from D1.
     fn authorize(&self, outcome: &Outcome, kv: KvLookup) -> Result<Caller, Error> {
-        let who = db::first::<Who>(outcome)?.ok_or_else(|| Error::internal("D1: no row"))?;
+        let who = db::first::<CallerRow>(outcome)?.ok_or_else(|| Error::internal("D1: no row"))?;
         let Some(workspace_id) = who.workspace else {
             workspaces::forget(self.scope.workspace);
             return Err(Error::not_found());
@@ -165,13 +169,14 @@ impl<'a> Credential<'a> {
             return Err(Error::invalid_token());
         };
         let caller: Caller = serde_json::from_str(&me)?;
-        let is_api_token = caller.kind == Kind::ApiToken;
-        let (reaches_all, reads_narrowly) = (caller.reaches_all(), caller.reads_narrowly());
-        let hint = CallerHint { is_api_token, reaches_all, reads_narrowly };
+        let is_api_token = caller.kind == CredentialKind::ApiToken;
+        let (has_full_access, is_history_limited) =
+            (caller.has_full_access(), caller.is_history_limited());
+        let hint = CallerHint { is_api_token, has_full_access, is_history_limited };
         CALLERS.with(|callers| callers.put(self.key.clone(), hint, self.scope.now));
         self.call.caller.replace(Some(caller.clone()));
         if let Some(acl) = &caller.acl {
-            let is_allowed = self.call.takes_limited_tokens()
+            let is_allowed = self.call.accepts_limited_tokens()
                 && acl.allows_method(&self.call.method)
                 && acl.allows_address(&self.call.remote_ip());
             if !is_allowed {
@@ -188,16 +193,16 @@ impl<'a> Credential<'a> {
     fn record_use_later(&self, caller: &Caller, KvLookup { entry, is_remembered }: KvLookup) {
         let (env, now) = (self.call.env.clone(), self.scope.now);
         let (workspace_id, id, key) = (caller.workspace_id, caller.credential_id, self.key.clone());
-        let is_due = caller.moved_at.is_none_or(|moved| session::is_refresh_due(moved, now));
+        let is_due = caller.moved_at.is_none_or(|moved| session::is_extension_due(moved, now));
         match caller.kind {
-            Kind::ApiToken => {
+            CredentialKind::ApiToken => {
                 if is_due {
                     let touched =
                         async move { api_tokens::touch(&env, workspace_id, id, now).await };
                     self.call.context.wait_until(log_failure(touched));
                 }
             }
-            Kind::Session => {
+            CredentialKind::Session => {
                 let expires_at =
                     if is_due { Some(session::expires_at(now)) } else { caller.expires_at };
                 let Some(expires_at) = expires_at else { return };
@@ -284,14 +289,14 @@ impl<'a> Credential<'a> {
     /// Reads a page of a list. Returns the caller, the items, and the number of items on all pages.
     pub async fn list(&self, list: &CachedList) -> Result<(Caller, Items, u64), Error> {
         let Some(narrow) = &list.narrow else { return self.list_unfiltered(list).await };
-        if self.caller_hint().reads_narrowly {
+        if self.caller_hint().is_history_limited {
             let (caller, items, total) = self.page(narrow).await?;
-            if caller.reads_narrowly() {
+            if caller.is_history_limited() {
                 return Ok((caller, items, total.unwrap_or(0)));
             }
         }
         let found = self.list_unfiltered(list).await?;
-        if !found.0.reads_narrowly() {
+        if !found.0.is_history_limited() {
             return Ok(found);
         }
         // The filtered read must be the last one. The token may have got an access control list
@@ -302,7 +307,7 @@ impl<'a> Credential<'a> {
 
     /// Reads a page of a list without the filter for limited API tokens.
     async fn list_unfiltered(&self, list: &CachedList) -> Result<(Caller, Items, u64), Error> {
-        if let (Some(select), true) = (&list.full_access, self.caller_hint().reaches_all)
+        if let (Some(select), true) = (&list.full_access, self.caller_hint().has_full_access)
             && let (caller, items, Some(total)) = self.page(select).await?
         {
             return Ok((caller, items, total));
@@ -367,9 +372,9 @@ impl Watch {
     /// Whether the credential is still valid, its access control list still allows the client's
     /// address, and the query still returns something.
     pub async fn can_still_read(&self, now: Timestamp) -> Result<bool, Error> {
-        let scope = Scope::new(&self.workspace, self.hash.clone(), now, Limited::Taken);
+        let scope = Scope::new(&self.workspace, self.hash.clone(), now, LimitedTokens::Accepted);
         let result = db::run(&self.env, scope.read(self.query.clone())).await?;
-        let who = db::first::<Who>(&result)?.and_then(|who| who.me);
+        let who = db::first::<CallerRow>(&result)?.and_then(|who| who.me);
         let Some(me) = who else { return Ok(false) };
         let caller: Caller = serde_json::from_str(&me)?;
         let can_read = body(&result)?.is_some();
@@ -402,6 +407,6 @@ pub fn cancel_revoked(call: &Call) {
 /// the work again.
 async fn log_failure(work: impl Future<Output = Result<(), Error>>) {
     if let Err(error) = work.await {
-        log::trouble("afterwork_failed", json!({}), &error.detail);
+        log::error("afterwork_failed", json!({}), &error.detail);
     }
 }

@@ -2,7 +2,7 @@
 //! each guess before it is checked.
 
 use farhand_domain::error::Error;
-use farhand_domain::hashing_gate::Rank;
+use farhand_domain::hashing_gate::CallerClass;
 use farhand_domain::secret::Guessable;
 use farhand_domain::throttle::Attempt;
 use futures_util::future;
@@ -13,7 +13,7 @@ use worker::Env;
 use super::audit::record_wrong_password;
 use super::hashing;
 use crate::http::request::Call;
-use crate::objects::throttle::{Ask, Outcome, ask};
+use crate::objects::throttle::{AttemptOutcome, ThrottleRequest, call_throttle};
 use crate::platform::{self, log};
 use crate::store::workspaces;
 
@@ -43,9 +43,9 @@ pub enum Guesser {
 pub async fn check_throttled<T>(
     call: &Call,
     (guesser, username): (Guesser, &str),
-    check: impl AsyncFnOnce(&Rank) -> Result<Option<T>, Error>,
+    check: impl AsyncFnOnce(&CallerClass) -> Result<Option<T>, Error>,
 ) -> Result<Option<T>, Error> {
-    let known = Rank::known(call.workspace()?, username);
+    let known = CallerClass::known(call.workspace()?, username);
     let (scope, address) = (counter_scope(call).await?, call.remote_ip());
     let settings = call.config.throttles;
     // A user may type a password into the username field. So the counters store a keyed hash.
@@ -58,12 +58,13 @@ pub async fn check_throttled<T>(
         let (env, attempts) = (call.env.clone(), attempts.to_vec());
         call.context.wait_until(async move {
             if let Err(error) = report_outcome(&env, id, &attempts, outcome).await {
-                log::trouble("throttle_not_told", json!({}), &error.detail);
+                log::error("throttle_not_told", json!({}), &error.detail);
             }
         });
     };
-    let begin =
-        async |attempt: &Attempt| ask(&call.env, Ask::Begin { id, attempt: attempt.clone() }).await;
+    let begin = async |attempt: &Attempt| {
+        call_throttle(&call.env, ThrottleRequest::Begin { id, attempt: attempt.clone() }).await
+    };
     // Always in this order. Otherwise two requests could each hold the attempt that the other one
     // waits for.
     let by_username = Attempt::login_by_username(&scope, &username, &address, settings);
@@ -74,22 +75,22 @@ pub async fn check_throttled<T>(
     } else {
         let by_address = Attempt::login_by_address(&scope, &address, settings);
         let begun = async {
-            hashing::refuse_if_full(&Rank::Stranger)?;
+            hashing::refuse_if_full(&CallerClass::Stranger)?;
             begin(&by_address).await
         };
         if let Err(error) = begun.await {
-            report_later(&[by_username], Outcome::GivenUp);
+            report_later(&[by_username], AttemptOutcome::GivenUp);
             return Err(error);
         }
-        (Rank::Stranger, vec![by_username, by_address])
+        (CallerClass::Stranger, vec![by_username, by_address])
     };
     let checked = check(&rank).await;
     match &checked {
-        Ok(Some(_)) => report_later(&attempts, Outcome::Success),
+        Ok(Some(_)) => report_later(&attempts, AttemptOutcome::Success),
         // The caller learns that the password is wrong only if the failure was counted. Otherwise
         // the guess would be free.
-        Ok(None) => report_outcome(&call.env, id, &attempts, Outcome::Failure).await?,
-        Err(_) => report_later(&attempts, Outcome::GivenUp),
+        Ok(None) => report_outcome(&call.env, id, &attempts, AttemptOutcome::Failure).await?,
+        Err(_) => report_later(&attempts, AttemptOutcome::GivenUp),
     }
     checked
 }
@@ -100,10 +101,11 @@ async fn report_outcome(
     env: &Env,
     id: Uuid,
     attempts: &[Attempt],
-    outcome: Outcome,
+    outcome: AttemptOutcome,
 ) -> Result<(), Error> {
-    let ends =
-        attempts.iter().map(|attempt| ask(env, Ask::End { id, attempt: attempt.clone(), outcome }));
+    let ends = attempts.iter().map(|attempt| {
+        call_throttle(env, ThrottleRequest::End { id, attempt: attempt.clone(), outcome })
+    });
     future::try_join_all(ends).await.map(drop)
 }
 
@@ -117,8 +119,8 @@ pub async fn is_current_password(
     password: &str,
     stored: &str,
 ) -> Result<bool, Error> {
-    let check = async |rank: &Rank| {
-        Ok(hashing::check(call, rank, password, Some(stored)).await?.is_right.then_some(()))
+    let check = async |rank: &CallerClass| {
+        Ok(hashing::check(call, rank, password, Some(stored)).await?.is_correct.then_some(()))
     };
     let checked = check_throttled(call, (Guesser::User, username), check).await?;
     if checked.is_none() {
@@ -154,7 +156,9 @@ pub async fn require_current_password(
 pub async fn count_reset(call: &Call) -> Result<(), Error> {
     let scope = counter_scope(call).await?;
     let attempt = Attempt::reset_by_address(&scope, &call.remote_ip(), call.config.throttles);
-    ask(&call.env, Ask::Count { id: platform::new_id(call.now)?, attempt }).await.map(drop)
+    call_throttle(&call.env, ThrottleRequest::Count { id: platform::new_id(call.now)?, attempt })
+        .await
+        .map(drop)
 }
 
 /// Counts a wrong operator token (contract 2.1).
@@ -162,7 +166,10 @@ pub async fn count_reset(call: &Call) -> Result<(), Error> {
 /// # Errors
 /// 429 after too many wrong tokens in the cell.
 pub async fn count_operator_guess(call: &Call) -> Result<(), Error> {
-    ask(&call.env, Ask::Count { id: platform::new_id(call.now)?, attempt: Attempt::operator() })
-        .await
-        .map(drop)
+    call_throttle(
+        &call.env,
+        ThrottleRequest::Count { id: platform::new_id(call.now)?, attempt: Attempt::operator() },
+    )
+    .await
+    .map(drop)
 }

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use farhand_domain::error::Error;
-use farhand_domain::hashing_gate::{Gate, Rank, Ticket, Turn};
-use farhand_domain::password::{self, Checked, Derivation, Progress};
+use farhand_domain::hashing_gate::{CallerClass, Gate, Ticket, Turn};
+use farhand_domain::password::{self, Derivation, PasswordCheck, Progress};
 use serde_json::json;
 use worker::Delay;
 
@@ -50,7 +50,7 @@ fn queue_full_error() -> Error {
 ///
 /// # Errors
 /// 429 if the queue is full.
-pub fn refuse_if_full(rank: &Rank) -> Result<(), Error> {
+pub fn refuse_if_full(rank: &CallerClass) -> Result<(), Error> {
     if GATE.with_borrow_mut(|gate| gate.is_full(rank, platform::now())) {
         Err(queue_full_error())
     } else {
@@ -62,7 +62,7 @@ pub fn refuse_if_full(rank: &Rank) -> Result<(), Error> {
 ///
 /// # Errors
 /// 429 if the queue is full, or after [`MAX_QUEUE_WAIT`].
-async fn enter(rank: &Rank) -> Result<GatePlace, Error> {
+async fn enter(rank: &CallerClass) -> Result<GatePlace, Error> {
     let entered_at = platform::now();
     let place = GATE
         .with_borrow_mut(|gate| gate.enter(rank.clone(), entered_at))
@@ -99,10 +99,10 @@ async fn derive(place: &GatePlace, mut derivation: Derivation) -> [u8; 32] {
 /// 429 before any hashing if too many requests wait, or if the wait was too long.
 pub async fn check(
     call: &Call,
-    rank: &Rank,
+    rank: &CallerClass,
     password: &str,
     stored: Option<&str>,
-) -> Result<Checked, Error> {
+) -> Result<PasswordCheck, Error> {
     let place = enter(rank).await?;
     let derive = async |derivation| derive(&place, derivation).await;
     let checked = password::check(password, stored, call.config.pbkdf2_rounds, derive).await;
@@ -117,7 +117,7 @@ pub async fn check(
 /// 429 if too many requests wait, or if the wait was too long. There are no random bytes for the
 /// salt.
 pub async fn hash(call: &Call, username: &str, password: &str) -> Result<String, Error> {
-    let rank = Rank::known(call.host.workspace().unwrap_or_default(), username);
+    let rank = CallerClass::known(call.host.workspace().unwrap_or_default(), username);
     let (salt, place) = (platform::random()?, enter(&rank).await?);
     let derive = async |derivation| derive(&place, derivation).await;
     Ok(password::hash(password, salt, call.config.pbkdf2_rounds, derive).await)

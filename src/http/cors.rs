@@ -10,7 +10,7 @@ use crate::http::response::Reply;
 pub fn add_headers(call: &Call, reply: Reply) -> Reply {
     let is_operator = call.path.starts_with("/operator/");
     let Some(origin) = call.header("Origin").filter(|_| !is_operator) else { return reply };
-    let web_client = call.config.web_client_elsewhere().unwrap_or(&call.origin);
+    let web_client = call.config.separate_web_client().unwrap_or(&call.origin);
     let reply = reply.header("Vary", "Origin");
     if !cors::allows(web_client, &origin) {
         return reply;

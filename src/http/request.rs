@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::rc::Rc;
 
 use farhand_domain::address;
-use farhand_domain::audit::{Event, Object, Source};
+use farhand_domain::audit::{AuditEvent, AuditObject, Source};
 use farhand_domain::authorization::{self, AgentCredential};
 use farhand_domain::caller::Caller;
 use farhand_domain::endpoints::Route;
-use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
+use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
 use farhand_domain::fields::Fields;
 use farhand_domain::host::{self, Host};
 use farhand_domain::id;
@@ -39,7 +39,7 @@ const MAX_DISCARDED_BYTES: usize = 64 * 1024 * 1024;
 
 /// Details for the audit event of a refusal, if the handler knows more than the path shows.
 pub struct DenialDetails {
-    pub object: Option<Object>,
+    pub object: Option<AuditObject>,
     pub details: Value,
 }
 
@@ -88,7 +88,7 @@ pub struct Call {
 impl Call {
     /// Reads the head of a request. The body stays unread.
     pub fn new(request: web_sys::Request, env: Env, context: Context) -> Self {
-        let config = Config::of(&env);
+        let config = Config::from_env(&env);
         let now = platform::now();
         let head = Head::read(&request);
         let (origin, path, raw_query) = split_url(&head.url);
@@ -104,7 +104,7 @@ impl Call {
             path: path.to_owned(),
             raw_query: raw_query.to_owned(),
             origin: origin.to_owned(),
-            host: Host::of(&host, config.names()),
+            host: Host::parse(&host, config.names()),
             parameters: Vec::new(),
             is_workspace_known: Cell::new(false),
             route: None,
@@ -149,7 +149,7 @@ impl Call {
         }
         let detail = "Use https. If a proxy in front of the service takes https, add it to TRUSTED_PROXIES; \
                       ALLOW_HTTP=1 allows plain http.";
-        Err(Error::new(Kind::Forbidden, detail).code(Code::HttpsRequired))
+        Err(Error::new(ErrorKind::Forbidden, detail).with_code(Code::HttpsRequired))
     }
 
     pub fn header(&self, name: &str) -> Option<String> {
@@ -232,9 +232,9 @@ impl Call {
     }
 
     /// Whether the endpoint accepts API tokens with an access control list (contract 4.12).
-    pub fn takes_limited_tokens(&self) -> bool {
+    pub fn accepts_limited_tokens(&self) -> bool {
         let endpoint = self.route.and_then(|route| route.endpoint(&self.method));
-        endpoint.is_some_and(|endpoint| endpoint.takes_limited_tokens())
+        endpoint.is_some_and(|endpoint| endpoint.accepts_limited_tokens())
     }
 
     /// A new audit event of this request, without an actor. If the endpoint has no audit action,
@@ -242,9 +242,9 @@ impl Call {
     ///
     /// # Errors
     /// There are no random bytes for the id of the event.
-    pub fn audit_event(&self) -> Result<Event, Error> {
+    pub fn audit_event(&self) -> Result<AuditEvent, Error> {
         let action = self.audit_action().unwrap_or("endpoint.access");
-        Ok(Event::new(platform::new_id(self.now)?, self.now, self.source(), action))
+        Ok(AuditEvent::new(platform::new_id(self.now)?, self.now, self.source(), action))
     }
 
     fn authorization(&self) -> Option<String> {
@@ -254,17 +254,17 @@ impl Call {
     /// The user's token in the Authorization header.
     ///
     /// # Errors
-    /// See [`authorization::user`].
+    /// See [`authorization::parse_user`].
     pub fn user_token(&self) -> Result<Secret, Error> {
-        authorization::user(self.authorization().as_deref())
+        authorization::parse_user(self.authorization().as_deref())
     }
 
     /// The agent's id and key in the Authorization header.
     ///
     /// # Errors
-    /// See [`authorization::agent`].
+    /// See [`authorization::parse_agent`].
     pub fn agent_credential(&self) -> Result<AgentCredential, Error> {
-        authorization::agent(self.authorization().as_deref())
+        authorization::parse_agent(self.authorization().as_deref())
     }
 
     /// Whether the Authorization header has the form that agents use.
@@ -275,9 +275,9 @@ impl Call {
     /// The operator's token in the Authorization header.
     ///
     /// # Errors
-    /// See [`authorization::operator`].
+    /// See [`authorization::parse_operator`].
     pub fn operator_token(&self) -> Result<Secret, Error> {
-        authorization::operator(self.authorization().as_deref())
+        authorization::parse_operator(self.authorization().as_deref())
     }
 
     /// The media type of the body, without its parameters, in lower case.
@@ -314,7 +314,7 @@ impl Call {
         }
         if length > limit {
             return Err(Error::new(
-                Kind::TooLarge,
+                ErrorKind::TooLarge,
                 format!("The request body is larger than {limit} bytes."),
             ));
         }
@@ -331,7 +331,7 @@ impl Call {
         let body = self.body(limit).await?;
         if !body.is_empty() && self.media_type() != "application/json" {
             return Err(Error::new(
-                Kind::UnsupportedMediaType,
+                ErrorKind::UnsupportedMediaType,
                 "Send the body as application/json.",
             ));
         }
@@ -455,7 +455,7 @@ impl Call {
                 multipart(body, &content_type).await
             }
             _ => self.fields().await.map_err(|error| match error.kind {
-                Kind::UnsupportedMediaType => {
+                ErrorKind::UnsupportedMediaType => {
                     Error::new(error.kind, "Send the body as application/json, or as a form.")
                 }
                 _ => error,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 
-use farhand_domain::error::{Error, Kind};
+use farhand_domain::error::{Error, ErrorKind};
 use futures_util::{Stream, TryStreamExt};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -157,18 +157,18 @@ impl Reply {
     /// id of the request, and is not in the response.
     pub fn from_error(error: &Error, request_id: &str) -> Self {
         let status = match error.kind {
-            Kind::Invalid => 400,
-            Kind::Unauthenticated => 401,
-            Kind::Forbidden => 403,
-            Kind::NotFound => 404,
-            Kind::MethodNotAllowed => 405,
-            Kind::TooLarge => 413,
-            Kind::UnsupportedMediaType => 415,
-            Kind::Conflict => 409,
-            Kind::Unprocessable => 422,
-            Kind::Throttled => 429,
-            Kind::NotConnected | Kind::NotSetUp => 503,
-            Kind::Internal => 500,
+            ErrorKind::Invalid => 400,
+            ErrorKind::Unauthenticated => 401,
+            ErrorKind::Forbidden => 403,
+            ErrorKind::NotFound => 404,
+            ErrorKind::MethodNotAllowed => 405,
+            ErrorKind::TooLarge => 413,
+            ErrorKind::UnsupportedMediaType => 415,
+            ErrorKind::Conflict => 409,
+            ErrorKind::Unprocessable => 422,
+            ErrorKind::Throttled => 429,
+            ErrorKind::NotConnected | ErrorKind::NotSetUp => 503,
+            ErrorKind::Internal => 500,
         };
         let mut body: BTreeMap<&str, Value> =
             error.fields.iter().map(|(name, messages)| (name.as_ref(), json!(messages))).collect();
@@ -178,8 +178,8 @@ impl Reply {
             body.insert("code", json!(code));
             body.insert("detail", json!(error.detail));
         }
-        if error.kind == Kind::Internal {
-            log::trouble("internal_error", json!({"request_id": request_id}), &error.detail);
+        if error.kind == ErrorKind::Internal {
+            log::error("internal_error", json!({"request_id": request_id}), &error.detail);
             body.insert("detail", json!("Internal server error."));
         }
         if matches!(status, 500 | 503) {

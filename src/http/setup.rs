@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use farhand_domain::error::{Code, Error, Kind};
+use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_sql::statement::Statement;
 use serde_json::json;
 use worker::Env;
@@ -22,7 +22,7 @@ thread_local! {
 }
 
 fn not_set_up_error(detail: &'static str) -> Error {
-    Error::new(Kind::NotSetUp, detail).code(Code::NotSetUp)
+    Error::new(ErrorKind::NotSetUp, detail).with_code(Code::NotSetUp)
 }
 
 fn no_tables_error() -> Error {
@@ -32,7 +32,7 @@ fn no_tables_error() -> Error {
 }
 
 fn is_missing_table(error: &Error) -> bool {
-    error.kind == Kind::Internal && error.detail.contains(MISSING_TABLE)
+    error.kind == ErrorKind::Internal && error.detail.contains(MISSING_TABLE)
 }
 
 /// Refuses requests while the secret `SECRET_KEY` is missing or too short. `/healthz` needs no
@@ -62,7 +62,7 @@ pub async fn explain(
     has_asked_d1: bool,
 ) -> Result<Reply, Error> {
     let error = match outcome {
-        Err(error) if error.kind == Kind::NotSetUp => error,
+        Err(error) if error.kind == ErrorKind::NotSetUp => error,
         Err(error) if is_missing_table(&error) => no_tables_error(),
         Err(_) if !has_asked_d1 && !has_tables(&call.env).await => no_tables_error(),
         other => {

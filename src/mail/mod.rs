@@ -6,8 +6,8 @@ use std::pin::pin;
 use std::time::Duration;
 
 use farhand_domain::mail::is_address;
-pub use farhand_domain::mail::{Failure, Message};
-use farhand_domain::smtp::Mail;
+pub use farhand_domain::mail::{MailFailure, MailMessage};
+use farhand_domain::smtp::MailWithEnvelope;
 use futures_util::future::{Either, select};
 use js_sys::Reflect;
 use worker::{Delay, Env, SendEmailBuilder};
@@ -32,19 +32,24 @@ const PERMANENT_CODES: [&str; 5] = [
 /// # Errors
 /// The mail was not sent, or its outcome is unknown. In the second case a retry may deliver the
 /// mail twice.
-pub async fn send(env: &Env, message: &Message) -> Result<(), Failure> {
+pub async fn send(env: &Env, message: &MailMessage) -> Result<(), MailFailure> {
     message.check()?;
     let from = platform::mail_from(env);
     if !is_address(&from) {
-        return Err(Failure::Temporary("MAIL_FROM is not an e-mail address".to_owned()));
+        return Err(MailFailure::Temporary("MAIL_FROM is not an e-mail address".to_owned()));
     }
     let mut timeout = Delay::from(SEND_TIMEOUT);
     match platform::smtp_server(env)
-        .map_err(|error| Failure::Temporary(error.detail.into_owned()))?
+        .map_err(|error| MailFailure::Temporary(error.detail.into_owned()))?
     {
         Some(server) => {
             let mime = message.mime(&from);
-            smtp::deliver(server, Mail { from, to: message.to.clone(), mime }, &mut timeout).await
+            smtp::deliver(
+                server,
+                MailWithEnvelope { from, to: message.to.clone(), mime },
+                &mut timeout,
+            )
+            .await
         }
         None => before_timeout(&mut timeout, send_through_binding(env, &from, message)).await,
     }
@@ -53,20 +58,25 @@ pub async fn send(env: &Env, message: &Message) -> Result<(), Failure> {
 /// The result of `work`, or a temporary failure if the timeout ends first.
 pub async fn before_timeout<T>(
     timeout: &mut Delay,
-    work: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
+    work: impl Future<Output = Result<T, MailFailure>>,
+) -> Result<T, MailFailure> {
     match select(pin!(work), timeout).await {
         Either::Left((done, _)) => done,
         Either::Right(_) => {
-            Err(Failure::Temporary(format!("not done within {} s", SEND_TIMEOUT.as_secs())))
+            Err(MailFailure::Temporary(format!("not done within {} s", SEND_TIMEOUT.as_secs())))
         }
     }
 }
 
-/// Sends a mail through the binding. Cloudflare sets the headers `Date` and `Message-ID`.
-async fn send_through_binding(env: &Env, from: &str, message: &Message) -> Result<(), Failure> {
-    let binding =
-        env.send_email(platform::EMAIL).map_err(|error| Failure::Temporary(error.to_string()))?;
+/// Sends a mail through the binding. Cloudflare sets the headers `Date` and `MailMessage-ID`.
+async fn send_through_binding(
+    env: &Env,
+    from: &str,
+    message: &MailMessage,
+) -> Result<(), MailFailure> {
+    let binding = env
+        .send_email(platform::EMAIL)
+        .map_err(|error| MailFailure::Temporary(error.to_string()))?;
     let mail =
         SendEmailBuilder::builder(from, &message.to, &message.subject).text(&message.text).build();
     let sent = binding.send_with_builder(&mail).await;
@@ -79,9 +89,9 @@ async fn send_through_binding(env: &Env, from: &str, message: &Message) -> Resul
         let reason = if code.is_empty() { String::from(error.message()) } else { code.clone() };
         let text = format!("the binding: {reason}");
         if PERMANENT_CODES.contains(&code.as_str()) {
-            Failure::Permanent(text)
+            MailFailure::Permanent(text)
         } else {
-            Failure::Temporary(text)
+            MailFailure::Temporary(text)
         }
     })
 }

@@ -1,8 +1,8 @@
 //! SMTP over the sockets of the runtime. [`farhand_domain::smtp`] decides each step; this file does
 //! the input and output. The runtime does TLS, and checks the certificate against the host name.
 
-use farhand_domain::mail::Failure;
-use farhand_domain::smtp::{Mail, Next, Security, Server, Session};
+use farhand_domain::mail::MailFailure;
+use farhand_domain::smtp::{MailWithEnvelope, Security, SmtpServer, SmtpSession, SmtpStep};
 use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use worker::{Delay, SecureTransport, Socket};
@@ -13,13 +13,17 @@ use super::before_timeout;
 ///
 /// # Errors
 /// The server refused the mail, the connection failed, or the timeout ended.
-pub async fn deliver(server: Server, mail: Mail, timeout: &mut Delay) -> Result<(), Failure> {
+pub async fn deliver(
+    server: SmtpServer,
+    mail: MailWithEnvelope,
+    timeout: &mut Delay,
+) -> Result<(), MailFailure> {
     let transport = match server.security {
         Security::StartTls => SecureTransport::StartTls,
         Security::Tls => SecureTransport::On,
     };
     let socket = Socket::builder().secure_transport(transport).connect(server.host, server.port);
-    let mut session = Session::new(server.security, server.login, mail);
+    let mut session = SmtpSession::new(server.security, server.login, mail);
     let mut socket = socket.map_err(|error| session.broken(&error.to_string()))?;
     let mut first = String::new();
     let outcome = loop {
@@ -52,9 +56,9 @@ enum Pause {
 /// Talks to the server until it accepts the mail or TLS has to start. Sends `first` first.
 async fn converse(
     socket: &mut Socket,
-    session: &mut Session,
+    session: &mut SmtpSession,
     first: &str,
-) -> Result<Pause, Failure> {
+) -> Result<Pause, MailFailure> {
     let mut buffer = [0; 1024];
     let mut output = first.to_owned();
     loop {
@@ -65,10 +69,10 @@ async fn converse(
         // The errors include an untrusted certificate.
         let length = done.await.map_err(|error| session.broken(&error.to_string()))?;
         output = match session.receive(&buffer[..length])? {
-            Next::Read => String::new(),
-            Next::Send(text) => text,
-            Next::StartTls(then) => return Ok(Pause::StartTls(then)),
-            Next::Delivered => return Ok(Pause::Delivered),
+            SmtpStep::Read => String::new(),
+            SmtpStep::Send(text) => text,
+            SmtpStep::StartTls(then) => return Ok(Pause::StartTls(then)),
+            SmtpStep::Delivered => return Ok(Pause::Delivered),
         };
     }
 }

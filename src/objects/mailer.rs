@@ -14,7 +14,7 @@ use serde_json::json;
 use uuid::Uuid;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
-use crate::mail::{self, Failure, Message};
+use crate::mail::{self, MailFailure, MailMessage};
 use crate::objects::{self, alarm::Alarm};
 use crate::platform::log;
 use crate::platform::{self, Config, internal};
@@ -155,15 +155,15 @@ impl Mailer {
     /// the next try.
     async fn try_to_send(&self, mail: &QueuedMail) -> worker::Result<()> {
         let log = |event: &'static str, cause: &str| {
-            log::trouble(event, json!({"request": mail.request, "try": mail.tries + 1}), &cause);
+            log::error(event, json!({"request": mail.request, "try": mail.tries + 1}), &cause);
         };
         match self.send(mail.request).await {
             Ok(()) => self.remove(mail.request),
-            Err(Failure::Permanent(cause)) => {
+            Err(MailFailure::Permanent(cause)) => {
                 log("mail_refused", &cause);
                 self.remove(mail.request)
             }
-            Err(Failure::Temporary(cause)) => {
+            Err(MailFailure::Temporary(cause)) => {
                 log("mail_not_sent_yet", &cause);
                 self.postpone(mail, platform::now().plus_seconds(retry_after(mail.tries)))
             }
@@ -172,14 +172,14 @@ impl Mailer {
 
     /// Sends the mail for a request. Succeeds without a mail if the request has no recipient: it is
     /// for an unknown address, was used, or has expired.
-    async fn send(&self, request: Uuid) -> Result<(), Failure> {
-        let temporary = |error: Error| Failure::Temporary(error.detail.into_owned());
+    async fn send(&self, request: Uuid) -> Result<(), MailFailure> {
+        let temporary = |error: Error| MailFailure::Temporary(error.detail.into_owned());
         let now = platform::now();
         let recipient =
             reset_requests::recipient(&self.env, request, now).await.map_err(temporary)?;
         let Some(recipient) = recipient else { return Ok(()) };
         let key = platform::secret_key(&self.env).map_err(temporary)?.reset_key(request);
-        let base_url = Config::of(&self.env).base_url_of(&recipient.workspace);
+        let base_url = Config::from_env(&self.env).base_url_of(&recipient.workspace);
         let link = format!("{base_url}/api/auth/reset-password/confirm/{}/", key.expose());
         mail::send(&self.env, &reset_message(request, recipient, &link)).await
     }
@@ -193,7 +193,7 @@ fn retry_after(tries: i64) -> i64 {
 
 /// The mail for a request. Every try sends the same mail with the same id, so that mail servers and
 /// readers can recognise a duplicate.
-fn reset_message(id: Uuid, recipient: Recipient, link: &str) -> Message {
+fn reset_message(id: Uuid, recipient: Recipient, link: &str) -> MailMessage {
     let Recipient { workspace, workspace_name, username, email, requested_at, expires_at } =
         recipient;
     let until = expires_at.to_rfc_5322();
@@ -203,7 +203,7 @@ fn reset_message(id: Uuid, recipient: Recipient, link: &str) -> Message {
          The link works once, and until {until}. It signs out every session of the account.\n\
          If it was not you, you need not do anything: your password stays as it is.\n"
     );
-    Message {
+    MailMessage {
         id,
         date: requested_at,
         to: email,

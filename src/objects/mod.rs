@@ -69,7 +69,7 @@ pub async fn fetch(stub: &Stub, request: Request) -> Result<Response, Error> {
 pub async fn with_cost_header(
     work: impl Future<Output = worker::Result<Response>>,
 ) -> worker::Result<Response> {
-    let (response, cost) = cost::of(work).await;
+    let (response, cost) = cost::measure(work).await;
     let mut response = response?;
     if cost != Cost::default() {
         response.headers_mut().set(COST_HEADER, &serde_json::to_string(&cost)?)?;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::throttle::{
-    Attempt, Counter, KNOWN_DAYS, KNOWN_STORED_EVERY, LEASE_SECONDS, MAX_KNOWN_ADDRESSES, UnderWay,
-    Verdict, shard,
+    Attempt, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, LEASE_SECONDS,
+    MAX_KNOWN_ADDRESSES, PendingAttempts, Verdict, shard,
 };
 use farhand_domain::time::Timestamp;
 use futures_channel::oneshot;
@@ -39,7 +39,7 @@ const PURGE_ADDRESSES_AFTER_SECONDS: i64 = 24 * 3_600;
 
 /// How an attempt ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum AttemptOutcome {
     /// The guess was wrong. It counts.
     Failure,
     /// The guess was right.
@@ -50,16 +50,16 @@ pub enum Outcome {
 
 /// A request message to an object.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Ask {
+pub enum ThrottleRequest {
     /// Begin an attempt, if it is allowed. The object may answer only after other attempts ended.
     Begin { id: Uuid, attempt: Attempt },
     /// End an attempt.
-    End { id: Uuid, attempt: Attempt, outcome: Outcome },
+    End { id: Uuid, attempt: Attempt, outcome: AttemptOutcome },
     /// Begin an attempt, if it is allowed, and immediately end it as a failure.
     Count { id: Uuid, attempt: Attempt },
 }
 
-impl Ask {
+impl ThrottleRequest {
     fn home(&self) -> &str {
         let (Self::Begin { attempt, .. } | Self::End { attempt, .. } | Self::Count { attempt, .. }) =
             self;
@@ -69,13 +69,13 @@ impl Ask {
 
 /// The response message of an object.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Answer {
+struct ThrottleResponse {
     verdict: Verdict,
     /// Whether the user logged in from the attempt's address within the last [`KNOWN_DAYS`].
     is_known: bool,
 }
 
-impl From<Verdict> for Answer {
+impl From<Verdict> for ThrottleResponse {
     fn from(verdict: Verdict) -> Self {
         Self { verdict, is_known: false }
     }
@@ -85,9 +85,9 @@ impl From<Verdict> for Answer {
 ///
 /// # Errors
 /// 429 if the attempt is refused; the call did not get through.
-pub async fn ask(env: &Env, message: Ask) -> Result<bool, Error> {
+pub async fn call_throttle(env: &Env, message: ThrottleRequest) -> Result<bool, Error> {
     let name = format!("throttle-{}", shard(message.home(), SHARDS));
-    let answer: Answer = objects::call(env, platform::THROTTLE, &name, &message).await?;
+    let answer: ThrottleResponse = objects::call(env, platform::THROTTLE, &name, &message).await?;
     match answer.verdict {
         Verdict::Go => Ok(answer.is_known),
         Verdict::Refused { retry_after } => Err(Error::throttled(retry_after)),
@@ -100,7 +100,7 @@ const SCHEMA: [&str; 4] = [
     // Serves: the deletion of expired counters.
     "CREATE INDEX IF NOT EXISTS counters_by_end ON counters (ends_at)",
     // The addresses from which users logged in. Users and addresses are hashes
-    // (`farhand_domain::throttle::Origin`).
+    // (`farhand_domain::throttle::KnownAddress`).
     "CREATE TABLE IF NOT EXISTS known_addresses (
         user TEXT, address TEXT, logged_in_at TEXT NOT NULL, PRIMARY KEY (user, address)) WITHOUT ROWID",
     // Serves: the deletion of expired addresses.
@@ -116,7 +116,7 @@ fn known_since(now: Timestamp) -> String {
 pub struct Throttle {
     state: State,
     alarm: Alarm,
-    under_way: RefCell<UnderWay>,
+    under_way: RefCell<PendingAttempts>,
     /// Wakes the attempts that wait until another attempt ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
 }
@@ -132,7 +132,7 @@ impl DurableObject for Throttle {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::respond(&mut request, async |message: Ask| {
+        objects::respond(&mut request, async |message: ThrottleRequest| {
             self.handle(message).await.map_err(internal)
         })
         .await
@@ -165,24 +165,24 @@ impl Throttle {
         self.state.storage().sql()
     }
 
-    async fn handle(&self, message: Ask) -> worker::Result<Answer> {
+    async fn handle(&self, message: ThrottleRequest) -> worker::Result<ThrottleResponse> {
         for statement in SCHEMA {
             self.sql().exec(statement, None)?;
         }
         match message {
-            Ask::Begin { id, attempt } => {
+            ThrottleRequest::Begin { id, attempt } => {
                 let is_known = self.last_login_from(&attempt, platform::now())?.is_some();
                 let attempt = if is_known { attempt.for_known_address() } else { attempt };
-                Ok(Answer { verdict: self.begin(id, &attempt).await?, is_known })
+                Ok(ThrottleResponse { verdict: self.begin(id, &attempt).await?, is_known })
             }
-            Ask::End { id, attempt, outcome } => {
+            ThrottleRequest::End { id, attempt, outcome } => {
                 self.end(id, &attempt, outcome).await?;
                 Ok(Verdict::Go.into())
             }
-            Ask::Count { id, attempt } => {
+            ThrottleRequest::Count { id, attempt } => {
                 let verdict = self.try_begin(id, &attempt)?;
                 if verdict == Verdict::Go {
-                    self.end(id, &attempt, Outcome::Failure).await?;
+                    self.end(id, &attempt, AttemptOutcome::Failure).await?;
                 }
                 Ok(verdict.into())
             }
@@ -214,7 +214,7 @@ impl Throttle {
     /// last day. Deletes the user's oldest addresses beyond [`MAX_KNOWN_ADDRESSES`].
     fn store_known_address(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
         let Some(origin) = &attempt.origin else { return Ok(()) };
-        let is_fresh = |at: Timestamp| at.plus_seconds(KNOWN_STORED_EVERY) > now;
+        let is_fresh = |at: Timestamp| at.plus_seconds(KNOWN_ADDRESS_UPDATE_INTERVAL) > now;
         if self.last_login_from(attempt, now)?.is_some_and(is_fresh) {
             return Ok(());
         }
@@ -260,24 +260,29 @@ impl Throttle {
         }
     }
 
-    async fn end(&self, id: Uuid, attempt: &Attempt, outcome: Outcome) -> worker::Result<()> {
+    async fn end(
+        &self,
+        id: Uuid,
+        attempt: &Attempt,
+        outcome: AttemptOutcome,
+    ) -> worker::Result<()> {
         let now = platform::now();
         match outcome {
-            Outcome::Failure => self.count_failure(attempt, now)?,
-            Outcome::Success => {
+            AttemptOutcome::Failure => self.count_failure(attempt, now)?,
+            AttemptOutcome::Success => {
                 for key in attempt.after_success() {
                     self.sql().exec("DELETE FROM counters WHERE key = ?", vec![key.into()])?;
                 }
                 self.store_known_address(attempt, now)?;
             }
-            Outcome::GivenUp => {}
+            AttemptOutcome::GivenUp => {}
         }
         self.under_way.borrow_mut().end(id);
         for waiting in self.waiting.take() {
             // This fails if the attempt stopped waiting, which is harmless.
             waiting.send(()).ok();
         }
-        if outcome == Outcome::GivenUp {
+        if outcome == AttemptOutcome::GivenUp {
             return Ok(());
         }
         let purge_at = now.plus_seconds(PURGE_COUNTERS_AFTER_SECONDS);

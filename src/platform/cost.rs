@@ -42,7 +42,7 @@ thread_local! {
 
 /// Runs some work and measures its cost. An isolate polls several pieces of work in turn. So each
 /// poll sets the count of its own work, and restores the other count afterwards.
-pub async fn of<T>(work: impl Future<Output = T>) -> (T, Cost) {
+pub async fn measure<T>(work: impl Future<Output = T>) -> (T, Cost) {
     let mut work = pin!(work);
     let mut cost = Cost::default();
     let done = future::poll_fn(|context| {
@@ -91,7 +91,7 @@ mod tests {
                 pending_once().await;
             }
         };
-        let both = future::join(of(work(3)), of(async { of(work(2)).await.1 }));
+        let both = future::join(measure(work(3)), measure(async { measure(work(2)).await.1 }));
         let Some(((_, three), (two, none))) = futures_util::FutureExt::now_or_never(async {
             let mut both = pin!(both);
             // There is no executor that a waker could notify, so poll until both are done.

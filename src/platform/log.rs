@@ -12,7 +12,7 @@ pub fn event(name: &'static str, fields: Value) {
 }
 
 /// Logs an error with its cause and further fields. The platform marks the line as an error.
-pub fn trouble(name: &'static str, fields: Value, cause: &impl Display) {
+pub fn error(name: &'static str, fields: Value, cause: &impl Display) {
     let mut line = line(name, fields);
     line["cause"] = json!(cause.to_string());
     console_error!("{line}");
@@ -40,9 +40,9 @@ mod tests {
             let text = std::fs::read_to_string(&file).unwrap();
             for call in [
                 concat!("log::", "event("),
-                concat!("log::", "trouble("),
+                concat!("log::", "error("),
                 concat!("log", "("),
-                concat!("self.", "trouble("),
+                concat!("self.", "log_error("),
             ] {
                 for (at, _) in text.match_indices(call) {
                     // If the name is a variable, another call has the literal.

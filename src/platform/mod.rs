@@ -11,13 +11,13 @@ use std::rc::Rc;
 
 use farhand_domain::address::TrustedProxies;
 use farhand_domain::error::Error;
-use farhand_domain::host::Names;
+use farhand_domain::host::CellNames;
 use farhand_domain::id;
 use farhand_domain::retention;
-use farhand_domain::secret::{BadKey, SHORTEST_SECRET, Secret, SecretKey};
-use farhand_domain::smtp::Server;
-use farhand_domain::smtp::{Login, Security};
-use farhand_domain::throttle::Settings;
+use farhand_domain::secret::{InvalidSecretKey, MIN_SECRET_LENGTH, Secret, SecretKey};
+use farhand_domain::smtp::SmtpServer;
+use farhand_domain::smtp::{Security, SmtpLogin};
+use farhand_domain::throttle::ThrottleSettings;
 use farhand_domain::time::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
@@ -93,7 +93,7 @@ pub struct Config {
     /// The maximum number of days from now for which a command can be scheduled.
     pub schedule_max_days: i64,
     /// The limits of the throttles.
-    pub throttles: Settings,
+    pub throttles: ThrottleSettings,
     pub quotas: Quotas,
     /// The source of a request's peer address.
     pub peer: PeerSource,
@@ -152,7 +152,7 @@ fn positive(env: &Env, name: &str, default: i64) -> i64 {
 /// The trusted proxies. If the setting has an invalid entry, no proxy is trusted.
 fn trusted_proxies(env: &Env) -> TrustedProxies {
     TrustedProxies::parse(&var(env, "TRUSTED_PROXIES")).unwrap_or_else(|entry| {
-        log::trouble(
+        log::error(
             "invalid_setting",
             json!({"setting": "TRUSTED_PROXIES"}),
             &format!("not a network: {entry}"),
@@ -163,7 +163,7 @@ fn trusted_proxies(env: &Env) -> TrustedProxies {
 
 impl Config {
     /// The configuration. It is read once per isolate, because only a deployment changes it.
-    pub fn of(env: &Env) -> Rc<Self> {
+    pub fn from_env(env: &Env) -> Rc<Self> {
         CONFIG.with(|config| config.get_or_init(|| Rc::new(Self::read(env))).clone())
     }
 
@@ -191,12 +191,12 @@ impl Config {
         }
     }
 
-    fn read_throttles(env: &Env) -> Settings {
-        let default = Settings::default();
+    fn read_throttles(env: &Env) -> ThrottleSettings {
+        let default = ThrottleSettings::default();
         let limit = |name, default: u32| {
             u32::try_from(positive(env, name, default.into())).unwrap_or(default)
         };
-        Settings {
+        ThrottleSettings {
             login_seconds: positive(env, "LOGIN_WINDOW_SECONDS", default.login_seconds),
             hour_seconds: positive(env, "HOUR_WINDOW_SECONDS", default.hour_seconds),
             logins_of_site: limit("LOGIN_FAILURES_PER_SITE", default.logins_of_site),
@@ -225,13 +225,13 @@ impl Config {
     }
 
     /// The origin of the web client, if it is not the workspace's own.
-    pub fn web_client_elsewhere(&self) -> Option<&str> {
+    pub fn separate_web_client(&self) -> Option<&str> {
         Some(self.web_client_url.as_str()).filter(|url| !url.is_empty())
     }
 
     /// The parts of the host names that this region cell serves.
-    pub fn names(&self) -> Names<'_> {
-        Names {
+    pub fn names(&self) -> CellNames<'_> {
+        CellNames {
             region: &self.region,
             service_domain: &self.service_domain,
             default_workspace: Some(&self.default_workspace),
@@ -269,7 +269,7 @@ pub const ANONYMOUS_AUDIT_RETENTION: &str = "ANONYMOUS_AUDIT_RETENTION_DAYS";
 ///
 /// # Errors
 /// The setting is invalid.
-pub fn kept_until(env: &Env, setting: &str) -> Result<Option<Timestamp>, Error> {
+pub fn retention_cutoff(env: &Env, setting: &str) -> Result<Option<Timestamp>, Error> {
     let until = retention::until(&var(env, setting), now());
     until.map_err(|error| Error::internal(format!("{setting} is {error}")))
 }
@@ -280,7 +280,7 @@ pub fn purge_at(env: &Env, now: Timestamp) -> Timestamp {
     let days = setting.parse().ok().filter(|days| *days <= MAX_GRACE_DAYS);
     let days = days.unwrap_or_else(|| {
         // Not zero: an invalid setting must not purge immediately.
-        log::trouble(
+        log::error(
             "invalid_setting",
             json!({"setting": "WORKSPACE_GRACE_DAYS"}),
             &"not 0 to 365; 7 is used",
@@ -300,9 +300,9 @@ pub fn secret_key(env: &Env) -> Result<SecretKey, Error> {
     }
     match SecretKey::new(&var(env, "SECRET_KEY"), &var(env, "SECRET_KEY_PREVIOUS")) {
         Ok(read) => Ok(SECRET_KEY.with(|key| key.get_or_init(|| read).clone())),
-        Err(BadKey::Missing) => Err(Error::internal("the secret SECRET_KEY is not set")),
-        Err(BadKey::TooShort) => Err(Error::internal(format!(
-            "SECRET_KEY and SECRET_KEY_PREVIOUS need {SHORTEST_SECRET} characters"
+        Err(InvalidSecretKey::Missing) => Err(Error::internal("the secret SECRET_KEY is not set")),
+        Err(InvalidSecretKey::TooShort) => Err(Error::internal(format!(
+            "SECRET_KEY and SECRET_KEY_PREVIOUS need {MIN_SECRET_LENGTH} characters"
         ))),
     }
 }
@@ -312,7 +312,7 @@ pub fn secret_key(env: &Env) -> Result<SecretKey, Error> {
 pub fn operator_tokens(env: &Env) -> Option<Vec<Secret>> {
     let token = |name| {
         Some(var(env, name))
-            .filter(|token| token.chars().count() >= SHORTEST_SECRET)
+            .filter(|token| token.chars().count() >= MIN_SECRET_LENGTH)
             .map(Secret::new)
     };
     let current = token("OPERATOR_TOKEN")?;
@@ -328,7 +328,7 @@ pub fn mail_from(env: &Env) -> String {
 ///
 /// # Errors
 /// A setting is invalid.
-pub fn smtp_server(env: &Env) -> Result<Option<Server>, Error> {
+pub fn smtp_server(env: &Env) -> Result<Option<SmtpServer>, Error> {
     let host = var(env, "SMTP_HOST");
     if host.is_empty() {
         return Ok(None);
@@ -344,6 +344,6 @@ pub fn smtp_server(env: &Env) -> Result<Option<Server>, Error> {
     };
     let username = Some(var(env, "SMTP_USERNAME")).filter(|name| !name.is_empty());
     let login = username
-        .map(|username| Login { username, password: Secret::new(var(env, "SMTP_PASSWORD")) });
-    Ok(Some(Server { host, port, security, login }))
+        .map(|username| SmtpLogin { username, password: Secret::new(var(env, "SMTP_PASSWORD")) });
+    Ok(Some(SmtpServer { host, port, security, login }))
 }

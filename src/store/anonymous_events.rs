@@ -1,7 +1,7 @@
 //! The table that counts anonymous audit events (`docs/audit.md`). For each action and object, at
 //! most one audit event a minute is written, with the number of occurrences.
 
-use farhand_domain::audit::{Event, Object, Outcome, Source};
+use farhand_domain::audit::{AuditEvent, AuditObject, AuditOutcome, Source};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
@@ -40,9 +40,9 @@ fn event_with_count(action: &str) -> String {
 
 /// The statements that count an anonymous event. If no event of the same action and object was
 /// written within the last minute, they also write an event for all that were counted.
-pub fn anonymous(
+pub fn count_event(
     workspace_id: i64,
-    event: &Event,
+    event: &AuditEvent,
     now: Timestamp,
 ) -> Result<Vec<Statement>, Error> {
     let object = event.object.as_ref().and_then(|object| object.id.clone()).unwrap_or_default();
@@ -59,7 +59,7 @@ pub fn anonymous(
 fn write_pending(
     workspace_id: i64,
     object: &str,
-    event: &Event,
+    event: &AuditEvent,
     now: Timestamp,
 ) -> Result<Vec<Statement>, Error> {
     let event_sql = event_with_count(&event.action);
@@ -85,7 +85,7 @@ fn write_pending(
 /// `users` in its details are the users of all counted requests.
 pub fn after_reset_request(
     id: Uuid,
-    event: &Event,
+    event: &AuditEvent,
     now: Timestamp,
 ) -> Result<Vec<Statement>, Error> {
     let count = "INSERT INTO anonymous_events (workspace_id, action, object_id, pending, written_at)
@@ -138,11 +138,12 @@ pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error>
     for Overdue { workspace_id, action, object_id } in
         db::rows::<Overdue>(&db::run(env, select).await?)?
     {
-        let event = Event::new(platform::new_id(now)?, now, Source::default(), &action);
-        let object =
-            (!object_id.is_empty()).then(|| Object::new("user", Some(object_id.clone()), None));
-        let outcome = if action == FAILED_LOGIN { Outcome::Failure } else { Outcome::Success };
-        let event = Event { object, outcome, ..event };
+        let event = AuditEvent::new(platform::new_id(now)?, now, Source::default(), &action);
+        let object = (!object_id.is_empty())
+            .then(|| AuditObject::new("user", Some(object_id.clone()), None));
+        let outcome =
+            if action == FAILED_LOGIN { AuditOutcome::Failure } else { AuditOutcome::Success };
+        let event = AuditEvent { object, outcome, ..event };
         db::batch(env, write_pending(workspace_id, &object_id, &event, now)?).await?;
         workspaces.push(workspace_id);
     }

@@ -2,7 +2,7 @@
 
 use farhand_domain::acl::{Acl, MAX_IN_EVENT};
 use farhand_domain::api_token::{NewToken, TokenChanges, TokenFilter};
-use farhand_domain::audit::Event;
+use farhand_domain::audit::AuditEvent;
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
@@ -49,7 +49,7 @@ pub fn list(filter: &TokenFilter) -> List {
 }
 
 /// Reads the token object of a token of the caller.
-pub fn one(id: Uuid) -> Query {
+pub fn by_id(id: Uuid) -> Query {
     Query::new(
         format!("(SELECT {OBJECT} FROM api_tokens t WHERE t.id = :id AND {IS_OWN})"),
         params! { id },
@@ -78,7 +78,7 @@ fn selector_terms(acl: Option<&Acl>) -> Option<String> {
 }
 
 /// Adds an access control list to the details of an event.
-pub fn tell_acl(event: &mut Event, acl: Option<&Acl>) -> Result<(), Error> {
+pub fn add_acl_to_event(event: &mut AuditEvent, acl: Option<&Acl>) -> Result<(), Error> {
     let mut fields = Acl::in_event(acl)?;
     if let Some(details) = event.details.as_object_mut() {
         details.append(&mut fields);
@@ -123,7 +123,7 @@ pub fn insert(
     new: &NewToken,
     key_hash: &str,
     most: i64,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let insert = scope
         .statement(&format!(
@@ -147,7 +147,7 @@ pub fn update(
     scope: &Scope<'_>,
     id: Uuid,
     changes: &TokenChanges,
-    event: Event,
+    event: AuditEvent,
 ) -> Result<Batch, Error> {
     let acl = changes.acl.as_ref().map(|acl| acl_text(acl.as_ref())).transpose()?;
     let update = scope
@@ -177,7 +177,7 @@ const EVENT_TOKEN: &str = "FROM me CROSS JOIN api_tokens d ON d.id = :event ->> 
 /// empty.
 fn before_update(
     scope: &Scope<'_>,
-    mut event: Event,
+    mut event: AuditEvent,
     changes: &TokenChanges,
 ) -> Result<Statement, Error> {
     // The event has the old access control list and the new one. If the old one is long, the event
@@ -189,7 +189,7 @@ fn before_update(
     let details = changes
         .acl
         .as_ref()
-        .map(|acl| tell_acl(&mut event, acl.as_ref()).map(|()| old.as_str()))
+        .map(|acl| add_acl_to_event(&mut event, acl.as_ref()).map(|()| old.as_str()))
         .transpose()?;
     let rest = format!("{EVENT_TOKEN} WHERE {}", may_change("d"));
     let insert = Insert { object_name: Some("d.name"), details, rest: &rest, ..Insert::by_me() };
@@ -197,7 +197,7 @@ fn before_update(
 }
 
 /// Deletes a token of the caller. The audit event is written first: it reads the token's name.
-pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error> {
+pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, Error> {
     let insert = Insert { object_name: Some("d.name"), rest: EVENT_TOKEN, ..Insert::by_me() };
     let event = insert.statement(scope, event)?;
     let delete = scope

@@ -5,7 +5,7 @@
 //! those of triggers. So there is no event without its change, no change without its event, and no
 //! extra round trip.
 
-use farhand_domain::audit::{ActorType, Event, EventFilter, Outcome};
+use farhand_domain::audit::{ActorType, AuditEvent, AuditOutcome, EventFilter};
 use farhand_domain::audit_chain::COLUMNS;
 use farhand_domain::error::Error;
 use farhand_domain::link::stored_command::PendingEvent;
@@ -84,7 +84,7 @@ impl Insert<'static> {
 
 impl Insert<'_> {
     /// The statement with the event, on the common table `me`.
-    pub fn statement(&self, scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
+    pub fn statement(&self, scope: &Scope<'_>, event: &AuditEvent) -> Result<Statement, Error> {
         Ok(scope.statement(&self.sql()).bind("event", text(event)?))
     }
 
@@ -121,19 +121,19 @@ impl Insert<'_> {
 }
 
 /// An event as JSON, for the parameter that [`Insert::event`] names.
-pub fn text(event: &Event) -> Result<String, Error> {
+pub fn text(event: &AuditEvent) -> Result<String, Error> {
     Ok(serde_json::to_string(event)?)
 }
 
 /// The statement that inserts an event if the statement before it changed something.
-pub fn after_change(workspace_id: i64, event: &Event) -> Result<Statement, Error> {
+pub fn after_change(workspace_id: i64, event: &AuditEvent) -> Result<Statement, Error> {
     let insert = Insert::from_event(":workspace_id", ":event", "WHERE changes() > 0");
     Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: text(event)? }))
 }
 
 /// The statement that inserts an event of the caller if the statement before it changed something.
 /// The caller's credential must still be valid after the change.
-pub fn after_change_by(scope: &Scope<'_>, event: &Event) -> Result<Statement, Error> {
+pub fn after_change_by(scope: &Scope<'_>, event: &AuditEvent) -> Result<Statement, Error> {
     Insert::by_me().statement(scope, event)
 }
 
@@ -149,7 +149,7 @@ pub enum Numbered {
 pub fn after_insert_by(
     scope: &Scope<'_>,
     what: Numbered,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Statement, Error> {
     let id = match what {
         Numbered::User => {
@@ -183,9 +183,9 @@ pub fn pending(
 }
 
 /// An event whose actor is the service itself: no request caused it.
-pub fn of_service(action: &str) -> Result<Event, Error> {
+pub fn service_event(action: &str) -> Result<AuditEvent, Error> {
     let now = platform::now();
-    Ok(Event::new(platform::new_id(now)?, now, Default::default(), action).by(
+    Ok(AuditEvent::new(platform::new_id(now)?, now, Default::default(), action).with_actor(
         ActorType::Service,
         None,
         None,
@@ -194,7 +194,7 @@ pub fn of_service(action: &str) -> Result<Event, Error> {
 
 /// Inserts an event that belongs to no change of D1. Does nothing if the workspace was deleted. The
 /// workspace 0 is the region cell.
-pub async fn record(env: &Env, workspace_id: i64, event: &Event) -> Result<(), Error> {
+pub async fn record(env: &Env, workspace_id: i64, event: &AuditEvent) -> Result<(), Error> {
     let rest = "WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL)";
     let insert = Insert::from_event(":workspace_id", ":event", rest);
     db::run(
@@ -268,7 +268,7 @@ fn events(filter: EventFilter, may_read: &str) -> List {
         EventFilter { object: Some(_), .. } => {
             ("INDEXED BY audit_events_by_object", String::new(), "")
         }
-        EventFilter { outcome: Some(Outcome::Failure | Outcome::Denied), .. } => {
+        EventFilter { outcome: Some(AuditOutcome::Failure | AuditOutcome::Denied), .. } => {
             ("INDEXED BY audit_events_by_outcome", String::new(), " AND e.outcome <> 'success'")
         }
         EventFilter { action: Some(_), .. } => {
@@ -291,7 +291,7 @@ fn events(filter: EventFilter, may_read: &str) -> List {
         .with("e.object_id = :object", "object", filter.object)
         .with("e.occurred_at >= :from", "from", filter.from)
         .with("e.occurred_at < :before", "before", filter.before)
-        .with("e.outcome = :outcome", "outcome", filter.outcome.map(Outcome::as_str));
+        .with("e.outcome = :outcome", "outcome", filter.outcome.map(AuditOutcome::as_str));
     let rows = format!(
         "audit_events e {index} WHERE {may_read} AND e.workspace_id = me.workspace_id{condition}{sql}"
     );

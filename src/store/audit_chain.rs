@@ -1,6 +1,6 @@
 //! The chain of audit events (`docs/audit.md`) in D1.
 
-use farhand_domain::audit_chain::{COLUMNS, HASH, Row, Seals};
+use farhand_domain::audit_chain::{COLUMNS, ChainEntry, HASH_LENGTH, Seals};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_counts;
@@ -19,7 +19,7 @@ const WORKSPACE: &str = ":workspace_id";
 fn hash(workspace: &str, key: &str, condition: &str) -> String {
     format!(
         "(SELECT iif(s.workspace_id = {workspace} AND s.first <= {key} AND {condition},
-            nullif(substr(s.hashes, {HASH} * ({key} - s.first) + 1, {HASH}), ''), NULL)
+            nullif(substr(s.hashes, {HASH_LENGTH} * ({key} - s.first) + 1, {HASH_LENGTH}), ''), NULL)
           FROM audit_seals s WHERE s.last >= {key} ORDER BY s.last LIMIT 1)"
     )
 }
@@ -31,7 +31,7 @@ pub(super) fn hash_of_event() -> String {
     hash("e.workspace_id", "e.seq", "e.occurred_at BETWEEN s.earliest AND s.latest")
 }
 
-/// SQL for a row of `audit_events e` as [`Row`] reads it.
+/// SQL for a row of `audit_events e` as [`ChainEntry`] reads it.
 fn row() -> String {
     let columns = COLUMNS.map(|column| format!("e.{column}")).join(", ");
     format!("json_array({}, {}, json_array({columns}))", number("e.seq"), hash_of_event())
@@ -42,7 +42,7 @@ fn sealed(workspace: &str) -> String {
     highest("audit_seals", "last", workspace)
 }
 
-fn read_rows(result: &Outcome) -> Result<Vec<Row>, Error> {
+fn read_rows(result: &Outcome) -> Result<Vec<ChainEntry>, Error> {
     let rows = db::column::<String>(result)?;
     Ok(rows.iter().map(|row| serde_json::from_str(row)).collect::<Result<_, _>>()?)
 }
@@ -51,7 +51,7 @@ fn read_rows(result: &Outcome) -> Result<Vec<Row>, Error> {
 pub struct Unsealed {
     /// The next events after the end of the chain, in the order in which they were written. Empty
     /// if the workspace is deleted.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ChainEntry>,
     /// An upper bound of the number of commands that the counters of lists do not include.
     pub uncounted: u64,
 }
@@ -118,12 +118,12 @@ pub async fn write_seals(env: &Env, workspace_id: i64, seals: &Seals) -> Result<
 /// A range of chain entries, and what a verification compares them with.
 pub struct Links {
     /// Up to two entries before the range, the last one first.
-    pub before: Vec<Row>,
+    pub before: Vec<ChainEntry>,
     /// The entries of the range, in order. There may be one row more than numbers, so that a number
     /// with two rows is noticed.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ChainEntry>,
     /// A sealed entry after the end of the chain.
-    pub beyond: Option<Row>,
+    pub beyond: Option<ChainEntry>,
     /// The number of events that are not sealed yet.
     pub unsealed: u64,
 }
@@ -218,7 +218,7 @@ pub async fn first_anonymous_links(
     workspace_id: i64,
     until: Timestamp,
     limit: u64,
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<ChainEntry>, Error> {
     let sql = format!(
         "SELECT {} AS body FROM audit_events e INDEXED BY audit_events_anonymous
          WHERE e.workspace_id = :workspace_id AND e.actor_type = 'anonymous' AND e.seq <= {} AND {} < :until
@@ -233,7 +233,7 @@ pub async fn first_anonymous_links(
 }
 
 /// Deletes anonymous events. The hash and the digest of each event are kept.
-pub async fn expire(env: &Env, workspace_id: i64, rows: &[Row]) -> Result<(), Error> {
+pub async fn expire(env: &Env, workspace_id: i64, rows: &[ChainEntry]) -> Result<(), Error> {
     let rows =
         Value::list(rows.iter().map(|row| json!({"link": row.link, "digest": row.digest()})));
     let key = key(WORKSPACE, "r.value ->> 'link'");

@@ -18,7 +18,7 @@ pub enum Part {
     EndedTokens,
     /// Makes the change by deleting a session. Its `body` has the roles of [`Part::Change`] and
     /// [`Part::EndedTokens`].
-    End,
+    DeleteSession,
 }
 
 /// The statements of one change, in order. Without a [`Part::Reply`], the `body` of the
@@ -56,8 +56,12 @@ impl Batch {
 
     /// Adds the statement for the audit event, and then the one that deletes a session. The `body`
     /// of the latter is the hash of the session's token, in a JSON array.
-    pub fn end_after_event(self, event: impl Into<Statement>, end: impl Into<Statement>) -> Self {
-        self.then(event).add(Part::End, end)
+    pub fn delete_session_after_event(
+        self,
+        event: impl Into<Statement>,
+        end: impl Into<Statement>,
+    ) -> Self {
+        self.then(event).add(Part::DeleteSession, end)
     }
 
     /// Adds a statement that selects the reply.
@@ -96,7 +100,7 @@ impl BatchResult {
                 Part::Change => change = body,
                 Part::Reply => reply = Some(body),
                 Part::EndedTokens => ended_tokens = body,
-                Part::End => (change, ended_tokens) = (body.clone(), body),
+                Part::DeleteSession => (change, ended_tokens) = (body.clone(), body),
             }
         }
         let is_changed = change.is_some();
@@ -145,7 +149,7 @@ mod tests {
     fn the_event_may_precede_the_change() {
         let batch = Batch::default().change_after_event(sql("event"), sql("delete"));
         assert_eq!(result(batch, &[None, Some("id")]).reply.as_deref(), Some("id"));
-        let batch = || Batch::default().end_after_event(sql("event"), sql("delete"));
+        let batch = || Batch::default().delete_session_after_event(sql("event"), sql("delete"));
         assert_eq!(result(batch(), &[None, Some("[]")]).ended_tokens.as_deref(), Some("[]"));
         assert_eq!(result(batch(), &[None, None]), BatchResult::default());
     }

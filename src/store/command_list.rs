@@ -1,11 +1,11 @@
 //! Lists of commands. The crate `farhand-sql` builds and tests their SQL.
 
 use farhand_domain::command_list::CommandList;
-use farhand_sql::command_list::{ListSql, Within, narrow_sql, sql};
+use farhand_sql::command_list::{AclSql, ListSql, narrow_sql, sql};
 
 use super::commands::list_object;
 use super::list::{List, Select};
-use super::within_acl::{COST, COST_OF_ROW, MOST_COST, line_patterns, within, word_lists};
+use super::within_acl::{COST, COST_OF_ROW, MAX_COST, line_patterns, within, word_lists};
 
 /// Pages up to this size are read as one text, which D1 limits to 2 MB. In the worst case, lines of
 /// 16,384 and results of 4,096 characters take six bytes per character in JSON (`\u0001`). Then
@@ -15,12 +15,12 @@ const MAX_IN_ONE_TEXT: u64 = 15;
 /// A list of the commands that the caller can read, for a page with this offset.
 pub fn list(list: &CommandList, offset: u64) -> List {
     let object = list_object();
-    let within = Within {
+    let within = AclSql {
         patterns: &line_patterns("(SELECT me.acl FROM me)"),
         lists: &word_lists("(SELECT me.acl FROM me)"),
         cost: COST,
         cost_of_row: COST_OF_ROW,
-        most_cost: MOST_COST,
+        max_cost: MAX_COST,
         is_within: &within("me.acl", "patterns", "lists"),
     };
     let ListSql { tables, items, full_access, parameters } = sql(list, offset, &object);

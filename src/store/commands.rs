@@ -65,7 +65,8 @@ fn endable_object() -> String {
     )
 }
 
-/// SQL for the condition that the caller can read a row of `commands c`. Three conditions must hold:
+/// SQL for the condition that the caller can read a row of `commands c`. Three conditions must
+/// hold:
 ///
 /// - The caller can access the server, or the server was deleted and the caller requested the
 ///   command.
@@ -98,7 +99,7 @@ fn readable_part(part: &str, id: Uuid) -> Query {
 }
 
 /// Reads the command object of a command that the caller can read.
-pub fn one(id: Uuid) -> Query {
+pub fn by_id(id: Uuid) -> Query {
     readable_part(&detail_object(), id)
 }
 

@@ -1,7 +1,7 @@
 //! The tables of groups and of memberships. If a deletion affects other rows, the triggers of the
 //! tables delete or change them.
 
-use farhand_domain::audit::Event;
+use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::group::{
     GroupChanges, GroupFilter, Membership, MembershipFilter, NewMembership, Role,
@@ -63,7 +63,7 @@ fn by_id_sql() -> String {
 }
 
 /// Reads the group object of a group that the caller can see.
-pub fn one(id: i64) -> Query {
+pub fn by_id(id: i64) -> Query {
     Query::new(by_id_sql(), params! { id })
 }
 
@@ -100,7 +100,7 @@ fn has_unknown_server(parameter: &str) -> String {
 
 /// What a change of a group is checked against.
 #[derive(Debug, Deserialize)]
-pub struct ForChange {
+pub struct GroupForChange {
     pub name: String,
     /// The caller's role in the group.
     pub role: Option<Role>,
@@ -110,7 +110,7 @@ pub struct ForChange {
     pub has_unknown_server: bool,
 }
 
-/// Reads a group as [`ForChange`]. `servers` are those after the change.
+/// Reads a group as [`GroupForChange`]. `servers` are those after the change.
 pub fn for_change(id: i64, servers: &[Uuid]) -> Query {
     let sql = format!(
         "(SELECT json_object('name', g.name, 'role', {},
@@ -134,7 +134,7 @@ pub fn insert(
     scope: &Scope<'_>,
     new: &GroupChanges,
     membership: Uuid,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let [name, display_name, description] = [&new.name, &new.display_name, &new.description]
         .map(|text| text.as_deref().unwrap_or_default());
@@ -187,7 +187,7 @@ pub fn update(
     scope: &Scope<'_>,
     id: i64,
     changes: &GroupChanges,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
@@ -233,7 +233,7 @@ pub fn update(
 }
 
 /// Deletes a group, if the caller still has the permission.
-pub fn delete(scope: &Scope<'_>, id: i64, event: &Event) -> Result<Batch, Error> {
+pub fn delete(scope: &Scope<'_>, id: i64, event: &AuditEvent) -> Result<Batch, Error> {
     let sql = format!(
         "DELETE FROM groups WHERE id = :id AND workspace_id = (SELECT me.workspace_id FROM me WHERE {})
          RETURNING name AS body",
@@ -330,7 +330,7 @@ pub fn insert_membership(
     scope: &Scope<'_>,
     id: Uuid,
     new: NewMembership,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let sql = format!(
         "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
@@ -377,7 +377,7 @@ pub fn update_membership(
     scope: &Scope<'_>,
     membership: Membership,
     role: Role,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let sql = format!(
         "UPDATE memberships AS m SET role = :role WHERE m.id = :id AND m.role = :old_role
@@ -398,7 +398,7 @@ pub fn update_membership(
 pub fn delete_membership(
     scope: &Scope<'_>,
     membership: Membership,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let sql = format!(
         "DELETE FROM memberships AS m WHERE m.id = :id AND m.role = :role

@@ -1,7 +1,7 @@
 //! The table of responses to requests with an Idempotency-Key. Those for commands are stored with
 //! the commands.
 
-use farhand_domain::command::KEY_LASTS;
+use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
@@ -55,7 +55,7 @@ pub fn insert(
     );
     batch
         .then(scope.statement(expired).bind_all(params! {
-            key_hash, until: platform::now().plus_seconds(-KEY_LASTS),
+            key_hash, until: platform::now().plus_seconds(-IDEMPOTENCY_KEY_TTL),
         }))
         .then(scope.statement(&insert).bind_all(params! { key_hash, request_hash, resource }))
 }
@@ -93,7 +93,8 @@ pub fn insert_of_operator(
         SELECT 0, 0, :key_hash, :request_hash, json_set(:answer, '$.admin.id', u.id), :now
         FROM workspaces w JOIN users u ON u.workspace_id = w.id WHERE w.slug = :slug AND w.deleted_at IS NULL";
     [
-        Statement::new(expired).bind_all(params! { key_hash, until: now.plus_seconds(-KEY_LASTS) }),
+        Statement::new(expired)
+            .bind_all(params! { key_hash, until: now.plus_seconds(-IDEMPOTENCY_KEY_TTL) }),
         Statement::new(insert).bind_all(params! { key_hash, request_hash, answer, slug, now }),
     ]
 }
@@ -104,7 +105,7 @@ pub async fn purge(env: &Env) -> Result<(), Error> {
         "DELETE FROM idempotency_keys WHERE rowid IN (
             SELECT rowid FROM idempotency_keys WHERE added_at <= :until ORDER BY added_at LIMIT {PURGE_BATCH})"
     );
-    let until = platform::now().plus_seconds(-KEY_LASTS);
+    let until = platform::now().plus_seconds(-IDEMPOTENCY_KEY_TTL);
     for _ in 0..MAX_PURGE_BATCHES {
         let result = db::run(env, Statement::new(&sql).bind("until", until)).await?;
         if db::changes(&result)? < PURGE_BATCH {

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use farhand_domain::audit::Event;
-use farhand_domain::error::{Code, Error, Kind, NON_FIELD};
+use farhand_domain::audit::AuditEvent;
+use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
 use farhand_domain::registration_token::{self, NewRegistrationToken, Registration};
-use farhand_domain::server::numbered_sql;
+use farhand_domain::server::unique_name_sql;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
@@ -44,7 +44,7 @@ pub fn insert(
     id: Uuid,
     new: &NewRegistrationToken,
     key_hash: &str,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let insert = scope
         .statement(
@@ -89,13 +89,13 @@ fn by_id_sql() -> String {
 }
 
 /// Reads the token object of a token, for staff.
-pub fn one(id: Uuid) -> Query {
+pub fn by_id(id: Uuid) -> Query {
     Query::new(by_id_sql(), params! { id })
 }
 
 /// Deletes a token, if the caller is staff. The audit event is written first: it reads the token's
 /// name.
-pub fn delete(scope: &Scope<'_>, id: Uuid, event: &Event) -> Result<Batch, Error> {
+pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, Error> {
     let delete = scope
         .statement(
             "DELETE FROM registration_tokens WHERE id = :id
@@ -122,14 +122,14 @@ const IS_VALID: &str =
 /// A name that is in use gets a number appended. This is the limit of that number.
 const MAX_NAME_NUMBER: u32 = 10_000;
 
-/// SQL for the labels of a new server: those of a row of `registration_tokens t`, and `:labels`, those
-/// of the agent. They are in the order of their keys, as all labels in D1 are.
+/// SQL for the labels of a new server: those of a row of `registration_tokens t`, and `:labels`,
+/// those of the agent. They are in the order of their keys, as all labels in D1 are.
 const ALL_LABELS: &str = "(SELECT json_group_object(l.key, l.value) FROM (
     SELECT key, value FROM json_each(t.labels) UNION ALL SELECT key, value FROM json_each(:labels) ORDER BY key) l)";
 
 /// A server to be registered.
 #[derive(Clone, Copy, Debug)]
-pub struct NewServer<'a> {
+pub struct RegisteringServer<'a> {
     pub id: Uuid,
     /// The hash of the agent's key.
     pub key_hash: &'a str,
@@ -140,7 +140,7 @@ pub struct NewServer<'a> {
     /// The agent's address.
     pub remote_ip: &'a str,
     /// The audit event. Its actor is the agent of the new server.
-    pub event: &'a Event,
+    pub event: &'a AuditEvent,
 }
 
 /// A server that was registered.
@@ -170,8 +170,8 @@ fn networks_of(remote_ip: &str) -> Value {
     Value::list(registration_token::networks_of(remote_ip))
 }
 
-/// SQL for the first label of an agent that a row of `registration_tokens t` does not allow. `labels`
-/// is SQL for the labels as JSON.
+/// SQL for the first label of an agent that a row of `registration_tokens t` does not allow.
+/// `labels` is SQL for the labels as JSON.
 fn refused_label(labels: &str) -> String {
     format!(
         "(SELECT min(l.key) FROM json_each({labels}) l WHERE l.key NOT IN (SELECT k.value FROM json_each(t.label_keys) k))"
@@ -184,7 +184,7 @@ fn refused_label(labels: &str) -> String {
 /// # Errors
 /// The token is invalid, expired or used up; it does not allow the address, the name or a label; one
 /// of its groups is full.
-pub async fn refusal(
+pub async fn check_registration(
     env: &Env,
     workspace: &str,
     token_hash: &str,
@@ -215,7 +215,7 @@ pub async fn refusal(
         slug: workspace, token_hash, now, name, labels, networks: networks_of(remote_ip),
     });
     let denied = |detail: Cow<'static, str>| {
-        Err(Error::new(Kind::Forbidden, detail).code(Code::PermissionDenied))
+        Err(Error::new(ErrorKind::Forbidden, detail).with_code(Code::PermissionDenied))
     };
     match db::first::<Checks>(&db::run(env, statement).await?)? {
         None => Err(Error::invalid_token()),
@@ -250,13 +250,13 @@ pub async fn register(
     env: &Env,
     workspace: &str,
     token_hash: &str,
-    new: NewServer<'_>,
+    new: RegisteringServer<'_>,
     now: Timestamp,
 ) -> Result<Option<Registered>, Failure> {
     let statement = |sql: String| {
         Statement::new(sql).bind_all(params! { slug: workspace, token_hash, now, id: new.id })
     };
-    let name = numbered_sql(":name", "number");
+    let name = unique_name_sql(":name", "number");
     let insert = statement(format!(
         "WITH RECURSIVE free (workspace_id, approval, labels, number) AS (
             SELECT t.workspace_id, t.approval, {ALL_LABELS}, 1 FROM registration_tokens t
@@ -280,7 +280,7 @@ pub async fn register(
     .bind_all(params! {
         name: &new.registration.name, labels: new.registration.labels.json(), key_hash: new.key_hash,
         platform: new.registration.platform.as_deref(), networks: networks_of(new.remote_ip),
-        fingerprint: new.fingerprint, taken_since: now.plus_seconds(-registration_token::NAME_KEPT),
+        fingerprint: new.fingerprint, taken_since: now.plus_seconds(-registration_token::NAME_RESERVATION),
     });
     let join = statement(format!(
         "INSERT INTO server_groups (workspace_id, group_id, server_id)

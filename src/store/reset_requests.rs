@@ -1,6 +1,6 @@
 //! The table of requests for a password reset.
 
-use farhand_domain::audit::Event;
+use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
@@ -26,7 +26,7 @@ const PURGED_PER_REQUEST: u64 = 20;
 
 /// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Requested {
+pub enum ResetOutcome {
     /// The workspace does not exist.
     NoWorkspace,
     /// The address has the maximum number of pending requests.
@@ -37,14 +37,14 @@ pub enum Requested {
 
 /// A request to be stored.
 #[derive(Debug)]
-pub struct New<'a> {
+pub struct NewResetRequest<'a> {
     pub id: Uuid,
     /// The email address.
     pub address: &'a str,
     /// The keyed hash of the address.
     pub address_hash: &'a str,
     /// The audit event. Its object is the user with the address, if there is one.
-    pub event: &'a Event,
+    pub event: &'a AuditEvent,
 }
 
 /// Stores a request for an address, unless too many are pending. The work is the same whether or
@@ -52,10 +52,10 @@ pub struct New<'a> {
 pub async fn insert(
     env: &Env,
     workspace: &str,
-    new: New<'_>,
+    new: NewResetRequest<'_>,
     now: Timestamp,
-) -> Result<Requested, Error> {
-    let New { id, address, address_hash, event } = new;
+) -> Result<ResetOutcome, Error> {
+    let NewResetRequest { id, address, address_hash, event } = new;
     let exists =
         Statement::new("SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL")
             .bind("slug", workspace);
@@ -84,9 +84,9 @@ pub async fn insert(
     let [exists, _, inserted, ..] = results.as_slice() else {
         return Err(Error::internal("D1 gave no result"));
     };
-    let Some(workspace_id) = db::first_value(exists)? else { return Ok(Requested::NoWorkspace) };
+    let Some(workspace_id) = db::first_value(exists)? else { return Ok(ResetOutcome::NoWorkspace) };
     let is_stored = db::first_value::<String>(inserted)?.is_some();
-    Ok(if is_stored { Requested::Stored(workspace_id) } else { Requested::TooMany })
+    Ok(if is_stored { ResetOutcome::Stored(workspace_id) } else { ResetOutcome::TooMany })
 }
 
 /// SQL that selects the request `:id` as `r`, if it can still set a password at `:now`, with its
@@ -143,7 +143,7 @@ pub async fn consume(
     workspace: &str,
     id: Uuid,
     new: &NewPassword<'_>,
-    event: &Event,
+    event: &AuditEvent,
     now: Timestamp,
 ) -> Result<Option<(i64, Vec<String>)>, Error> {
     let hashes = sessions::token_hashes("u.workspace_id", "u.id");
@@ -169,7 +169,7 @@ pub async fn consume(
         let users = format!("SELECT u.id, u.workspace_id {OPEN_REQUEST} AND w.slug = :slug");
         let revoke = Statement::new(sessions::revoke_all(&users, ":now", ":dead_until"));
         let revoke = revoke.bind_all(params! {
-            id, now, slug: workspace, dead_until: session::dead_until(now),
+            id, now, slug: workspace, dead_until: session::oldest_accepted_expiry(now),
         });
         statements.insert(0, revoke);
     }

@@ -60,7 +60,7 @@ const ME: &str =
 
 /// The columns on the caller, in the first row of every read for a caller.
 #[derive(Deserialize)]
-pub struct Who {
+pub struct CallerRow {
     /// The workspace's id; `None` if it does not exist.
     pub workspace: Option<i64>,
     /// The caller as JSON; `None` if the credential is invalid.
@@ -82,9 +82,9 @@ impl Query {
 
 /// Whether an endpoint accepts API tokens with an access control list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Limited {
+pub enum LimitedTokens {
     /// The endpoint accepts them.
-    Taken,
+    Accepted,
     /// The endpoint refuses them: `me` is empty.
     Refused,
 }
@@ -97,11 +97,11 @@ pub struct Scope<'a> {
     pub hash: String,
     /// The time with which expiries are compared.
     pub now: Timestamp,
-    limited: Limited,
+    limited: LimitedTokens,
 }
 
 impl<'a> Scope<'a> {
-    pub fn new(workspace: &'a str, hash: String, now: Timestamp, limited: Limited) -> Self {
+    pub fn new(workspace: &'a str, hash: String, now: Timestamp, limited: LimitedTokens) -> Self {
         Self { workspace, hash, now, limited }
     }
 
@@ -114,8 +114,8 @@ impl<'a> Scope<'a> {
     /// The text of a statement on the common tables `credential` and `me`.
     fn text(&self, sql: &str) -> String {
         let me = match self.limited {
-            Limited::Taken => ME_OR_LIMITED,
-            Limited::Refused => ME_UNLIMITED,
+            LimitedTokens::Accepted => ME_OR_LIMITED,
+            LimitedTokens::Refused => ME_UNLIMITED,
         };
         format!("{CREDENTIAL}, {me}\n{sql}")
     }
@@ -135,23 +135,23 @@ impl<'a> Scope<'a> {
             ("slug", self.workspace.into()),
             ("token_hash", (&self.hash).into()),
             ("now", self.now.into()),
-            ("dead_until", session::dead_until(self.now).into()),
+            ("dead_until", session::oldest_accepted_expiry(self.now).into()),
         ]
     }
 
-    /// The statement that selects [`Who`] alone.
+    /// The statement that selects [`CallerRow`] alone.
     pub fn check(&self) -> Statement {
         self.statement(&format!("SELECT {WORKSPACE}, {ME}"))
     }
 
-    /// The statement that selects [`Who`], and the value of the query as `body`.
+    /// The statement that selects [`CallerRow`], and the value of the query as `body`.
     pub fn read(&self, Query { sql, parameters }: Query) -> Statement {
         self.statement(&format!("SELECT {WORKSPACE}, {ME}, (SELECT {sql} FROM me) AS body"))
             .bind_all(parameters)
     }
 
-    /// The statement for a page of a list. Its first row also has [`Who`], so that caller and total
-    /// are read once.
+    /// The statement for a page of a list. Its first row also has [`CallerRow`], so that caller and
+    /// total are read once.
     pub fn list(&self, select: &Select, page: Page) -> Statement {
         select.bind(self.statement(&select.text(&[WORKSPACE, ME], page)), page)
     }

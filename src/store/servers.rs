@@ -1,11 +1,11 @@
 //! The table of servers.
 
-use farhand_domain::audit::Event;
+use farhand_domain::audit::AuditEvent;
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::labels::Labels;
-use farhand_domain::server::{Key, ServerChanges, ServerList};
+use farhand_domain::server::{ServerChanges, ServerList, ServerOrderField};
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_list::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS};
 use farhand_sql::labels_match;
@@ -68,7 +68,7 @@ pub const MAY_USE_ANY_ACCOUNT: &str = "(me.is_superuser OR me.is_staff OR s.owne
 const IS_EDITABLE: &str = "(me.is_superuser OR me.is_staff OR s.owner_id = me.user_id)";
 
 /// Reads the server object of a server that the caller can access.
-pub fn one(id: Uuid) -> Query {
+pub fn by_id(id: Uuid) -> Query {
     Query::new(
         format!("(SELECT {OBJECT} FROM servers s WHERE s.id = :id AND {IS_ACCESSIBLE})"),
         params! { id },
@@ -95,7 +95,7 @@ pub fn for_command(server: &ServerRef) -> (String, String) {
 
 /// A server to be created.
 #[derive(Debug)]
-pub struct New<'a> {
+pub struct NewServer<'a> {
     pub id: Uuid,
     pub name: &'a str,
     /// The hash of the agent's key.
@@ -110,7 +110,7 @@ pub struct New<'a> {
 
 /// Creates a server owned by the caller, if the caller is staff and the groups accept it. The reply
 /// is the server.
-pub fn insert(scope: &Scope<'_>, new: &New<'_>, event: &Event) -> Result<Batch, Error> {
+pub fn insert(scope: &Scope<'_>, new: &NewServer<'_>, event: &AuditEvent) -> Result<Batch, Error> {
     let insert = scope
         .statement(&format!(
             "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at, default_username, labels)
@@ -151,7 +151,7 @@ fn join_groups(scope: &Scope<'_>, id: Uuid, groups: &[i64]) -> Statement {
 }
 
 /// Checks whether a new server may be added to some groups: see [`group_problem`].
-pub fn problem_of_groups(groups: &[i64]) -> Query {
+pub fn check_groups(groups: &[i64]) -> Query {
     Query::new(group_problem(":groups"), params! { groups: Value::list(groups) })
 }
 
@@ -178,7 +178,7 @@ pub fn is_full(workspace: &str, group: &str) -> String {
 
 /// What a change of a server is checked against.
 #[derive(Debug, Deserialize)]
-pub struct ForChange {
+pub struct ServerForChange {
     pub workspace_id: i64,
     /// Whether the caller may edit and delete the server.
     pub is_editable: bool,
@@ -190,8 +190,8 @@ pub struct ForChange {
     pub server: Json,
 }
 
-/// Reads a server as [`ForChange`]. `groups` and `owner` are those after the change. Groups that
-/// the server is in already are no problem, even if they are full.
+/// Reads a server as [`ServerForChange`]. `groups` and `owner` are those after the change. Groups
+/// that the server is in already are no problem, even if they are full.
 pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
     let sql = format!(
         "(SELECT json_object('workspace_id', s.workspace_id,
@@ -216,7 +216,7 @@ pub fn update(
     id: Uuid,
     changes: &ServerChanges,
     labels_before: &Labels,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let update = scope
         .statement(&format!(
@@ -275,7 +275,7 @@ pub fn approve(
     scope: &Scope<'_>,
     id: Uuid,
     fingerprint: &str,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let approve = scope.statement(
         "UPDATE servers SET registration = 'active', updated_at = :now
@@ -341,7 +341,8 @@ pub fn list(list: &ServerList) -> List {
     );
     let direction = |descending: bool| if descending { "DESC" } else { "ASC" };
     // The ids of servers sort by the time at which the servers were added.
-    let column = |key: Key| if key == Key::Added { "id" } else { key.as_str() };
+    let column =
+        |key: ServerOrderField| if key == ServerOrderField::Added { "id" } else { key.as_str() };
     let keys = list
         .order
         .iter()

@@ -1,7 +1,7 @@
 //! The table of login sessions. A login token is valid while its session is in this table and has
 //! not expired.
 
-use farhand_domain::audit::Event;
+use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
@@ -32,7 +32,7 @@ pub fn list() -> List {
 }
 
 /// The session object of a live session of the caller.
-pub fn one(id: Uuid) -> Query {
+pub fn by_id(id: Uuid) -> Query {
     Query::new(
         format!("(SELECT {OBJECT} FROM sessions s WHERE s.id = :id AND {IS_OWN})"),
         params! { id },
@@ -41,7 +41,7 @@ pub fn one(id: Uuid) -> Query {
 
 /// A session to be created.
 #[derive(Debug)]
-pub struct New<'a> {
+pub struct NewSession<'a> {
     pub id: Uuid,
     /// The user who logs in.
     pub user_id: i64,
@@ -67,8 +67,8 @@ pub struct New<'a> {
 pub async fn insert(
     env: &Env,
     workspace: &str,
-    new: New<'_>,
-    event: &Event,
+    new: NewSession<'_>,
+    event: &AuditEvent,
     now: Timestamp,
 ) -> Result<Option<i64>, Error> {
     let insert = Statement::new(
@@ -109,7 +109,7 @@ pub async fn insert(
             WHERE w.slug = :slug AND w.deleted_at IS NULL ORDER BY s.id DESC LIMIT -1 OFFSET :most + 0))",
     )
     .bind_all(params! {
-        slug: workspace, user_id: new.user_id, dead_until: session::dead_until(now), most: new.most,
+        slug: workspace, user_id: new.user_id, dead_until: session::oldest_accepted_expiry(now), most: new.most,
     });
     let results = db::batch(env, vec![insert, insert_event, update_user, delete_old]).await?;
     results.first().map_or(Ok(None), db::first_value)
@@ -117,7 +117,7 @@ pub async fn insert(
 
 /// Deletes the session of the caller's login token. If the credential is an API token, nothing
 /// changes.
-pub fn delete_own(scope: &Scope<'_>, event: &Event) -> Result<Batch, Error> {
+pub fn delete_own(scope: &Scope<'_>, event: &AuditEvent) -> Result<Batch, Error> {
     let id = Some("me.credential_id");
     let insert =
         Insert { object_id: id, rest: "FROM me WHERE me.kind = 'session'", ..Insert::by_me() };
@@ -126,7 +126,7 @@ pub fn delete_own(scope: &Scope<'_>, event: &Event) -> Result<Batch, Error> {
         "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')
          RETURNING json_array(token_hash) AS body",
     );
-    Ok(Batch::default().end_after_event(event, delete))
+    Ok(Batch::default().delete_session_after_event(event, delete))
 }
 
 /// Deletes a live session of the caller, which may be that of the request. Unless
@@ -136,7 +136,7 @@ pub fn delete(
     scope: &Scope<'_>,
     id: Uuid,
     keep_scheduled: bool,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let rest = "FROM me CROSS JOIN sessions s ON s.id = :event ->> '$.object.id' AND s.expires_at > :dead_until
         AND s.workspace_id = me.workspace_id AND s.user_id = me.user_id";
@@ -151,7 +151,7 @@ pub fn delete(
         .bind("id", id);
     let batch =
         if keep_scheduled { Batch::default() } else { Batch::default().then(revoke(scope, id)) };
-    Ok(batch.end_after_event(event, delete))
+    Ok(batch.delete_session_after_event(event, delete))
 }
 
 /// The statement that marks a live session of the caller as revoked.

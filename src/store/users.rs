@@ -1,11 +1,11 @@
 //! The table of users. If a change of a user ends sessions, API tokens or reset requests, triggers
 //! of the table end them.
 
-use farhand_domain::audit::{Event, MAX_IDS};
+use farhand_domain::audit::{AuditEvent, MAX_IDS};
 use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
-use farhand_domain::user::{Account, Changes, Filter, NewUser, Rank};
+use farhand_domain::user::{Account, NewUser, Rank, UserChanges, UserFilter};
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use worker::Env;
@@ -32,7 +32,7 @@ pub const REPLAY: ReplaySource = ReplaySource {
 };
 
 /// The users of the caller's workspace, oldest first.
-pub fn list(filter: &Filter) -> List {
+pub fn list(filter: &UserFilter) -> List {
     let text = "lower(u.username) || ' ' || lower(u.email) || ' ' || u.folded_first_name || ' ' || u.folded_last_name";
     let Filters { sql, parameters } = Filters::default()
         .with("u.username = :username", "username", filter.username.as_ref())
@@ -69,7 +69,7 @@ pub async fn for_login(
 
 /// The user that a request is about.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Target {
+pub enum UserRef {
     /// The caller.
     Caller,
     /// The user with this id.
@@ -78,7 +78,7 @@ pub enum Target {
     Username(String),
 }
 
-impl Target {
+impl UserRef {
     /// SQL for the condition that a row of `users u` is this user. The parameter is `:user`.
     fn condition(&self) -> &'static str {
         match self {
@@ -101,13 +101,13 @@ impl Target {
 }
 
 /// Reads the user object of a user.
-pub fn one(target: Target) -> Query {
+pub fn by_ref(target: UserRef) -> Query {
     target.query(format!("(SELECT {OBJECT} FROM users u WHERE {})", target.condition()))
 }
 
 /// What a change of a user is checked against.
 #[derive(Deserialize)]
-pub struct Found {
+pub struct UserForChange {
     /// The user to be changed.
     pub account: Account,
     /// Whether the workspace has another active superuser.
@@ -118,8 +118,8 @@ pub struct Found {
     pub password: String,
 }
 
-/// Reads a user as [`Found`].
-pub fn find(target: &Target) -> Query {
+/// Reads a user as [`UserForChange`].
+pub fn for_change(target: &UserRef) -> Query {
     target.query(format!(
         "(SELECT json_object('account', {OBJECT},
             'has_other', json(iif(EXISTS (SELECT 1 FROM users o WHERE o.workspace_id = u.workspace_id AND o.id <> u.id
@@ -134,7 +134,11 @@ pub fn find(target: &Target) -> Query {
 
 /// The fields whose value another user than `own_id` has already, as a JSON array of `username` and
 /// `email`.
-pub fn taken(username: Option<&String>, email: Option<&String>, own_id: Option<i64>) -> Query {
+pub fn duplicate_fields(
+    username: Option<&String>,
+    email: Option<&String>,
+    own_id: Option<i64>,
+) -> Query {
     let sql = "(SELECT json_group_array(field) FROM (
         SELECT 'username' AS field FROM users
             WHERE workspace_id = me.workspace_id AND username = :username AND id IS NOT :own_id
@@ -148,9 +152,9 @@ pub fn insert(
     scope: &Scope<'_>,
     rank: Rank,
     new: &NewUser,
-    rest: &Changes,
+    rest: &UserChanges,
     password: &str,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let (first_name, last_name) = (
         rest.first_name.as_deref().unwrap_or_default(),
@@ -212,9 +216,9 @@ pub fn update(
     scope: &Scope<'_>,
     caller: &Caller,
     account: &Account,
-    changes: &Changes,
+    changes: &UserChanges,
     proved: Option<&str>,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let ends_superuser = changes.is_active == Some(false) || changes.is_superuser == Some(false);
     let sql = format!(
@@ -236,12 +240,12 @@ pub fn update(
             is_active: changes.is_active, is_staff: changes.is_staff,
             is_superuser: changes.is_superuser, proved,
         });
-    let ends_sessions = changes.is_active == Some(false) || changes.lower_rank(account);
+    let ends_sessions = changes.is_active == Some(false) || changes.lowers_rank(account);
     let event = update_event(caller.workspace_id, account, changes, event)?;
     let batch = Batch::default()
         .ending(token_hashes(scope, account.id, ends_sessions))
         .change(update, event);
-    Ok(match changes.release_servers(account) {
+    Ok(match changes.releases_servers(account) {
         true => batch.then(release_servers(caller.workspace_id, account, scope.now)),
         false => batch,
     })
@@ -252,10 +256,10 @@ pub fn update(
 fn update_event(
     workspace_id: i64,
     account: &Account,
-    changes: &Changes,
-    event: &Event,
+    changes: &UserChanges,
+    event: &AuditEvent,
 ) -> Result<Statement, Error> {
-    if !changes.release_servers(account) {
+    if !changes.releases_servers(account) {
         return audit::after_change(workspace_id, event);
     }
     let owned_servers = "FROM servers WHERE workspace_id = :workspace_id AND owner_id = :user_id";
@@ -293,7 +297,7 @@ pub fn delete(
     scope: &Scope<'_>,
     caller: &Caller,
     account: &Account,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let is_only_owner = is_only_owner("users");
     // `me` is empty after the deletion if the caller is the deleted user. So this comes first.
@@ -326,7 +330,7 @@ pub fn set_password(
     user_id: i64,
     stored: Option<&str>,
     new: &NewPassword<'_>,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let sql = format!(
         "UPDATE users SET password = :hash, password_changed_at = :now

@@ -41,7 +41,7 @@ fn count_matches(seed: &str, is_plain: bool) -> String {
 /// The limit of the cost of comparing commands with an access control list, in the unit of
 /// [`COST`]. One unit takes about 0.1 µs. When the comparisons have cost this much, no older
 /// command is compared.
-pub const MOST_COST: u32 = 1_500_000;
+pub const MAX_COST: u32 = 1_500_000;
 
 /// SQL that selects the patterns of lines in an access control list. `acl` is SQL for the list as
 /// JSON. The columns are:

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farhand_domain::audit::Event;
+use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::page::Page;
 use farhand_domain::time::Timestamp;
@@ -48,7 +48,7 @@ pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>,
 }
 
 /// A workspace to be created.
-pub struct New<'a> {
+pub struct NewWorkspace<'a> {
     pub slug: &'a str,
     /// The display name.
     pub name: &'a str,
@@ -57,16 +57,16 @@ pub struct New<'a> {
     /// The PHC string of the admin's password.
     pub password: &'a str,
     /// The event for the audit log of the region cell.
-    pub event: &'a Event,
+    pub event: &'a AuditEvent,
     /// The event for the audit log of the workspace.
-    pub own_event: &'a Event,
+    pub own_event: &'a AuditEvent,
     /// The statements that store the response to a request with an Idempotency-Key.
     pub answer: Option<[Statement; 2]>,
 }
 
 /// The ids of a workspace that was created.
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub struct Made {
+pub struct CreatedWorkspace {
     #[serde(rename = "workspace_id")]
     pub workspace: i64,
     /// The id of the first superuser.
@@ -80,7 +80,11 @@ const OBJECT_ID: &str = "CAST(w.id AS TEXT)";
 
 /// Creates a workspace with its first superuser. Returns `None` if another workspace has the slug,
 /// or if the Idempotency-Key was used.
-pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Made>, Error> {
+pub async fn insert(
+    env: &Env,
+    new: NewWorkspace<'_>,
+    now: Timestamp,
+) -> Result<Option<CreatedWorkspace>, Error> {
     let workspace =
         Statement::new("INSERT INTO workspaces (slug, name, added_at) VALUES (:slug, :name, :now)")
             .bind_all(params! { slug: new.slug, name: new.name, now });
@@ -93,7 +97,7 @@ pub async fn insert(env: &Env, new: New<'_>, now: Timestamp) -> Result<Option<Ma
         slug: new.slug, username: &new.admin.username, email: &new.admin.email,
         password: new.password, now,
     });
-    let insert_event = |workspace: &'static str, id: &'static str, event: &Event| {
+    let insert_event = |workspace: &'static str, id: &'static str, event: &AuditEvent| {
         let rest = "FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL";
         let insert =
             Insert { object_id: Some(id), ..Insert::from_event(workspace, ":event", rest) };
@@ -135,7 +139,7 @@ async fn update_with_event(
     env: &Env,
     update: Statement,
     slug: &str,
-    event: &Event,
+    event: &AuditEvent,
 ) -> Result<Option<i64>, Error> {
     // Several workspaces can have had the slug one after the other. Only the last one can be live
     // or within its grace period, so only that one can have changed.
@@ -156,7 +160,7 @@ pub async fn mark_deleted(
     env: &Env,
     slug: &str,
     (purge_at, is_now): (Timestamp, bool),
-    event: &Event,
+    event: &AuditEvent,
     now: Timestamp,
 ) -> Result<Option<i64>, Error> {
     let sql =
@@ -168,7 +172,7 @@ pub async fn mark_deleted(
 
 /// Undeletes a workspace within its grace period. Returns its id, or `None` if there is no such
 /// workspace.
-pub async fn undelete(env: &Env, slug: &str, event: &Event) -> Result<Option<i64>, Error> {
+pub async fn undelete(env: &Env, slug: &str, event: &AuditEvent) -> Result<Option<i64>, Error> {
     let sql = "UPDATE workspaces SET deleted_at = NULL, purge_at = NULL
         WHERE slug = :slug AND is_purging = 0 AND deleted_at IS NOT NULL RETURNING id";
     update_with_event(env, Statement::new(sql).bind("slug", slug), slug, event).await

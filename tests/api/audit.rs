@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use farhand_domain::audit_chain::{Head, Row, Seals, seal};
+use farhand_domain::audit_chain::{ChainEnd, ChainEntry, Seals, seal};
 use farhand_domain::output::sha256;
 use farhand_domain::time::Timestamp;
 use farhand_tests::client::{PASSWORD, encoded, unique};
@@ -693,14 +693,14 @@ async fn a_verification_reads_only_its_own_page() {
 
 /// SQL that seals all rows of a workspace again from the first on, and the resulting end of the
 /// chain.
-fn resealed(instance: &Instance, workspace: i64) -> (String, Head) {
+fn resealed(instance: &Instance, workspace: i64) -> (String, ChainEnd) {
     let columns = farhand_domain::audit_chain::COLUMNS.join(", ");
     let rows = instance.read_d1(&format!(
         "SELECT json_array(seq - ({workspace} << 40), NULL, json_array({columns})) FROM audit_events
          WHERE workspace_id = {workspace} ORDER BY seq"
     ));
-    let rows: Vec<Row> = rows.iter().map(|row| serde_json::from_str(row).unwrap()).collect();
-    let (seals, head) = seal(workspace, &Head::default(), &rows).unwrap();
+    let rows: Vec<ChainEntry> = rows.iter().map(|row| serde_json::from_str(row).unwrap()).collect();
+    let (seals, head) = seal(workspace, &ChainEnd::default(), &rows).unwrap();
     let Seals { first, last, earliest, latest, hashes } = seals;
     let sql = format!(
         "DELETE FROM audit_seals WHERE workspace_id = {workspace};
@@ -1729,7 +1729,7 @@ async fn only_old_anonymous_events_expire() {
         let row = instance.read_d1(&format!(
             "SELECT json_array({link}, NULL, json_array({columns})) FROM audit_events WHERE {of} = {link}"
         ));
-        let row: Row = serde_json::from_str(&row[0]).unwrap();
+        let row: ChainEntry = serde_json::from_str(&row[0]).unwrap();
         let digest = row.digest();
         format!(
             "INSERT INTO audit_expired VALUES ({id}, {link}, 9, '{digest}'); DELETE FROM audit_events WHERE {of} = {link}"

@@ -92,7 +92,7 @@ async fn limited_tokens_can_call_only_the_allowed_endpoints() {
     let served =
         ROUTES.iter().filter(|route| matches!(route.access, Access::User | Access::UserOrAgent));
     let open = served.flat_map(|route| {
-        let open = route.methods.iter().filter(|(_, endpoint)| endpoint.takes_limited_tokens());
+        let open = route.methods.iter().filter(|(_, endpoint)| endpoint.accepts_limited_tokens());
         open.map(|(method, _)| (*method, route.path))
     });
     assert_eq!(open.collect::<Vec<_>>(), ALLOWED);

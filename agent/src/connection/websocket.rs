@@ -7,7 +7,7 @@
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farhand_domain::wire::{FEATURES_HEADER, FromAgent, Order, ToAgent};
+use farhand_domain::wire::{AgentCommand, FEATURES_HEADER, FromAgent, ToAgent};
 use futures_util::{SinkExt, StreamExt};
 use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, USER_AGENT};
 use serde_json::Value;
@@ -65,7 +65,7 @@ enum SessionEnd {
 /// Handles the messages of the service.
 pub trait CommandHandler {
     /// Accepts a command and runs it.
-    fn accept(&self, order: Order);
+    fn accept(&self, order: AgentCommand);
     /// Kills a command.
     fn kill(&self, id: Uuid);
     /// The value of [`FEATURES_HEADER`] (agent-protocol 6.1).
@@ -273,7 +273,7 @@ mod tests {
     struct Recorder(Mutex<Vec<String>>);
 
     impl CommandHandler for Recorder {
-        fn accept(&self, order: Order) {
+        fn accept(&self, order: AgentCommand) {
             self.0.lock().unwrap().push(order.line);
         }
 

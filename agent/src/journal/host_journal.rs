@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use chrono::Utc;
 use farhand_domain::output::sha256;
-use farhand_domain::wire::Order;
+use farhand_domain::wire::AgentCommand;
 
 /// The priority of a record: facility `authpriv` and severity `info`.
 const PRIORITY: u8 = 10 << 3 | 6;
@@ -34,7 +34,7 @@ impl HostJournal {
 
     /// Records that a command is about to run, or that it is refused and why. If the system log is
     /// not available, writes the record to the agent's own log.
-    pub fn write(&self, order: &Order, refusal: Option<&str>) {
+    pub fn write(&self, order: &AgentCommand, refusal: Option<&str>) {
         let record = record(order, refusal);
         if let Err(error) = send(&self.socket, &record) {
             log::warn!("{}: {error}; written here instead: {record}", self.socket.display());
@@ -52,8 +52,8 @@ fn send(socket: &Path, record: &str) -> io::Result<()> {
 }
 
 /// One line of text that describes a command.
-fn record(order: &Order, refusal: Option<&str>) -> String {
-    let Order { id, user, group, shell, requested_by, .. } = order;
+fn record(order: &AgentCommand, refusal: Option<&str>) -> String {
+    let AgentCommand { id, user, group, shell, requested_by, .. } = order;
     let (user, group) = (escape(user), escape(group));
     let group = if group.is_empty() { group } else { format!(" group={group}") };
     let requester = requested_by.as_deref().map_or_else(|| "-".to_owned(), escape);
@@ -132,14 +132,14 @@ mod tests {
 
     use super::*;
 
-    fn order(line: &str) -> Order {
-        Order {
+    fn order(line: &str) -> AgentCommand {
+        AgentCommand {
             id: Uuid::nil(),
             shell: "system".into(),
             user: "deploy".into(),
             line: line.into(),
             requested_by: Some("alice".into()),
-            ..Order::default()
+            ..AgentCommand::default()
         }
     }
 
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn each_form_of_a_command_is_recorded() {
-        let words = Order {
+        let words = AgentCommand {
             argv: Some(vec!["a b".into(), "\"".into()]),
             cwd: Some("/srv".into()),
             ..order("x")
@@ -184,13 +184,13 @@ mod tests {
             record(&words, None)
         );
         let env = serde_json::from_str(r#"{"PATH": "/tmp", "BASH_ENV": "x"}"#).unwrap();
-        let fed = Order { stdin: Some("x".into()), env: Some(env), ..order("sh") };
+        let fed = AgentCommand { stdin: Some("x".into()), env: Some(env), ..order("sh") };
         let expected = "env=\"BASH_ENV,PATH\" stdin_sha256=2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881 line=sh";
         assert!(record(&fed, None).ends_with(expected), "{}", record(&fed, None));
         let script =
             Script { interpreter: "/bin/sh".into(), body: "x".into(), sha256: "not this".into() };
         let script =
-            record(&Order { script: Some(script), requested_by: None, ..order("x") }, None);
+            record(&AgentCommand { script: Some(script), requested_by: None, ..order("x") }, None);
         let digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
         assert!(
             script.ends_with(&format!(

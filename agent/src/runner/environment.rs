@@ -1,6 +1,6 @@
 //! The environment variables of a command.
 
-use farhand_domain::wire::Order;
+use farhand_domain::wire::AgentCommand;
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -13,7 +13,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 pub fn set_environment(
     command: &mut Command,
     account: &Account,
-    order: &Order,
+    order: &AgentCommand,
 ) -> Result<(), String> {
     let is_set = !account.shell.as_os_str().is_empty();
     command
@@ -50,7 +50,7 @@ mod tests {
     async fn a_command_gets_only_login_and_order_variables() {
         let user = User::from_uid(geteuid()).unwrap().unwrap();
         let env = json!({"COLOUR": "blue", "LANG": "de_DE.UTF-8"}).as_object().cloned();
-        let (fin, _) = run(&Order { env, allow_sh: false, ..order("env") }).await;
+        let (fin, _) = run(&AgentCommand { env, allow_sh: false, ..order("env") }).await;
         let mut lines: Vec<_> = fin.result.as_deref().unwrap().lines().collect();
         lines.sort_unstable();
         let expected = [

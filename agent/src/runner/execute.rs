@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use farhand_domain::wire::{Fin, Order};
+use farhand_domain::wire::{AgentCommand, Fin};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -83,7 +83,7 @@ impl StopReason {
 /// cancelled or the order's timeout has passed, ends all processes of the command: it sends TERM,
 /// and KILL after [`crate::runner::group::GRACE`].
 pub async fn execute(
-    order: &Order,
+    order: &AgentCommand,
     site: &Site,
     groups: &Groups,
     stops: &StopSignals,
@@ -216,7 +216,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_supervisor_does_not_change_the_fin() {
-        let argv = |word: &str| Order { argv: Some(vec![word.to_owned()]), ..order("") };
+        let argv = |word: &str| AgentCommand { argv: Some(vec![word.to_owned()]), ..order("") };
         let orders = [
             order("exit 0"),
             order("echo x; exit 3"),
@@ -227,7 +227,7 @@ mod tests {
             order("no-such-program-1"),
             argv("no-such-program-1"),
             argv("/etc/passwd"),
-            Order { cwd: Some("/no/such/directory".to_owned()), ..order("true") },
+            AgentCommand { cwd: Some("/no/such/directory".to_owned()), ..order("true") },
             order("sleep 3 & exit 4"),
         ];
         for order in orders {
@@ -352,7 +352,7 @@ mod tests {
             let pids = directory.path().join("pids");
             let line = format!("setsid sh -c 'echo $$ > {}; exec sleep 60' & wait", pids.display());
             let (fin, _) =
-                run_at(site, &Order { timeout: Some(1), ..order(&line) }, &never()).await;
+                run_at(site, &AgentCommand { timeout: Some(1), ..order(&line) }, &never()).await;
             assert_eq!(fin.exit_code, Some(124));
             assert!(!read(&pids).is_empty() && !is_running(&read(&pids)));
         }
@@ -463,14 +463,17 @@ mod tests {
         let pids = directory.path().join("pids");
         let line =
             format!("trap '' TERM; echo $$ >> {}; while :; do sleep 1; done", pids.display());
-        let (fin, _) = run(&Order { timeout: Some(1), ..order(&line) }).await;
+        let (fin, _) = run(&AgentCommand { timeout: Some(1), ..order(&line) }).await;
         assert_eq!((fin.success, fin.exit_code), (false, Some(124)));
         assert_eq!(fin.result.unwrap(), "\nThe command was killed: its timeout of 1 s was over.\n");
         assert!(!is_running(&read(&pids)));
         for timeout in [0, -1, i64::MIN] {
-            assert_eq!(refusal(&Order { timeout: Some(timeout), ..order("true") }).await.0, 126);
+            assert_eq!(
+                refusal(&AgentCommand { timeout: Some(timeout), ..order("true") }).await.0,
+                126
+            );
         }
-        let (fin, _) = run(&Order { timeout: Some(i64::MAX), ..order("echo x") }).await;
+        let (fin, _) = run(&AgentCommand { timeout: Some(i64::MAX), ..order("echo x") }).await;
         assert_eq!(fin.result.unwrap(), "x\n");
     }
 }

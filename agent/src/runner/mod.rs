@@ -33,8 +33,8 @@ mod testing;
 use std::sync::Arc;
 
 use farhand_domain::wire::{
-    FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_REPLAY, FEATURE_SCRIPT, FEATURE_STDIN, Fin,
-    Order,
+    AgentCommand, FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_REPLAY, FEATURE_SCRIPT,
+    FEATURE_STDIN, Fin,
 };
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -185,7 +185,7 @@ impl<T: Transport> Runner<T> {
     }
 
     /// Runs a built-in and reports its fin.
-    fn run_builtin(&self, order: Order, reporter: Reporter, written: Written) {
+    fn run_builtin(&self, order: AgentCommand, reporter: Reporter, written: Written) {
         let (program, restarting) = (self.program.clone(), self.restarting.clone());
         let (journal, site) = (self.reports.journal().clone(), self.site.clone());
         self.tasks.spawn(async move {
@@ -220,7 +220,7 @@ impl<T: Transport> CommandHandler for Runner<T> {
     /// Acknowledges a command and queues it. The command fails if the queue is full or the agent is
     /// shutting down. A repeated command does not run again. If it has ended, its ack and fin are
     /// sent again.
-    fn accept(&self, order: Order) {
+    fn accept(&self, order: AgentCommand) {
         let id = order.id;
         let mut jobs = self.queue.lock();
         if !jobs.seen.insert(id) {
@@ -286,7 +286,7 @@ impl<T: Transport> CommandHandler for Runner<T> {
     }
 }
 
-async fn report_end(reporter: Reporter, order: &Order, fin: Fin) {
+async fn report_end(reporter: Reporter, order: &AgentCommand, fin: Fin) {
     let (code, seconds) = (fin.exit_code.unwrap_or_default(), fin.elapsed_time.unwrap_or_default());
     log::info!(
         "command {}: as {:?}, exit code {code} after {seconds:.1} s",
@@ -330,8 +330,8 @@ mod tests {
         }
     }
 
-    fn numbered(number: usize, line: &str) -> Order {
-        Order { id: Uuid::from_u128(number as u128), ..order(line) }
+    fn numbered(number: usize, line: &str) -> AgentCommand {
+        AgentCommand { id: Uuid::from_u128(number as u128), ..order(line) }
     }
 
     #[tokio::test]
@@ -489,7 +489,7 @@ mod tests {
     async fn the_timeout_starts_with_the_process() {
         let host = Host::new(JournalWriter::default());
         host.runner.accept(numbered(1, "sleep 1.5"));
-        host.runner.accept(Order { timeout: Some(1), ..numbered(2, "echo x") });
+        host.runner.accept(AgentCommand { timeout: Some(1), ..numbered(2, "echo x") });
         assert_eq!(host.ended(2).await[1], (2, 0, "x\n".to_owned()));
         host.finish().await;
     }
@@ -508,9 +508,9 @@ mod tests {
             assert_eq!(host.ended(1).await, [(1, 0, "2\n".to_owned())]);
             // Without a shell, so that no other program runs first.
             let line = format!("grep -c pid {}", journal.display());
-            host.runner.accept(Order { allow_sh: false, ..numbered(2, &line) });
+            host.runner.accept(AgentCommand { allow_sh: false, ..numbered(2, &line) });
             assert_eq!(host.ended(2).await[1], (2, 0, "2\n".to_owned()));
-            let refused = Order { allow_sh: false, ..numbered(3, "/no/such/program") };
+            let refused = AgentCommand { allow_sh: false, ..numbered(3, "/no/such/program") };
             host.runner.accept(refused);
             assert_eq!(host.ended(3).await[2].1, 127);
             host.finish().await;

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use farhand_domain::acl;
-use farhand_domain::wire::Order;
+use farhand_domain::wire::AgentCommand;
 use nix::unistd::{Uid, User};
 use serde::Deserialize;
 
@@ -169,7 +169,7 @@ impl Policy {
     ///
     /// # Errors
     /// The rule that refuses it, in a sentence.
-    pub fn check(&self, order: &Order, uid: Uid) -> Result<(), String> {
+    pub fn check(&self, order: &AgentCommand, uid: Uid) -> Result<(), String> {
         self.rules.iter().try_for_each(|rules| rules.check(order, uid))
     }
 
@@ -183,7 +183,7 @@ impl Policy {
 }
 
 impl Rules {
-    fn check(&self, order: &Order, uid: Uid) -> Result<(), String> {
+    fn check(&self, order: &AgentCommand, uid: Uid) -> Result<(), String> {
         let Self { allow_accounts, deny_accounts, allow_argv, max_timeout, .. } = self;
         let refused =
             |rule: &str, why: String| Err(format!("The host's policy refuses it ({rule}): {why}."));
@@ -254,8 +254,8 @@ fn includes_account(accounts: &[String], uid: Uid) -> Result<bool, String> {
 /// A pattern that is only `...` would allow any program, so it allows no program.
 fn allows_words(pattern: &[String], words: &[String]) -> bool {
     let has_fixed =
-        pattern.first().is_some_and(|first| pattern.len() > 1 || first != acl::ANY_FURTHER);
-    has_fixed && acl::fits_words(pattern, words)
+        pattern.first().is_some_and(|first| pattern.len() > 1 || first != acl::ANY_FURTHER_WORDS);
+    has_fixed && acl::matches_words(pattern, words)
 }
 
 #[cfg(test)]
@@ -272,8 +272,8 @@ mod tests {
         Policy { rules: vec![toml::from_str(rules).unwrap()] }
     }
 
-    fn order(user: &str) -> Order {
-        Order { user: user.to_owned(), timeout: Some(60), ..Order::default() }
+    fn order(user: &str) -> AgentCommand {
+        AgentCommand { user: user.to_owned(), timeout: Some(60), ..AgentCommand::default() }
     }
 
     fn uid(name: &str) -> Uid {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn refuses(rules: &str, order: &Order, rule: Option<&str>) {
+    fn refuses(rules: &str, order: &AgentCommand, rule: Option<&str>) {
         let refusal = policy(rules).check(order, uid(&order.user)).err();
         match rule {
             None => assert_eq!(refusal, None),
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn argv_must_match_a_pattern() {
         let rules = "allow_argv = [[\"systemctl\", \"restart\", \"app-*\"], [\"/bin/echo\", \"...\"], [\"uptime\"], [\"...\"]]";
-        let argv = |words: &[&str]| Order {
+        let argv = |words: &[&str]| AgentCommand {
             argv: Some(words.iter().map(|word| (*word).to_owned()).collect()),
             ..order("root")
         };
@@ -330,22 +330,26 @@ mod tests {
         ] {
             refuses(rules, &argv(refused), Some("(allow_argv)"));
         }
-        refuses(rules, &Order { line: "uptime".to_owned(), ..order("root") }, Some("(allow_argv)"));
+        refuses(
+            rules,
+            &AgentCommand { line: "uptime".to_owned(), ..order("root") },
+            Some("(allow_argv)"),
+        );
         // Inputs that could make an allowed program run another program.
         let env = [("BASH_ENV".to_owned(), "$(id)".into())].into_iter().collect();
-        refuses(rules, &Order { env: Some(env), ..argv(&["uptime"]) }, Some("(allow_argv)"));
+        refuses(rules, &AgentCommand { env: Some(env), ..argv(&["uptime"]) }, Some("(allow_argv)"));
         refuses(
             rules,
-            &Order { stdin: Some(String::new()), ..argv(&["uptime"]) },
+            &AgentCommand { stdin: Some(String::new()), ..argv(&["uptime"]) },
             Some("(allow_argv)"),
         );
         refuses(
             rules,
-            &Order { cwd: Some("/tmp".to_owned()), ..argv(&["uptime"]) },
+            &AgentCommand { cwd: Some("/tmp".to_owned()), ..argv(&["uptime"]) },
             Some("(allow_argv)"),
         );
-        refuses(rules, &Order { env: Some(Default::default()), ..argv(&["uptime"]) }, None);
-        let script = Order { script: Some(Default::default()), ..argv(&["uptime"]) };
+        refuses(rules, &AgentCommand { env: Some(Default::default()), ..argv(&["uptime"]) }, None);
+        let script = AgentCommand { script: Some(Default::default()), ..argv(&["uptime"]) };
         refuses(rules, &script, Some("(allow_argv)"));
     }
 
@@ -376,7 +380,7 @@ mod tests {
         refuses("max_timeout = 59", &order("root"), Some("(max_timeout)"));
         refuses(
             "max_timeout = 60",
-            &Order { timeout: None, ..order("root") },
+            &AgentCommand { timeout: None, ..order("root") },
             Some("(max_timeout)"),
         );
     }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use farhand_domain::wire::Order;
+use farhand_domain::wire::AgentCommand;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -41,7 +41,7 @@ impl SeenIds {
 
 /// A waiting command.
 pub struct Job {
-    pub order: Order,
+    pub order: AgentCommand,
     pub reporter: Reporter,
     /// The command may run when this write is done.
     pub written: Written,

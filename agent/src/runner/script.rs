@@ -47,16 +47,16 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use farhand_domain::output::sha256;
-    use farhand_domain::wire::Order;
+    use farhand_domain::wire::AgentCommand;
     use nix::unistd::geteuid;
 
     use super::*;
     use crate::runner::testing::*;
 
-    fn script(interpreter: &str, body: &str) -> Order {
+    fn script(interpreter: &str, body: &str) -> AgentCommand {
         let sha256 = sha256(body);
         let script = Script { interpreter: interpreter.into(), body: body.into(), sha256 };
-        Order { script: Some(script), ..order("script:x@1") }
+        AgentCommand { script: Some(script), ..order("script:x@1") }
     }
 
     #[tokio::test]
@@ -68,8 +68,10 @@ mod tests {
         assert_eq!((fin.exit_code, fin.result.unwrap()), (Some(1), expected));
         assert!(!path.exists());
         if geteuid().is_root() {
-            let order =
-                Order { user: "nobody".into(), ..script("sh", "stat -c '%a %U' $0; id -un") };
+            let order = AgentCommand {
+                user: "nobody".into(),
+                ..script("sh", "stat -c '%a %U' $0; id -un")
+            };
             assert_eq!(run(&order).await.0.result.unwrap(), "700 nobody\nnobody\n");
         }
         let mut other = script("sh", "true");

@@ -1,7 +1,7 @@
 //! Decides whether this host accepts a command: finds the account, checks the policy, and records
 //! the decision in the system log.
 
-use farhand_domain::wire::Order;
+use farhand_domain::wire::AgentCommand;
 
 use crate::host::account::{self, Account, AgentAccount};
 use crate::journal::host_journal::HostJournal;
@@ -27,7 +27,7 @@ impl Site {
     ///
     /// # Errors
     /// The reason why this host refuses the command, in one sentence.
-    pub fn admit(&self, order: &Order) -> Result<Account, String> {
+    pub fn admit(&self, order: &AgentCommand) -> Result<Account, String> {
         let admitted = self.policy.read().and_then(|policy| {
             let account = account::resolve(&order.user, &order.group, self.own)?;
             policy.check(order, account.uid)?;
@@ -41,7 +41,7 @@ impl Site {
     ///
     /// # Errors
     /// The reason why this host refuses the built-in, in one sentence.
-    pub fn admit_builtin(&self, order: &Order) -> Result<(), String> {
+    pub fn admit_builtin(&self, order: &AgentCommand) -> Result<(), String> {
         let admitted = self.policy.read().and_then(|policy| policy.check_builtin(&order.line));
         self.host_journal.write(order, admitted.as_ref().err().map(String::as_str));
         admitted
@@ -77,7 +77,7 @@ mod tests {
             host_journal: HostJournal::new(socket),
             ..SITE.clone()
         };
-        let run = async |order: Order| {
+        let run = async |order: AgentCommand| {
             let (queue, _reports) = mpsc::channel(2);
             let fin = execute(
                 &order,

@@ -143,14 +143,14 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
-    use farhand_domain::wire::Order;
+    use farhand_domain::wire::AgentCommand;
     use nix::unistd::{User, geteuid};
 
     use crate::runner::testing::*;
 
     #[tokio::test]
     async fn a_command_runs_in_the_requested_directory() {
-        let within = |cwd: &str| Order { cwd: Some(cwd.to_owned()), ..order("pwd") };
+        let within = |cwd: &str| AgentCommand { cwd: Some(cwd.to_owned()), ..order("pwd") };
         assert_eq!(run(&within("/usr")).await.0.result.unwrap(), "/usr\n");
         for missing in ["/no/such/directory", "/etc/passwd", "/a\0b"] {
             let (code, why) = refusal(&within(missing)).await;
@@ -159,7 +159,8 @@ mod tests {
         if geteuid().is_root() {
             let closed = tempfile::tempdir().unwrap();
             std::fs::set_permissions(closed.path(), Permissions::from_mode(0o700)).unwrap();
-            let order = Order { user: "nobody".into(), ..within(closed.path().to_str().unwrap()) };
+            let order =
+                AgentCommand { user: "nobody".into(), ..within(closed.path().to_str().unwrap()) };
             let (code, why) = refusal(&order).await;
             assert!(
                 code == 126 && why.contains("cannot be entered as nobody: Permission denied"),
@@ -217,7 +218,7 @@ mod tests {
     #[tokio::test]
     async fn an_agent_that_runs_as_root_switches_to_the_account() {
         if !geteuid().is_root() {
-            let (code, why) = refusal(&Order { user: "root".into(), ..order("id") }).await;
+            let (code, why) = refusal(&AgentCommand { user: "root".into(), ..order("id") }).await;
             assert!(code == 126 && why.contains("cannot run a command as root"), "{code} {why}");
             return;
         }
@@ -230,10 +231,11 @@ mod tests {
             home.display()
         );
         for site in sites() {
-            let order = Order { user: "nobody".into(), ..order(line) };
+            let order = AgentCommand { user: "nobody".into(), ..order(line) };
             assert_eq!(run_at(site, &order, &never()).await.0.result.unwrap(), expected);
         }
-        let (fin, _) = run(&Order { user: "nobody".into(), ..order("cat /etc/shadow") }).await;
+        let (fin, _) =
+            run(&AgentCommand { user: "nobody".into(), ..order("cat /etc/shadow") }).await;
         assert!(!fin.success);
     }
 }

@@ -7,7 +7,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use farhand_domain::output::sha256;
-use farhand_domain::wire::{Fin, Order};
+use farhand_domain::wire::{AgentCommand, Fin};
 use tokio::process::Command;
 
 use crate::journal::writer::JournalWriter;
@@ -27,7 +27,7 @@ const SYSTEM: &str = "system";
 /// # Errors
 /// The fin of a command that cannot be run.
 pub async fn start(
-    order: &Order,
+    order: &AgentCommand,
     site: &Site,
     journal: &JournalWriter,
 ) -> Result<SpawnedCommand, Fin> {
@@ -54,7 +54,11 @@ pub async fn start(
 ///
 /// # Errors
 /// The fin of a command that cannot be run.
-fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedCommand, Fin> {
+fn prepare(
+    order: &AgentCommand,
+    site: &Site,
+    gate: Option<OwnedFd>,
+) -> Result<SpawnedCommand, Fin> {
     let refused = |why: String| failure(REFUSED, why);
     let account = site.admit(order).map_err(refused)?;
     if order.shell != SYSTEM {
@@ -63,7 +67,7 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
     let blanks = |text: &str| text.split_ascii_whitespace().map(str::to_owned).collect();
     let mut script = None;
     let words: Vec<String> = match order {
-        Order { script: Some(found), .. } => {
+        AgentCommand { script: Some(found), .. } => {
             if !sha256(&found.body).eq_ignore_ascii_case(&found.sha256) {
                 return Err(refused("The script does not match its SHA-256.".to_owned()));
             }
@@ -77,11 +81,11 @@ fn prepare(order: &Order, site: &Site, gate: Option<OwnedFd>) -> Result<SpawnedC
             }
             words
         }
-        Order { argv: Some(words), .. } => words.clone(),
-        Order { allow_sh: true, line, .. } => {
+        AgentCommand { argv: Some(words), .. } => words.clone(),
+        AgentCommand { allow_sh: true, line, .. } => {
             vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()]
         }
-        Order { line, .. } => blanks(line),
+        AgentCommand { line, .. } => blanks(line),
     };
     let (program, arguments) =
         words.split_first().ok_or_else(|| failure(NOT_FOUND, "The command names no program."))?;
@@ -142,7 +146,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_shell_a_line_is_split_at_blanks() {
-        let words = |line: &str| Order { allow_sh: false, ..order(line) };
+        let words = |line: &str| AgentCommand { allow_sh: false, ..order(line) };
         let (fin, _) = run(&words("  echo  'a b' | $HOME ")).await;
         assert_eq!(fin.result.unwrap(), "'a b' | $HOME\n");
         assert_eq!(
@@ -158,7 +162,7 @@ mod tests {
         let argv = |words: &[&str]| {
             let argv = Some(words.iter().map(|word| (*word).to_owned()).collect());
             // The order also has a line, which is ignored.
-            Order { argv, ..order("echo line") }
+            AgentCommand { argv, ..order("echo line") }
         };
         let (fin, _) = run(&argv(&["printf", "%s|", "a b", "$HOME;id", "", "*", "\"'"])).await;
         assert_eq!(fin.result.unwrap(), "a b|$HOME;id||*|\"'|");
@@ -174,23 +178,29 @@ mod tests {
     #[tokio::test]
     async fn a_command_reads_the_stdin_of_its_order() {
         let text = "é\n\0".repeat(20_000);
-        let order = Order { stdin: Some(text.clone()), ..order("cat") };
+        let order = AgentCommand { stdin: Some(text.clone()), ..order("cat") };
         let (fin, _) = run(&order).await;
         assert!(fin.exit_code == Some(0) && fin.result.unwrap() == text);
-        let (fin, _) = run(&Order { stdin: Some(String::new()), ..order }).await;
+        let (fin, _) = run(&AgentCommand { stdin: Some(String::new()), ..order }).await;
         assert_eq!(fin.result.unwrap(), "");
     }
 
     #[tokio::test]
     async fn invalid_orders_are_refused() {
-        assert_eq!(refusal(&Order { shell: "fish".into(), ..order("x") }).await.0, 126);
-        assert_eq!(refusal(&Order { user: String::new(), ..order("id") }).await.0, 126);
-        assert_eq!(refusal(&Order { user: "no-such-user".into(), ..order("id") }).await.0, 126);
-        assert_eq!(refusal(&Order { group: "no-such-group".into(), ..order("id") }).await.0, 126);
+        assert_eq!(refusal(&AgentCommand { shell: "fish".into(), ..order("x") }).await.0, 126);
+        assert_eq!(refusal(&AgentCommand { user: String::new(), ..order("id") }).await.0, 126);
+        assert_eq!(
+            refusal(&AgentCommand { user: "no-such-user".into(), ..order("id") }).await.0,
+            126
+        );
+        assert_eq!(
+            refusal(&AgentCommand { group: "no-such-group".into(), ..order("id") }).await.0,
+            126
+        );
         assert_eq!(refusal(&order("a\0b")).await.0, 126);
         for env in [json!({"A": 1}), json!({"": "x"}), json!({"A=B": "x"}), json!({"A": "\u{0}"})] {
             let env = env.as_object().cloned();
-            assert_eq!(refusal(&Order { env, ..order("true") }).await.0, 126);
+            assert_eq!(refusal(&AgentCommand { env, ..order("true") }).await.0, 126);
         }
     }
 }

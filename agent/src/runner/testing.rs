@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use farhand_domain::wire::{Fin, Order};
+use farhand_domain::wire::{AgentCommand, Fin};
 use nix::unistd::{User, geteuid};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -50,20 +50,20 @@ pub fn own_name() -> String {
     User::from_uid(geteuid()).unwrap().unwrap().name
 }
 
-pub fn order(line: &str) -> Order {
-    Order {
+pub fn order(line: &str) -> AgentCommand {
+    AgentCommand {
         id: Uuid::from_u128(fastrand::u128(..)),
         shell: "system".into(),
         line: line.into(),
         user: own_name(),
         group: String::new(),
         allow_sh: true,
-        ..Order::default()
+        ..AgentCommand::default()
     }
 }
 
 /// Runs an order. Returns its fin and the content of its chunks.
-pub async fn run(order: &Order) -> (Fin, Vec<String>) {
+pub async fn run(order: &AgentCommand) -> (Fin, Vec<String>) {
     run_until(order, &never()).await
 }
 
@@ -71,11 +71,11 @@ pub fn never() -> StopSignals {
     StopSignals { stopping: CancellationToken::new(), killed: CancellationToken::new() }
 }
 
-pub async fn run_until(order: &Order, stops: &StopSignals) -> (Fin, Vec<String>) {
+pub async fn run_until(order: &AgentCommand, stops: &StopSignals) -> (Fin, Vec<String>) {
     run_at(&SITE, order, stops).await
 }
 
-pub async fn run_at(site: &Site, order: &Order, stops: &StopSignals) -> (Fin, Vec<String>) {
+pub async fn run_at(site: &Site, order: &AgentCommand, stops: &StopSignals) -> (Fin, Vec<String>) {
     let (queue, mut reports) = mpsc::channel(2);
     let chunks = async {
         let mut chunks = Vec::new();
@@ -103,7 +103,7 @@ pub async fn result(line: &str) -> (i64, String) {
     (code, result)
 }
 
-pub async fn refusal(order: &Order) -> (i64, String) {
+pub async fn refusal(order: &AgentCommand) -> (i64, String) {
     let (fin, chunks) = run(order).await;
     assert!(!fin.success && chunks.is_empty() && fin.result.as_deref() == Some(""));
     (fin.exit_code.unwrap(), fin.reason.unwrap())

@@ -52,7 +52,7 @@ impl Status {
         Ok(Self {
             url: settings.service.to_string(),
             id: settings.id.to_string(),
-            fingerprint: fingerprint::of_key(&settings.key),
+            fingerprint: fingerprint::from_key(&settings.key),
             service,
             state,
         })

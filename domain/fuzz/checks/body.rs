@@ -2,13 +2,13 @@
 
 use farhand_domain::api_token::{NewToken, TokenChanges, TokenReplacement};
 use farhand_domain::command::{MAX_LINE, NewCommand};
-use farhand_domain::error::{Error, Kind};
+use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::fields::Fields;
 use farhand_domain::group::{GroupChanges, MembershipChange, NewMembership};
 use farhand_domain::registration_token::{NewRegistrationToken, Registration};
 use farhand_domain::server::ServerChanges;
 use farhand_domain::time::Timestamp;
-use farhand_domain::user::{Changes, read_creation};
+use farhand_domain::user::{UserChanges, read_new_user};
 use serde_json::Value;
 
 pub fn check(data: &[u8]) {
@@ -40,9 +40,9 @@ pub fn check(data: &[u8]) {
     }
     read_or_reject(TokenReplacement::read(read(), now));
     read_or_reject(TokenChanges::read(read(), now));
-    read_or_reject(read_creation(read()));
-    read_or_reject(Changes::read(read()));
-    read_or_reject(Changes::read_all(read()));
+    read_or_reject(read_new_user(read()));
+    read_or_reject(UserChanges::read(read()));
+    read_or_reject(UserChanges::read_all(read()));
     read_or_reject(GroupChanges::read(read()));
     read_or_reject(GroupChanges::read_all(read()));
     read_or_reject(NewMembership::read(read()));
@@ -62,7 +62,7 @@ fn read_or_reject<T>(result: Result<T, Error>) -> Option<T> {
         Ok(value) => return Some(value),
         Err(error) => error,
     };
-    assert_eq!(error.kind, Kind::Invalid, "{error:?}");
+    assert_eq!(error.kind, ErrorKind::Invalid, "{error:?}");
     assert!(!error.fields.is_empty());
     assert!(error.fields.values().flatten().all(|message| !message.is_empty()), "{error:?}");
     None

@@ -1,17 +1,17 @@
 //! Compares the reading of the Host header with a naive reading by labels.
 
-use farhand_domain::host::{Host, Names};
+use farhand_domain::host::{Host, CellNames};
 
-const NAMES: Names<'_> = Names { region: "eu1", service_domain: "farhand.example", default_workspace: Some("demo") };
+const NAMES: CellNames<'_> = CellNames { region: "eu1", service_domain: "farhand.example", default_workspace: Some("demo") };
 
 pub fn check(data: &[u8]) {
     let header = String::from_utf8_lossy(data);
-    let host = Host::of(&header, NAMES);
-    assert_eq!(Host::of(&header.to_ascii_uppercase(), NAMES), host, "case does not matter");
+    let host = Host::parse(&header, NAMES);
+    assert_eq!(Host::parse(&header.to_ascii_uppercase(), NAMES), host, "case does not matter");
     assert_eq!(matches!(host, Host::Workspace(_)).then(|| host.workspace()).flatten(), by_labels(&header).as_deref());
     if let Host::Workspace(slug) = &host {
         let written = format!("{slug}.eu1.farhand.example:8443");
-        assert_eq!(Host::of(&written, NAMES), host, "a name reads as itself, with a port too");
+        assert_eq!(Host::parse(&written, NAMES), host, "a name reads as itself, with a port too");
     }
     if let Host::Bare(workspace) = &host {
         assert_eq!(workspace.as_deref(), Some("demo"));

@@ -1,7 +1,7 @@
 //! Addresses and texts of mails: they never end a header or a line. The first line of the input is
 //! an address, the second a subject, the rest the text.
 
-use farhand_domain::mail::{Message, is_address};
+use farhand_domain::mail::{MailMessage, is_address};
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::normalized_email;
 
@@ -22,7 +22,7 @@ pub fn check(data: &[u8]) {
     }
     let date = Timestamp::from_millis(1_795_224_225_000);
     let message =
-        Message { id: "01936d3e-7a00-7000-8000-000000000000".parse().expect("an id"), date, to, subject, text };
+        MailMessage { id: "01936d3e-7a00-7000-8000-000000000000".parse().expect("an id"), date, to, subject, text };
     let is_good = is_address(&message.to) && !message.subject.contains(char::is_control);
     assert_eq!(message.check().is_ok(), is_good);
     if !is_good {
@@ -30,7 +30,7 @@ pub fn check(data: &[u8]) {
     }
     let mime = message.mime("farhand@example.com");
     let plain =
-        Message { subject: "x".to_owned(), text: "x".to_owned(), ..message.clone() }.mime("farhand@example.com");
+        MailMessage { subject: "x".to_owned(), text: "x".to_owned(), ..message.clone() }.mime("farhand@example.com");
     assert!(mime.is_ascii() && mime.ends_with("\r\n"));
     let names = |mime: &str| {
         let head = mime.split("\r\n\r\n").next().unwrap_or_default().to_owned();

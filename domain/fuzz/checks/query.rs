@@ -4,11 +4,11 @@ use std::fmt::Debug;
 
 use farhand_domain::api_token::TokenFilter;
 use farhand_domain::command_list::CommandList;
-use farhand_domain::error::{Error, Kind};
+use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::group::{GroupFilter, MembershipFilter};
 use farhand_domain::page::{self, Page, Query};
 use farhand_domain::server::ServerList;
-use farhand_domain::user::Filter;
+use farhand_domain::user::UserFilter;
 
 /// The longest pattern that D1 takes, in bytes.
 const MAX_PATTERN: usize = 50;
@@ -19,7 +19,7 @@ pub fn check(data: &[u8]) {
     let again: Query = form_urlencoded::parse(written.as_bytes()).into_owned().collect();
     assert_eq!(again, query, "a query that is written again is unchanged");
 
-    if let Some(page) = reads(&query, |query| Page::of(query)) {
+    if let Some(page) = reads(&query, |query| Page::from_query(query)) {
         assert!(page.number >= 1 && (1..=page::MAX_SIZE).contains(&page.size) && page.offset() <= 1 << 53);
         for count in [0, 1, page.size, page.offset(), (page.offset() + 1).min(1 << 53), 1 << 53] {
             let neighbours = page.neighbours(count);
@@ -30,7 +30,7 @@ pub fn check(data: &[u8]) {
             }
         }
     }
-    if let Some(list) = reads(&query, |query| CommandList::of(query)) {
+    if let Some(list) = reads(&query, |query| CommandList::from_query(query)) {
         assert!(!list.order.is_empty() && list.order.len() <= 5);
         for word in &list.words {
             assert!(word.glob().is_none_or(|pattern| pattern.len() <= MAX_PATTERN && pattern.len() > 2));
@@ -44,11 +44,11 @@ pub fn check(data: &[u8]) {
             assert_eq!(word.in_line(), word.in_line().to_ascii_lowercase());
         }
     }
-    reads(&query, ServerList::of);
-    reads(&query, |query| Filter::of(query));
-    reads(&query, GroupFilter::of);
-    reads(&query, MembershipFilter::of);
-    reads(&query, |query| TokenFilter::of(query));
+    reads(&query, ServerList::from_query);
+    reads(&query, |query| UserFilter::from_query(query));
+    reads(&query, GroupFilter::from_query);
+    reads(&query, MembershipFilter::from_query);
+    reads(&query, |query| TokenFilter::from_query(query));
 }
 
 /// Reads a query. Of repeated parameters only the last one counts. An error must have messages by
@@ -64,10 +64,10 @@ fn reads<T: Debug>(query: &Query, read: impl Fn(&Query) -> Result<T, Error>) -> 
     match result {
         Ok(value) => Some(value),
         Err(error) => {
-            assert_eq!(error.kind, Kind::Invalid);
+            assert_eq!(error.kind, ErrorKind::Invalid);
             assert!(!error.fields.is_empty());
             for (name, messages) in &error.fields {
-                assert!(page::parameter(query, name).is_some(), "{name} is not in the query");
+                assert!(page::last_value(query, name).is_some(), "{name} is not in the query");
                 assert!(!messages.is_empty());
             }
             None

@@ -1,9 +1,9 @@
 //! Any replies of a mail server. The first byte of the input chooses the encryption and whether the
 //! session has a login. Each line after it is a reply or a part of one.
 
-use farhand_domain::mail::Failure;
+use farhand_domain::mail::MailFailure;
 use farhand_domain::secret::Secret;
-use farhand_domain::smtp::{Login, Mail, Next, Security, Session};
+use farhand_domain::smtp::{SmtpLogin, MailWithEnvelope, SmtpStep, Security, SmtpSession};
 
 /// The longest input, in bytes.
 const MAX_LENGTH: usize = 8 * 1024;
@@ -11,23 +11,23 @@ const MAX_LENGTH: usize = 8 * 1024;
 const SECRETS: [&str; 3] = ["open sesame", "b3BlbiBzZXNhbWU=", "AGZhcmhhbmQAb3BlbiBzZXNhbWU="];
 const TEXT: &str = "the text of the mail";
 
-fn session(kind: u8) -> Session {
+fn session(kind: u8) -> SmtpSession {
     let security = if kind & 1 == 0 { Security::StartTls } else { Security::Tls };
-    let login = Login { username: "farhand".to_owned(), password: Secret::new("open sesame") };
+    let login = SmtpLogin { username: "farhand".to_owned(), password: Secret::new("open sesame") };
     let mime = format!("Subject: x\r\n\r\n{TEXT}\r\n.\r\n..\r\n");
-    let mail = Mail { from: "farhand@example.com".to_owned(), to: "boss@example.com".to_owned(), mime };
-    Session::new(security, (kind & 2 == 0).then_some(login), mail)
+    let mail = MailWithEnvelope { from: "farhand@example.com".to_owned(), to: "boss@example.com".to_owned(), mime };
+    SmtpSession::new(security, (kind & 2 == 0).then_some(login), mail)
 }
 
-/// All steps of a session, without [`Next::Read`].
-fn run<'a>(kind: u8, pieces: impl Iterator<Item = &'a [u8]>) -> Vec<Result<Next, Failure>> {
+/// All steps of a session, without [`SmtpStep::Read`].
+fn run<'a>(kind: u8, pieces: impl Iterator<Item = &'a [u8]>) -> Vec<Result<SmtpStep, MailFailure>> {
     let mut session = session(kind);
     let mut steps = Vec::new();
     for piece in pieces {
         match session.receive(piece) {
-            Ok(Next::Read) => {}
+            Ok(SmtpStep::Read) => {}
             step => {
-                let is_over = matches!(step, Ok(Next::Delivered) | Err(_));
+                let is_over = matches!(step, Ok(SmtpStep::Delivered) | Err(_));
                 steps.push(step);
                 if is_over {
                     break;
@@ -47,14 +47,14 @@ pub fn check(data: &[u8]) {
     let mut sends_text = false;
     for step in &steps {
         let sent = match step {
-            Ok(Next::StartTls(sent)) => {
+            Ok(SmtpStep::StartTls(sent)) => {
                 assert!(!is_encrypted);
                 is_encrypted = true;
                 sent
             }
-            Ok(Next::Send(sent)) => sent,
-            Ok(Next::Read | Next::Delivered) => continue,
-            Err(Failure::Temporary(why) | Failure::Permanent(why)) => {
+            Ok(SmtpStep::Send(sent)) => sent,
+            Ok(SmtpStep::Read | SmtpStep::Delivered) => continue,
+            Err(MailFailure::Temporary(why) | MailFailure::Permanent(why)) => {
                 // A failure may quote a secret only if the server sent it.
                 let letters = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
                 let said = letters(&String::from_utf8_lossy(answers));
@@ -72,6 +72,6 @@ pub fn check(data: &[u8]) {
         }
         sends_text = sent == "DATA\r\n";
     }
-    let delivered = steps.contains(&Ok(Next::Delivered));
+    let delivered = steps.contains(&Ok(SmtpStep::Delivered));
     assert!(!delivered || is_encrypted);
 }

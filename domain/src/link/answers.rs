@@ -3,11 +3,14 @@
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::call::{Answer, ChunkPage, Chunks, Follow, Followed, Forget, Forgotten, Refusal};
+use super::call::{
+    DeleteOldCommands, DeletedCommands, FollowOutput, FollowedOutput, LinkResponse, OutputPage,
+    ReadOutput, Refusal,
+};
 use super::event::Ticket;
-use super::machine::Link;
+use super::machine::LinkMachine;
 use super::memory::{AfterWait, WaitsFor};
-use super::store::{Most, Result, Store};
+use super::store::{ReadLimit, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 use crate::command_object;
 use crate::time::Timestamp;
@@ -19,7 +22,7 @@ const MAX_STREAM_BYTES: usize = 256 * 1024;
 /// The most that one call deletes: rows plus pages of 4 KiB.
 const MAX_DELETED_PER_CALL: u64 = 8_000;
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     fn live_fields(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         let output = self.store.output(stored)?;
         Ok(command_object::live_fields(&stored.life, &output, self.scene.now))
@@ -27,35 +30,35 @@ impl<S: Store> Link<S> {
 
     /// The whole command object.
     pub(super) fn command_json(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
-        Ok(command_object::object(&stored.command, self.live_fields(stored)?))
+        Ok(command_object::command_json(&stored.command, self.live_fields(stored)?))
     }
 
     /// The live fields of an accepted command.
-    pub(super) fn live_answer(&self, id: Uuid) -> Result<Answer> {
+    pub(super) fn live_answer(&self, id: Uuid) -> Result<LinkResponse> {
         match self.find(id)?.filter(|stored| stored.phase == Phase::Accepted) {
-            Some(stored) => Ok(Answer::done(self.live_fields(&stored)?)),
-            None => Ok(Answer::Refused(Refusal::NotFound)),
+            Some(stored) => Ok(LinkResponse::done(self.live_fields(&stored)?)),
+            None => Ok(LinkResponse::Refused(Refusal::NotFound)),
         }
     }
 
     /// Answers with a page of a command's output.
-    pub(super) fn output_page(&mut self, ticket: Ticket, page: &Chunks) -> Result<()> {
+    pub(super) fn output_page(&mut self, ticket: Ticket, page: &ReadOutput) -> Result<()> {
         let Some(stored) = self.find(page.id)? else {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
         };
-        let most = Most { chunks: page.limit, bytes: usize::MAX, until_gap: false };
+        let most = ReadLimit { chunks: page.limit, bytes: usize::MAX, until_gap: false };
         let chunks = match self.store.find_chunk(&stored, page.from, page.offset)? {
             Some(first) => self.store.chunks(&stored, first, most)?,
             None => vec![],
         };
         let count = self.store.count_chunks(&stored, page.from)?;
-        self.reply(ticket, Answer::done(ChunkPage { count, chunks }));
+        self.reply(ticket, LinkResponse::done(OutputPage { count, chunks }));
         Ok(())
     }
 
     /// Answers with the next output of a command as soon as there is some, or with its end.
-    pub(super) fn follow(&mut self, ticket: Ticket, follow: Follow) -> Result<()> {
+    pub(super) fn follow(&mut self, ticket: Ticket, follow: FollowOutput) -> Result<()> {
         let until = self.scene.now.plus_millis(follow.wait_millis);
         self.follow_until(ticket, follow, until, false)
     }
@@ -65,7 +68,7 @@ impl<S: Store> Link<S> {
     pub(super) fn follow_until(
         &mut self,
         ticket: Ticket,
-        follow: Follow,
+        follow: FollowOutput,
         until: Timestamp,
         is_end_in_d1: bool,
     ) -> Result<()> {
@@ -76,8 +79,11 @@ impl<S: Store> Link<S> {
         };
         let complete_at = stored.output_complete_at();
         let is_complete = complete_at.is_some_and(|at| at <= now);
-        let most =
-            Most { chunks: MAX_STREAM_CHUNKS, bytes: MAX_STREAM_BYTES, until_gap: !is_complete };
+        let most = ReadLimit {
+            chunks: MAX_STREAM_CHUNKS,
+            bytes: MAX_STREAM_BYTES,
+            until_gap: !is_complete,
+        };
         let first = self.store.find_chunk(&stored, follow.from, 0)?;
         // Output behind a gap is held back until the gap is filled.
         let chunks = match first {
@@ -96,7 +102,7 @@ impl<S: Store> Link<S> {
         }
         if !chunks.is_empty() || is_at_end || until <= now {
             let end = if is_at_end { Some(self.stream_end(&stored)?) } else { None };
-            self.reply(ticket, Answer::done(Followed { chunks, has_more, end }));
+            self.reply(ticket, LinkResponse::done(FollowedOutput { chunks, has_more, end }));
             return Ok(());
         }
         let resume_at = complete_at.map_or(until, |at| at.min(until));
@@ -113,18 +119,22 @@ impl<S: Store> Link<S> {
 
     /// Deletes commands that ended long ago, with their output. A command stays if it has not ended
     /// here, or if D1 does not have its latest revision. The call can be repeated.
-    pub(super) fn delete_old_commands(&mut self, ticket: Ticket, forget: Forget) -> Result<()> {
-        let Forget { ids, until } = forget;
+    pub(super) fn delete_old_commands(
+        &mut self,
+        ticket: Ticket,
+        forget: DeleteOldCommands,
+    ) -> Result<()> {
+        let DeleteOldCommands { ids, until } = forget;
         let deleted = match self.server {
-            None => Forgotten { ids, is_all: true },
+            None => DeletedCommands { ids, is_complete: true },
             Some(_) => {
-                let (ids, is_all) = self.store.forget(&ids, until, MAX_DELETED_PER_CALL)?;
+                let (ids, is_complete) = self.store.forget(&ids, until, MAX_DELETED_PER_CALL)?;
                 // Followers of a deleted command get an answer.
                 self.changed_commands.extend(&ids);
-                Forgotten { ids, is_all }
+                DeletedCommands { ids, is_complete }
             }
         };
-        self.reply(ticket, Answer::done(deleted));
+        self.reply(ticket, LinkResponse::done(deleted));
         self.resume_waiting()?;
         self.wipe_if_unused()
     }

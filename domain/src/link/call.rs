@@ -5,50 +5,60 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::audit::{Event, Source};
+use crate::audit::{AuditEvent, Source};
 use crate::command::{Command, Inputs, OnOffline, Origin};
-use crate::error::{Code, Error, Kind};
+use crate::error::{Code, Error, ErrorKind};
 use crate::features::{Feature, Features};
 use crate::time::Timestamp;
 use crate::wire::{Chunk, Fin, HostFacts};
 
 /// A request message to a server's object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Ask {
+pub enum LinkRequest {
     /// Create a command and deliver it when it is due. Answers with [`Created`].
     Create(Box<Create>),
     /// Replay the first answer to a request with an Idempotency-Key. Waits for that answer if the
     /// first request is under way. Answers with [`Created`].
-    Replay(Key),
+    Replay(IdempotencyKey),
     /// Read the live fields of a command.
-    Live(Live),
+    #[serde(rename = "Live")]
+    ReadLiveFields(ReadLiveFields),
     /// Cancel a command. Answers with its live fields.
-    Cancel(ByUser),
+    Cancel(UserAction),
     /// Cancel the waiting commands that were created with revoked login sessions.
-    CancelOf(RevokedSessions),
+    #[serde(rename = "CancelOf")]
+    CancelOfSessions(RevokedSessions),
     /// Kill a command. Answers with its live fields.
-    Kill(ByUser),
-    /// Read a page of a command's output. Answers with [`ChunkPage`].
-    Chunks(Chunks),
-    /// Wait for the next output of a command. Answers with [`Followed`].
-    Follow(Follow),
+    Kill(UserAction),
+    /// Read a page of a command's output. Answers with [`OutputPage`].
+    #[serde(rename = "Chunks")]
+    ReadOutput(ReadOutput),
+    /// Wait for the next output of a command. Answers with [`FollowedOutput`].
+    #[serde(rename = "Follow")]
+    FollowOutput(FollowOutput),
     /// Load the identity of the server, which was just created.
-    Adopt(OfServer),
+    #[serde(rename = "Adopt")]
+    InitIdentity(ServerLocation),
     /// Take the new name of the server.
     Rename(Rename),
     /// Replace the key of the server's agent, and refuse the old key.
-    Rotate(Rotate),
+    #[serde(rename = "Rotate")]
+    ReplaceKey(ReplaceKey),
     /// Delete the server: disconnect its agent and cancel waiting commands. The commands that it
     /// ran stay, with their output.
-    Remove(Remove),
+    #[serde(rename = "Remove")]
+    DeleteServer(DeleteServer),
     /// Write everything to D1 again: D1 was restored to an earlier time.
-    Resync(OfServer),
+    Resync(ServerLocation),
     /// Handle a report of an agent. The answer is for the agent.
-    Agent(AgentCall),
-    /// Delete commands that ended long ago. Answers with [`Forgotten`].
-    Forget(Forget),
+    #[serde(rename = "Agent")]
+    HandleReport(AgentReport),
+    /// Delete commands that ended long ago. Answers with [`DeletedCommands`].
+    #[serde(rename = "Forget")]
+    DeleteOldCommands(DeleteOldCommands),
     /// Disconnect the agent and wipe the object: its workspace is purged.
-    Sever,
+    #[serde(rename = "Sever")]
+    DisconnectAndWipe,
     /// True: the workspace was deleted, so disconnect the agent and refuse agents. False: it was
     /// undeleted, so accept agents again. Nothing is deleted.
     Suspend(bool),
@@ -65,7 +75,7 @@ pub struct Rename {
 
 /// Which server an object belongs to. An object does not know that before its first call.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct OfServer {
+pub struct ServerLocation {
     /// The workspace's slug.
     pub workspace: String,
     /// The workspace's id.
@@ -76,9 +86,9 @@ pub struct OfServer {
 
 /// A new key for an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Rotate {
+pub struct ReplaceKey {
     /// The server whose agent gets the key.
-    pub of: OfServer,
+    pub of: ServerLocation,
     /// The id of the user who requests it.
     pub by: i64,
     /// The hash of the new key.
@@ -88,20 +98,20 @@ pub struct Rotate {
     /// When it was requested.
     pub at: Timestamp,
     /// Its audit event.
-    pub event: Event,
+    pub event: AuditEvent,
 }
 
 /// The deletion of a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Remove {
+pub struct DeleteServer {
     /// The server to delete.
-    pub of: OfServer,
+    pub of: ServerLocation,
     /// The id of the user who requests it; `None`: its own agent, or the service.
     pub by: Option<i64>,
     /// Whether the server is deleted only if it is still pending, that is, not approved.
     pub only_pending: bool,
     /// Its audit event.
-    pub event: Event,
+    pub event: AuditEvent,
 }
 
 /// A new command.
@@ -126,14 +136,14 @@ pub struct Create {
     /// How long the client waits for its end, in seconds.
     pub wait: Option<u32>,
     /// The request's Idempotency-Key.
-    pub key: Option<Key>,
+    pub key: Option<IdempotencyKey>,
     /// Its audit event.
-    pub event: Event,
+    pub event: AuditEvent,
 }
 
 /// An Idempotency-Key and the body of its request, both hashed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Key {
+pub struct IdempotencyKey {
     /// The hash of the user's id and the key: keys of different users never collide.
     pub hash: String,
     /// The hash of the body.
@@ -163,7 +173,7 @@ impl Created {
 
 /// A request for a command's live fields.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Live {
+pub struct ReadLiveFields {
     /// The command's id.
     pub id: Uuid,
     /// How long to wait for its end, in seconds.
@@ -172,13 +182,13 @@ pub struct Live {
 
 /// A user cancels or kills a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ByUser {
+pub struct UserAction {
     /// The command's id.
     pub id: Uuid,
     /// The user's name.
     pub username: String,
     /// Its audit event.
-    pub event: Event,
+    pub event: AuditEvent,
 }
 
 /// Login sessions that were revoked.
@@ -190,7 +200,7 @@ pub struct RevokedSessions {
 
 /// A request for a page of a command's output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Chunks {
+pub struct ReadOutput {
     /// The command's id.
     pub id: Uuid,
     /// The lowest `seq`.
@@ -203,7 +213,7 @@ pub struct Chunks {
 
 /// A page of a command's output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ChunkPage {
+pub struct OutputPage {
     /// The number of chunks on all pages.
     pub count: u64,
     /// The chunks of the page.
@@ -212,7 +222,7 @@ pub struct ChunkPage {
 
 /// A request for a command's next output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Follow {
+pub struct FollowOutput {
     /// The command's id.
     pub id: Uuid,
     /// The lowest `seq`.
@@ -225,7 +235,7 @@ pub struct Follow {
 
 /// The next output of a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Followed {
+pub struct FollowedOutput {
     /// The next chunks. They have no gap while more output is expected.
     pub chunks: Vec<Chunk>,
     /// Whether more chunks are stored. If `chunks` is empty, they are behind a gap.
@@ -236,25 +246,26 @@ pub struct Followed {
 
 /// A request to delete commands that ended long ago.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Forget {
+pub struct DeleteOldCommands {
     /// The ids of the commands.
     pub ids: Vec<Uuid>,
     /// A command that ended later stays.
     pub until: Timestamp,
 }
 
-/// The outcome of [`Forget`].
+/// The outcome of [`DeleteOldCommands`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Forgotten {
+pub struct DeletedCommands {
     /// The ids of the commands that are deleted completely.
     pub ids: Vec<Uuid>,
     /// Whether all others stay. False: the call reached its limit and must be repeated.
-    pub is_all: bool,
+    #[serde(rename = "is_all")]
+    pub is_complete: bool,
 }
 
 /// The identity that an agent claims.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Identity {
+pub struct ClaimedIdentity {
     /// The slug of the workspace in the request's host name.
     pub workspace: String,
     /// The server's id.
@@ -268,7 +279,7 @@ pub struct Identity {
     pub features: Features,
 }
 
-impl Identity {
+impl ClaimedIdentity {
     /// The source of the agent's request, for the audit log.
     pub fn source(&self, request_id: Option<String>) -> Source {
         let remote_ip = Some(self.remote_ip.clone()).filter(|ip| !ip.is_empty());
@@ -278,9 +289,9 @@ impl Identity {
 
 /// An agent's report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct AgentCall {
+pub struct AgentReport {
     /// The identity that the agent claims.
-    pub identity: Identity,
+    pub identity: ClaimedIdentity,
     /// What it reports.
     pub report: Report,
     /// The id of the HTTP request, for the audit log.
@@ -294,7 +305,8 @@ pub enum Report {
     /// It asks for its own server's id and name.
     Whoami,
     /// It is alive.
-    Seen,
+    #[serde(rename = "Seen")]
+    Alive,
     /// Its process started.
     Started,
     /// It acknowledged a command.
@@ -334,7 +346,7 @@ pub enum Report {
 
 /// A response message of a server's object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Answer {
+pub enum LinkResponse {
     /// The call succeeded, with this result as JSON.
     Done(Value),
     /// The object refuses the call.
@@ -343,9 +355,9 @@ pub enum Answer {
     Failed(String),
 }
 
-impl Answer {
+impl LinkResponse {
     /// Success without a result.
-    pub const NOTHING: Self = Self::Done(Value::Null);
+    pub const EMPTY: Self = Self::Done(Value::Null);
 
     /// Success with a result.
     pub fn done(result: impl Serialize) -> Self {
@@ -382,7 +394,8 @@ pub enum Refusal {
     KeyReused,
     /// The Idempotency-Key was used for a command of another server, or its first request was cut
     /// off just now. Nothing was stored.
-    KeyTaken,
+    #[serde(rename = "KeyTaken")]
+    KeyInUse,
     /// The user or the workspace has as many waiting commands as the quota allows. Nothing was
     /// stored.
     TooManyWaiting,
@@ -397,43 +410,45 @@ const DAY_RETRY_AFTER: u64 = 3_600;
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
-        let conflict = |detail| Self::new(Kind::Conflict, detail);
+        let conflict = |detail| Self::new(ErrorKind::Conflict, detail);
         match refusal {
             Refusal::InvalidAgent => Self::invalid_token(),
             Refusal::IdentityInUse => {
                 conflict("Another agent with this server's identity is connected.")
             }
             Refusal::NotFound => Self::not_found(),
-            Refusal::NotConnected => Self::new(Kind::NotConnected, "The server is not connected.")
-                .code(Code::ServerNotConnected),
+            Refusal::NotConnected => {
+                Self::new(ErrorKind::NotConnected, "The server is not connected.")
+                    .with_code(Code::ServerNotConnected)
+            }
             Refusal::NotPermitted => {
                 Self::permission_denied("You may no longer change this server.")
             }
             Refusal::NoServer => Self::field("server", "No such server."),
             Refusal::AlreadySent => conflict("The command was already sent to the server.")
-                .code(Code::EventCommandAlreadySent),
+                .with_code(Code::EventCommandAlreadySent),
             Refusal::AlreadyHandled => {
-                conflict("The command has ended.").code(Code::CommandAlreadyHandled)
+                conflict("The command has ended.").with_code(Code::CommandAlreadyHandled)
             }
             Refusal::CannotKill => {
                 conflict("The command's agent is not connected, or cannot kill commands.")
-                    .code(Code::AgentCannotKill)
+                    .with_code(Code::AgentCannotKill)
             }
             Refusal::AgentCannot(feature) => {
                 let detail = format!(
                     "The server's agent {feature}. Upgrade it, or send the command without."
                 );
-                Self::new(Kind::Conflict, detail).code(Code::AgentCannot)
+                Self::new(ErrorKind::Conflict, detail).with_code(Code::AgentCannot)
             }
             Refusal::KeyReused => Self::new(
-                Kind::Unprocessable,
+                ErrorKind::Unprocessable,
                 "The Idempotency-Key was used with another request body.",
             )
-            .code(Code::IdempotencyKeyReused),
-            Refusal::KeyTaken => conflict(
+            .with_code(Code::IdempotencyKeyReused),
+            Refusal::KeyInUse => conflict(
                 "The first request with this Idempotency-Key was cut off; try again in a minute.",
             )
-            .code(Code::IdempotencyKeyInUse),
+            .with_code(Code::IdempotencyKeyInUse),
             Refusal::TooManyWaiting => Self::quota_exceeded(
                 "Too many commands wait, of yours or of the workspace. Cancel some, or wait until they have run.",
                 WAITING_RETRY_AFTER,

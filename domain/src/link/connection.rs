@@ -5,14 +5,14 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::call::Refusal;
-use super::event::{Effect, Kind};
-use super::machine::Link;
+use super::event::{ConnectionKind, Effect};
+use super::machine::LinkMachine;
 use super::memory::WaitsFor;
 use super::memory::{AfterVerification, UnverifiedCall};
 use super::server_facts::ServerFacts;
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
-use crate::audit::{ActorType, CredentialType, Event, Source};
+use crate::audit::{ActorType, AuditEvent, CredentialType, Source};
 use crate::contest::ReplacementHistory;
 use crate::time::Timestamp;
 use crate::wire::{HostFacts, ToAgent};
@@ -26,19 +26,21 @@ const CONFLICT_EVENT_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the API shows a conflict after the last recorded refusal.
 const CONFLICT_SHOWN_FOR: Duration = Duration::from_secs(600);
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// An audit event with the agent as the actor and its server as the object.
     pub(super) fn agent_event(
         &mut self,
         action: &str,
         server: &ServerIdentity,
         source: Source,
-    ) -> Result<Event> {
+    ) -> Result<AuditEvent> {
         let id = Some(server.server.to_string());
         let event = self.service_event(action)?;
-        let event = event.by(ActorType::Agent, id.clone(), Some(server.name.clone()));
-        let event = event.with(CredentialType::AgentKey, id.clone()).on(id, Some(&server.name));
-        Ok(Event { source, ..event })
+        let event = event.with_actor(ActorType::Agent, id.clone(), Some(server.name.clone()));
+        let event = event
+            .with_credential(CredentialType::AgentKey, id.clone())
+            .with_object(id, Some(&server.name));
+        Ok(AuditEvent { source, ..event })
     }
 
     /// The audit event if the agent connects from another address than before.
@@ -47,7 +49,7 @@ impl<S: Store> Link<S> {
         server: &ServerIdentity,
         source: Source,
         before: &ServerFacts,
-    ) -> Result<Option<Event>> {
+    ) -> Result<Option<AuditEvent>> {
         let address = |ip: &Option<String>| ip.clone().unwrap_or_default();
         if address(&source.remote_ip) == address(&before.remote_ip) {
             return Ok(None);
@@ -65,7 +67,7 @@ impl<S: Store> Link<S> {
         server: &ServerIdentity,
         source: Source,
         facts: &HostFacts,
-    ) -> Result<Option<Event>> {
+    ) -> Result<Option<AuditEvent>> {
         let previous = self.state().facts.agent_version.clone();
         let (Some(version), Some(previous)) = (&facts.version, previous) else { return Ok(None) };
         if *version == previous {
@@ -106,8 +108,8 @@ impl<S: Store> Link<S> {
         let features = call.claimed.features;
         self.effects.push(Effect::Accept { ticket, kind, generation, features });
         match kind {
-            Kind::Control => self.scene.control = Some(generation),
-            Kind::Backhaul => {
+            ConnectionKind::Control => self.scene.control = Some(generation),
+            ConnectionKind::Backhaul => {
                 self.scene.backhaul = Some((generation, features));
                 self.connected(call, server)?;
                 if features.kill {
@@ -139,11 +141,16 @@ impl<S: Store> Link<S> {
     /// Pings the agent at the older connection. Agents do not answer on a control connection, so
     /// the ping goes to the backhaul for both kinds.
     fn ping_older(&mut self, call: UnverifiedCall) -> Result<()> {
-        let Some(generation) = self.open_of(Kind::Backhaul) else {
+        let Some(generation) = self.open_of(ConnectionKind::Backhaul) else {
             return self.older_ping_ended(0, call, false);
         };
         let message = ToAgent::Ping;
-        self.effects.push(Effect::Send { kind: Kind::Backhaul, generation, message, before: None });
+        self.effects.push(Effect::Send {
+            kind: ConnectionKind::Backhaul,
+            generation,
+            message,
+            before: None,
+        });
         let until = self.scene.now.plus(OLDER_PONG_TIMEOUT);
         self.wait(call.ticket(), Some(until), WaitsFor::Pong(generation, Box::new(call)));
         Ok(())
@@ -158,13 +165,13 @@ impl<S: Store> Link<S> {
         is_answer: bool,
     ) -> Result<()> {
         let AfterVerification::Connect { ticket, kind, .. } = call.then else { return Ok(()) };
-        let is_alive = is_answer && self.open_of(Kind::Backhaul) == Some(generation);
+        let is_alive = is_answer && self.open_of(ConnectionKind::Backhaul) == Some(generation);
         if is_alive && self.open_of(kind).is_some() {
             self.record_conflict(kind, call.source)?;
             self.refuse(ticket, Refusal::IdentityInUse);
             return Ok(());
         }
-        if !is_alive && kind == Kind::Backhaul {
+        if !is_alive && kind == ConnectionKind::Backhaul {
             // The older agent is dead, and so is its control connection.
             let state = self.state();
             state.backhaul.replacements = ReplacementHistory::default();
@@ -176,7 +183,7 @@ impl<S: Store> Link<S> {
     }
 
     /// Records that a connection was refused because the older agent is alive.
-    fn record_conflict(&mut self, kind: Kind, source: Source) -> Result<()> {
+    fn record_conflict(&mut self, kind: ConnectionKind, source: Source) -> Result<()> {
         let now = self.scene.now;
         self.state().connection(kind).replacements.record_refusal(now);
         let is_recorded = |at: Timestamp| at <= now && at.plus(CONFLICT_EVENT_INTERVAL) > now;
@@ -205,7 +212,7 @@ impl<S: Store> Link<S> {
 
     /// The agent at this connection answered a ping.
     pub(super) fn pong_received(&mut self, generation: u64) -> Result<()> {
-        if self.open_of(Kind::Backhaul) != Some(generation) {
+        if self.open_of(ConnectionKind::Backhaul) != Some(generation) {
             return Ok(());
         }
         self.state().timers.pong = None;
@@ -233,10 +240,10 @@ impl<S: Store> Link<S> {
     /// Pings the agent on its connections, and sets the timer for the answer.
     pub(super) fn ping(&mut self) {
         self.clear_old_conflict();
-        let Some(generation) = self.open_of(Kind::Backhaul) else { return };
+        let Some(generation) = self.open_of(ConnectionKind::Backhaul) else { return };
         let sockets = [
-            self.open_of(Kind::Control).map(|open| (Kind::Control, open)),
-            Some((Kind::Backhaul, generation)),
+            self.open_of(ConnectionKind::Control).map(|open| (ConnectionKind::Control, open)),
+            Some((ConnectionKind::Backhaul, generation)),
         ];
         for (kind, generation) in sockets.into_iter().flatten() {
             let message = ToAgent::Ping;
@@ -255,7 +262,7 @@ impl<S: Store> Link<S> {
         if self.backhaul().is_none() {
             return Ok(());
         }
-        let (kind, reason) = (Kind::Backhaul, "no answer to a ping");
+        let (kind, reason) = (ConnectionKind::Backhaul, "no answer to a ping");
         self.effects.push(Effect::Close { kind, code: 1001, reason });
         self.disconnected()
     }
@@ -268,7 +275,7 @@ impl<S: Store> Link<S> {
     }
 
     pub(super) fn close_sockets(&mut self, reason: &'static str) {
-        for kind in Kind::ALL {
+        for kind in ConnectionKind::ALL {
             self.effects.push(Effect::Close { kind, code: 1000, reason });
         }
     }

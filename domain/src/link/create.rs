@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::call::{Answer, Create, Created, Key, Refusal};
-use super::event::{FromD1, Ticket, ToD1};
-use super::machine::Link;
-use super::memory::{AfterWait, FromD1Result, PendingRequest, Recording, WaitsFor};
+use super::call::{Create, Created, IdempotencyKey, LinkResponse, Refusal};
+use super::event::{D1Answer, D1Request, Ticket};
+use super::machine::LinkMachine;
+use super::memory::{AfterWait, D1Result, PendingRequest, Recording, WaitsFor};
 use super::store::{Failed, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
-use crate::command::{Inputs, KEY_LASTS, OnOffline};
+use crate::command::{IDEMPOTENCY_KEY_TTL, Inputs, OnOffline};
 use crate::command_end::Cancellation;
 use crate::lifecycle::{Lifecycle, State as Life};
 
@@ -18,7 +18,7 @@ use crate::lifecycle::{Lifecycle, State as Life};
 /// recording take that long.
 const RECORDING_TIMEOUT: Duration = Duration::from_secs(60);
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// Creates a command, or replays the answer to an earlier request with the same key.
     pub(super) fn create(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
         match create.key.clone() {
@@ -32,7 +32,7 @@ impl<S: Store> Link<S> {
     pub(super) fn replay(
         &mut self,
         ticket: Ticket,
-        key: Key,
+        key: IdempotencyKey,
         create: Option<Box<Create>>,
     ) -> Result<()> {
         let stored = match self.server {
@@ -55,7 +55,7 @@ impl<S: Store> Link<S> {
         if let Some(answer) = stored.answer {
             let command =
                 serde_json::from_str(&answer).map_err(|error| Failed(error.to_string()))?;
-            self.reply(ticket, Answer::done(Created { command, replayed: true }));
+            self.reply(ticket, LinkResponse::done(Created { command, replayed: true }));
             return Ok(());
         }
         if self.is_answer_pending(&key.hash) {
@@ -98,7 +98,7 @@ impl<S: Store> Link<S> {
         let new = StoredCommand::new(create.workspace_id, command, origin, inputs, life.clone());
         self.store.insert(&new, now.plus(RECORDING_TIMEOUT))?;
         if let Some(key) = &create.key {
-            let until = now.plus_seconds(KEY_LASTS);
+            let until = now.plus_seconds(IDEMPOTENCY_KEY_TTL);
             self.store.insert_answer(&key.hash, &key.body, create.command.id, until)?;
         }
         if is_inserted_as_delivered {
@@ -114,12 +114,12 @@ impl<S: Store> Link<S> {
             is_inserted_as_delivered,
         };
         self.wait(ticket, None, WaitsFor::Recording(recording));
-        self.request_d1(PendingRequest::Insert(ticket), ToD1::Insert { create, life });
+        self.request_d1(PendingRequest::Insert(ticket), D1Request::InsertCommand { create, life });
         Ok(())
     }
 
     /// Handles D1's answer to the insertion of a command.
-    pub(super) fn inserted(&mut self, ticket: Ticket, answer: FromD1Result) -> Result<()> {
+    pub(super) fn inserted(&mut self, ticket: Ticket, answer: D1Result) -> Result<()> {
         let Some(recording) = self.take_recording(ticket) else { return Ok(()) };
         let id = recording.id;
         self.changed_commands.insert(id);
@@ -129,14 +129,14 @@ impl<S: Store> Link<S> {
         // D1 stores an audit event with the command.
         self.request_seal(recording.workspace_id);
         match answer {
-            Ok(FromD1::Inserted(Some(refusal))) => {
+            Ok(D1Answer::Inserted(Some(refusal))) => {
                 self.store.delete(id)?;
                 self.refuse(ticket, refusal);
                 if refusal == Refusal::NoServer { self.wipe_if_unused() } else { Ok(()) }
             }
             Err(error) => {
                 self.withdraw(id)?;
-                self.reply(ticket, Answer::Failed(error));
+                self.reply(ticket, LinkResponse::Failed(error));
                 Ok(())
             }
             // The server was deleted in the meantime, and its waiting commands were cancelled.

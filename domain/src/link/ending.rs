@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::call::{Answer, ByUser, Refusal, RevokedSessions};
-use super::event::{Effect, Kind, Ticket};
-use super::machine::Link;
+use super::call::{LinkResponse, Refusal, RevokedSessions, UserAction};
+use super::event::{ConnectionKind, Effect, Ticket};
+use super::machine::LinkMachine;
 use super::memory::AfterWait;
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
-use crate::audit::{Event, Source};
+use crate::audit::{AuditEvent, Source};
 use crate::command_end::{Cancellation, Denial};
 use crate::lifecycle::{Lifecycle, State as Life};
 use crate::time::Timestamp;
@@ -38,11 +38,11 @@ fn finish_details(stored: &StoredCommand, hash: Option<String>) -> Value {
     details
 }
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// An audit event with the service as the actor and a command as the object.
-    fn command_event(&mut self, stored: &StoredCommand, action: &str) -> Result<Event> {
+    fn command_event(&mut self, stored: &StoredCommand, action: &str) -> Result<AuditEvent> {
         let event = self.service_event(action)?;
-        Ok(event.on(Some(stored.command.id.to_string()), None))
+        Ok(event.with_object(Some(stored.command.id.to_string()), None))
     }
 
     /// Adds the audit event for the end of a command that timed out or was not delivered.
@@ -68,7 +68,7 @@ impl<S: Store> Link<S> {
         let hash = self.store.output_hash(stored, false)?;
         stored.lacks_hash = hash.is_none();
         let object = self.command_event(stored, FINISH_ACTION)?.object;
-        let event = Event { object, ..self.agent_event(FINISH_ACTION, server, source)? };
+        let event = AuditEvent { object, ..self.agent_event(FINISH_ACTION, server, source)? };
         stored.add_event(event.details(finish_details(stored, hash)));
         Ok(())
     }
@@ -88,7 +88,7 @@ impl<S: Store> Link<S> {
         &mut self,
         id: Uuid,
         why: Cancellation,
-        event: Option<Event>,
+        event: Option<AuditEvent>,
     ) -> Result<()> {
         match self.find(id)? {
             Some(stored) if stored.phase == Phase::Accepted => {
@@ -104,11 +104,11 @@ impl<S: Store> Link<S> {
         &mut self,
         mut stored: StoredCommand,
         why: Cancellation,
-        event: Option<Event>,
+        event: Option<AuditEvent>,
     ) -> Result<()> {
         if stored.life.cancel(self.scene.now, why.clone()) {
             let event = match event {
-                Some(event) => Event { action: CANCEL_ACTION.to_owned(), ..event },
+                Some(event) => AuditEvent { action: CANCEL_ACTION.to_owned(), ..event },
                 None => {
                     let event = self.command_event(&stored, CANCEL_ACTION)?;
                     event.details(json!({"reason": why.to_string()}))
@@ -135,12 +135,12 @@ impl<S: Store> Link<S> {
                 }
             }
         }
-        self.reply(ticket, Answer::NOTHING);
+        self.reply(ticket, LinkResponse::EMPTY);
         Ok(())
     }
 
     /// Cancels a command for a user. A delivered command is refused.
-    pub(super) fn cancel(&mut self, ticket: Ticket, by: ByUser) -> Result<()> {
+    pub(super) fn cancel(&mut self, ticket: Ticket, by: UserAction) -> Result<()> {
         let Some(stored) = self.find(by.id)? else {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
@@ -165,7 +165,7 @@ impl<S: Store> Link<S> {
     }
 
     /// Kills a delivered command for a user. A waiting command is cancelled (contract 7.8).
-    pub(super) fn kill(&mut self, ticket: Ticket, by: ByUser) -> Result<()> {
+    pub(super) fn kill(&mut self, ticket: Ticket, by: UserAction) -> Result<()> {
         let Some(mut stored) = self.find(by.id)? else {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
@@ -192,7 +192,12 @@ impl<S: Store> Link<S> {
     /// Sends the kill once. [`Self::send_kills`] repeats it when the agent connects.
     fn send_kill(&mut self, generation: u64, id: Uuid) {
         let message = ToAgent::Kill { id };
-        self.effects.push(Effect::Send { kind: Kind::Backhaul, generation, message, before: None });
+        self.effects.push(Effect::Send {
+            kind: ConnectionKind::Backhaul,
+            generation,
+            message,
+            before: None,
+        });
     }
 
     /// Repeats the kills of running commands to an agent that has just connected.

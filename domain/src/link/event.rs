@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::call::{Answer, Ask, Create, Identity, OfServer, Refusal};
+use super::call::{ClaimedIdentity, Create, LinkRequest, LinkResponse, Refusal, ServerLocation};
 use super::server_facts::ServerFacts;
 use super::stored_command::StoredCommand;
-use crate::audit::Event as AuditEvent;
+use crate::audit::AuditEvent;
 use crate::command_end::Denial;
 use crate::command_object::Output;
 use crate::features::Features;
 use crate::lifecycle::Lifecycle;
-use crate::rights::Rights;
+use crate::rights::CommandPermissions;
 use crate::time::Timestamp;
 use crate::wire::ToAgent;
 
 /// A request to D1 that takes longer than this counts as failed.
-pub const D1_WITHIN: Duration = Duration::from_secs(30);
+pub const D1_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Identifies a call, from the event to the answer.
 pub type Ticket = u64;
@@ -30,14 +30,14 @@ pub type RequestId = u64;
 /// The two kinds of connections that an agent opens (agent-protocol 5.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum ConnectionKind {
     /// Commands are sent over it.
     Backhaul,
     /// Some agents open it too. Only pings are sent over it.
     Control,
 }
 
-impl Kind {
+impl ConnectionKind {
     /// Both kinds.
     pub const ALL: [Self; 2] = [Self::Backhaul, Self::Control];
 
@@ -52,7 +52,7 @@ impl Kind {
 
 /// The input of a step beside its event: the time, and the sockets that the runtime has open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Scene {
+pub struct StepInput {
     /// The time of the step.
     pub now: Timestamp,
     /// The number of the newest backhaul connection, and the features of its agent.
@@ -63,22 +63,22 @@ pub struct Scene {
 
 /// An input of the machine.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum LinkEvent {
     /// The Worker calls.
     Call {
         /// [`Effect::Reply`] answers it.
         ticket: Ticket,
         /// The request message.
-        ask: Box<Ask>,
+        ask: Box<LinkRequest>,
     },
     /// An agent connects.
     Connect {
         /// [`Effect::Accept`] or [`Effect::Reply`] answers it.
         ticket: Ticket,
         /// The identity that the agent claims.
-        identity: Identity,
+        identity: ClaimedIdentity,
         /// The kind of connection.
-        kind: Kind,
+        kind: ConnectionKind,
         /// The id of the HTTP request, for the audit log.
         request_id: Option<String>,
     },
@@ -97,17 +97,17 @@ pub enum Event {
     /// The alarm went off.
     Alarm,
     /// D1 answered, or the request failed. If it failed, D1 may have carried it out.
-    Answered {
+    D1Answered {
         /// The request.
         id: RequestId,
         /// The answer, or the error.
-        answer: Result<FromD1, String>,
+        answer: Result<D1Answer, String>,
     },
-    /// A request to D1 ended after [`Event::Answered`] had reported it as failed. D1 may have
+    /// A request to D1 ended after [`LinkEvent::D1Answered`] had reported it as failed. D1 may have
     /// carried it out.
-    Late(Box<ToD1>),
-    /// The timer that [`Effect::Later`] started ran out.
-    TimeUp(Ticket),
+    EndedLate(Box<D1Request>),
+    /// The timer that [`Effect::StartCallTimer`] started ran out.
+    CallTimer(Ticket),
 }
 
 /// An output of the machine. The shell carries the effects out after the step's writes. First come
@@ -115,55 +115,56 @@ pub enum Event {
 /// requests to D1.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// Send a message. If that fails, [`Event::NotSent`] follows immediately.
+    /// Send a message. If that fails, [`LinkEvent::NotSent`] follows immediately.
     Send {
         /// The kind of connection.
-        kind: Kind,
+        kind: ConnectionKind,
         /// The number of the connection.
         generation: u64,
         /// What is sent.
         message: ToAgent,
-        /// The command in the message, as it was before the step. [`Event::NotSent`] returns it.
+        /// The command in the message, as it was before the step. [`LinkEvent::NotSent`] returns
+        /// it.
         before: Option<Box<StoredCommand>>,
     },
     /// Close all connections of a kind.
     Close {
         /// The kind of connection.
-        kind: Kind,
+        kind: ConnectionKind,
         /// The WebSocket status code.
         code: u16,
         /// The reason, for the agent.
         reason: &'static str,
     },
-    /// Accept the connection of an [`Event::Connect`].
+    /// Accept the connection of an [`LinkEvent::Connect`].
     Accept {
         /// The call that connects.
         ticket: Ticket,
         /// The kind of connection.
-        kind: Kind,
+        kind: ConnectionKind,
         /// The number of the new connection.
         generation: u64,
         /// The features of its agent.
         features: Features,
     },
     /// Answer a call. Each call gets exactly one answer.
-    Reply(Ticket, Answer),
+    Reply(Ticket, LinkResponse),
     /// Set the alarm for this time, unless it goes off earlier.
-    Alarm(Timestamp),
-    /// Start the timer of a call, which ends with [`Event::TimeUp`]. A call has one timer: a new
-    /// one replaces it. If the time has passed already, the event follows in the same turn, after
-    /// any [`Event::NotSent`].
-    Later(Ticket, Timestamp),
+    SetAlarm(Timestamp),
+    /// Start the timer of a call, which ends with [`LinkEvent::CallTimer`]. A call has one timer: a
+    /// new one replaces it. If the time has passed already, the event follows in the same turn, after
+    /// any [`LinkEvent::NotSent`].
+    StartCallTimer(Ticket, Timestamp),
     /// Send a request to D1.
-    Ask(RequestId, Box<ToD1>),
+    RequestD1(RequestId, Box<D1Request>),
     /// Ask the sealer of the workspace with this id to seal its audit events.
-    Seal(i64),
+    RequestSeal(i64),
     /// Write a line to the log.
     Log {
         /// The `event` of the line (docs/operations.md).
         event: &'static str,
         /// More fields, as a JSON object. The shell adds the server.
-        about: Value,
+        fields: Value,
         /// The error.
         error: String,
     },
@@ -171,18 +172,18 @@ pub enum Effect {
 
 /// A request to D1.
 #[derive(Clone, Debug)]
-pub enum ToD1 {
+pub enum D1Request {
     /// Find a server in a workspace that exists.
-    Find {
+    FindServer {
         /// The workspace's slug.
         workspace: String,
         /// The server's id.
         server: Uuid,
     },
     /// Change a server, then read it.
-    Change(OfServer, ServerChange),
+    ChangeServer(ServerLocation, ServerChange),
     /// Insert a command.
-    Insert {
+    InsertCommand {
         /// The request message.
         create: Box<Create>,
         /// Its life. A command that can be delivered immediately is inserted as delivered, so it
@@ -190,11 +191,11 @@ pub enum ToD1 {
         life: Lifecycle,
     },
     /// Read the present permissions of the commands' requesters.
-    FindRights(Vec<StoredCommand>),
+    FindPermissions(Vec<StoredCommand>),
     /// Write entries of the outbox.
-    Tell {
+    Flush {
         /// The entries.
-        lacking: Vec<Lacking>,
+        entries: Vec<OutboxEntry>,
         /// Whether each entry is written in its own transaction, so that a rejected entry does not
         /// block the others.
         is_one_by_one: bool,
@@ -202,16 +203,16 @@ pub enum ToD1 {
     /// Insert commands that D1 may have lost. Rows that D1 has stay as they are.
     Restore(Vec<StoredCommand>),
     /// Delete restored commands that the object does not have any more.
-    Unrestore(Vec<StoredCommand>),
+    DeleteRestored(Vec<StoredCommand>),
 }
 
 /// A change of a server.
 #[derive(Clone, Debug)]
 pub enum ServerChange {
     /// No change: the server is only read.
-    Nothing,
+    ReadOnly,
     /// Its agent gets another key.
-    Key {
+    ReplaceKey {
         /// The id of the user who requested it.
         by: i64,
         /// The hash of the new key.
@@ -236,7 +237,7 @@ pub enum ServerChange {
 
 /// An entry of the outbox: a change that D1 does not have yet.
 #[derive(Clone, Debug)]
-pub enum Lacking {
+pub enum OutboxEntry {
     /// The latest state of a command.
     Command(Box<StoredCommand>, Output),
     /// The withdrawal of a command.
@@ -259,7 +260,7 @@ pub enum Lacking {
 
 /// A server as D1 has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct D1Server {
     /// The workspace's id.
     pub workspace_id: i64,
     /// The server's name.
@@ -272,19 +273,19 @@ pub struct Found {
     pub revision: i64,
 }
 
-/// An answer of D1 to a [`ToD1`].
+/// An answer of D1 to a [`D1Request`].
 #[derive(Clone, Debug)]
-pub enum FromD1 {
-    /// To [`ToD1::Find`] and [`ToD1::Change`]: the server as it is now; `None`: D1 has no such
-    /// server.
-    Server(Option<Found>),
-    /// To [`ToD1::Insert`]: `None` if the command was inserted, otherwise the refusal.
+pub enum D1Answer {
+    /// To [`D1Request::FindServer`] and [`D1Request::ChangeServer`]: the server as it is now;
+    /// `None`: D1 has no such server.
+    Server(Option<D1Server>),
+    /// To [`D1Request::InsertCommand`]: `None` if the command was inserted, otherwise the refusal.
     Inserted(Option<Refusal>),
-    /// To [`ToD1::FindRights`]: the permissions in the order of the commands. `None`: the workspace
-    /// is deleted, and nothing may be delivered until it is undeleted.
-    Rights(Option<Vec<Result<Rights, Denial>>>),
-    /// To [`ToD1::Tell`]: the result for each entry, in the order of the entries.
-    Told(Vec<Result<(), String>>),
-    /// To [`ToD1::Restore`] and [`ToD1::Unrestore`]: success.
+    /// To [`D1Request::FindPermissions`]: the permissions in the order of the commands. `None`: the
+    /// workspace is deleted, and nothing may be delivered until it is undeleted.
+    Permissions(Option<Vec<Result<CommandPermissions, Denial>>>),
+    /// To [`D1Request::Flush`]: the result for each entry, in the order of the entries.
+    Flushed(Vec<Result<(), String>>),
+    /// To [`D1Request::Restore`] and [`D1Request::DeleteRestored`]: success.
     Restored,
 }

@@ -12,11 +12,13 @@
 
 use serde_json::json;
 
-use super::call::{Answer, Identity, OfServer, Refusal, Remove, Rename, Rotate};
-use super::event::{D1_WITHIN, Found, FromD1, RequestId, ServerChange, Ticket, ToD1};
-use super::machine::Link;
+use super::call::{
+    ClaimedIdentity, DeleteServer, LinkResponse, Refusal, Rename, ReplaceKey, ServerLocation,
+};
+use super::event::{D1_TIMEOUT, D1Answer, D1Request, D1Server, RequestId, ServerChange, Ticket};
+use super::machine::LinkMachine;
 use super::memory::{
-    AfterChange, AfterVerification, FromD1Result, PendingRequest, QueuedChange, UnverifiedCall,
+    AfterChange, AfterVerification, D1Result, PendingRequest, QueuedChange, UnverifiedCall,
 };
 use super::server_facts::ServerFacts;
 use super::state::ServerIdentity;
@@ -24,7 +26,7 @@ use super::store::{Result, Store};
 use crate::command_end::Cancellation;
 use crate::lifecycle::Lifecycle;
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     fn refuses_agents(&self) -> bool {
         self.server.as_ref().is_some_and(|server| server.is_deleted || server.is_suspended)
     }
@@ -45,8 +47,9 @@ impl<S: Store> Link<S> {
         match self.confirmed_identity() {
             Some(identity) => self.admit(call, &identity),
             None => {
-                let Identity { workspace, server, .. } = &call.claimed;
-                let request = ToD1::Find { workspace: workspace.clone(), server: *server };
+                let ClaimedIdentity { workspace, server, .. } = &call.claimed;
+                let request =
+                    D1Request::FindServer { workspace: workspace.clone(), server: *server };
                 self.request_d1(PendingRequest::VerifyAgent(Box::new(call)), request);
                 Ok(())
             }
@@ -54,17 +57,13 @@ impl<S: Store> Link<S> {
     }
 
     /// Handles D1's answer about the server.
-    pub(super) fn server_found(
-        &mut self,
-        call: UnverifiedCall,
-        answer: FromD1Result,
-    ) -> Result<()> {
+    pub(super) fn server_found(&mut self, call: UnverifiedCall, answer: D1Result) -> Result<()> {
         let ticket = call.ticket();
         let found = match answer {
-            Ok(FromD1::Server(found)) => found,
+            Ok(D1Answer::Server(found)) => found,
             Ok(_) => None,
             Err(error) => {
-                self.reply(ticket, Answer::Failed(error));
+                self.reply(ticket, LinkResponse::Failed(error));
                 return Ok(());
             }
         };
@@ -77,7 +76,7 @@ impl<S: Store> Link<S> {
             return self.admit(call, &identity);
         }
         let facts = ServerFacts::beginning(found.commissioned, found.revision);
-        let Identity { workspace, server, .. } = &call.claimed;
+        let ClaimedIdentity { workspace, server, .. } = &call.claimed;
         let identity = ServerIdentity::from_d1(workspace, *server, found);
         // While a change is under way, this answer may be older than the change. It is valid for
         // this call only.
@@ -105,14 +104,14 @@ impl<S: Store> Link<S> {
     }
 
     /// Loads the identity of a new server. It may be deleted already.
-    pub(super) fn init_identity(&mut self, ticket: Ticket, of: OfServer) -> Result<()> {
+    pub(super) fn init_identity(&mut self, ticket: Ticket, of: ServerLocation) -> Result<()> {
         if self.identity().is_some() {
-            self.reply(ticket, Answer::NOTHING);
+            self.reply(ticket, LinkResponse::EMPTY);
             return Ok(());
         }
         self.queue_change(QueuedChange {
             of,
-            change: ServerChange::Nothing,
+            change: ServerChange::ReadOnly,
             then: AfterChange::Reply(ticket),
         })
     }
@@ -124,26 +123,26 @@ impl<S: Store> Link<S> {
         {
             (identity.name, identity.named_at) = (rename.name, Some(rename.at));
         }
-        self.reply(ticket, Answer::NOTHING);
+        self.reply(ticket, LinkResponse::EMPTY);
         Ok(())
     }
 
     /// Replaces the agent's key. When the call is answered, the old key is refused, and connections
     /// that were opened with it are closed.
-    pub(super) fn rotate(&mut self, ticket: Ticket, rotate: Rotate) -> Result<()> {
-        let Rotate { of, by, key_hash, fingerprint, at, event } = rotate;
+    pub(super) fn rotate(&mut self, ticket: Ticket, rotate: ReplaceKey) -> Result<()> {
+        let ReplaceKey { of, by, key_hash, fingerprint, at, event } = rotate;
         let then = AfterChange::ReplyIfKey(ticket, key_hash.clone());
         let event = Box::new(event);
         self.queue_change(QueuedChange {
             of,
-            change: ServerChange::Key { by, key_hash, fingerprint, at, event },
+            change: ServerChange::ReplaceKey { by, key_hash, fingerprint, at, event },
             then,
         })
     }
 
     /// Deletes the server. The call can be repeated.
-    pub(super) fn remove(&mut self, ticket: Ticket, remove: Remove) -> Result<()> {
-        let Remove { of, by, only_pending, event } = remove;
+    pub(super) fn remove(&mut self, ticket: Ticket, remove: DeleteServer) -> Result<()> {
+        let DeleteServer { of, by, only_pending, event } = remove;
         let what = ServerChange::Delete { by, only_pending, event: Box::new(event) };
         self.queue_change(QueuedChange {
             of,
@@ -169,22 +168,22 @@ impl<S: Store> Link<S> {
                 return self.finish_change(None);
             }
         } else {
-            let answered_by = self.scene.now.plus(D1_WITHIN);
+            let answered_by = self.scene.now.plus(D1_TIMEOUT);
             let state = self.state();
             state.unconfirmed = Some(of.clone());
             state.timers.revalidate = Some(answered_by);
         }
-        self.request_d1(PendingRequest::Change, ToD1::Change(of, change));
+        self.request_d1(PendingRequest::Change, D1Request::ChangeServer(of, change));
         Ok(())
     }
 
     /// Handles D1's answer to the change under way.
-    pub(super) fn change_answered(&mut self, answer: FromD1Result) -> Result<()> {
+    pub(super) fn change_answered(&mut self, answer: D1Result) -> Result<()> {
         let Some(QueuedChange { of, .. }) = self.queued_changes.front() else { return Ok(()) };
         let of = of.clone();
         self.request_seal(of.workspace_id);
         match answer {
-            Ok(FromD1::Server(found)) => {
+            Ok(D1Answer::Server(found)) => {
                 let key =
                     if self.is_server_deleted() { None } else { self.apply_identity(&of, found)? };
                 self.finish_change(key)?;
@@ -217,7 +216,7 @@ impl<S: Store> Link<S> {
             return Ok(());
         };
         match then.ticket() {
-            Some(ticket) => self.reply(ticket, Answer::Failed(error.to_owned())),
+            Some(ticket) => self.reply(ticket, LinkResponse::Failed(error.to_owned())),
             None => self.log_error("change_not_known", json!({}), error),
         }
         self.send_next_change()
@@ -240,10 +239,10 @@ impl<S: Store> Link<S> {
     ) -> Result<()> {
         match (change.then, key) {
             (AfterChange::Reply(ticket), _) | (AfterChange::ReplyIfDeleted(ticket), None) => {
-                self.reply(ticket, Answer::NOTHING);
+                self.reply(ticket, LinkResponse::EMPTY);
             }
             (AfterChange::ReplyIfKey(ticket, wanted), Some(key)) if key == wanted => {
-                self.reply(ticket, Answer::NOTHING);
+                self.reply(ticket, LinkResponse::EMPTY);
             }
             (AfterChange::ReplyIfKey(ticket, _), None) => self.refuse(ticket, Refusal::NoServer),
             (AfterChange::ReplyIfKey(ticket, _) | AfterChange::ReplyIfDeleted(ticket), Some(_)) => {
@@ -257,13 +256,13 @@ impl<S: Store> Link<S> {
 
     /// A change ended after it had been reported as failed. Reads D1 again after the queued
     /// changes, because their answers may be older.
-    pub(super) fn change_ended_late(&mut self, of: OfServer) -> Result<()> {
+    pub(super) fn change_ended_late(&mut self, of: ServerLocation) -> Result<()> {
         if self.server.is_none() || self.is_server_deleted() {
             return Ok(());
         }
         self.queue_change(QueuedChange {
             of,
-            change: ServerChange::Nothing,
+            change: ServerChange::ReadOnly,
             then: AfterChange::Nothing,
         })
     }
@@ -275,17 +274,21 @@ impl<S: Store> Link<S> {
             self.state().timers.revalidate = None;
             return Ok(());
         };
-        self.state().timers.revalidate = Some(self.scene.now.plus(D1_WITHIN));
+        self.state().timers.revalidate = Some(self.scene.now.plus(D1_TIMEOUT));
         if self.queued_changes.is_empty() {
             let then = AfterChange::Nothing;
-            return self.queue_change(QueuedChange { of, change: ServerChange::Nothing, then });
+            return self.queue_change(QueuedChange { of, change: ServerChange::ReadOnly, then });
         }
         Ok(())
     }
 
     /// Applies the row that D1 has of the server. Returns the hash of its agent's key; `None`: D1
     /// has no such server.
-    fn apply_identity(&mut self, of: &OfServer, found: Option<Found>) -> Result<Option<String>> {
+    fn apply_identity(
+        &mut self,
+        of: &ServerLocation,
+        found: Option<D1Server>,
+    ) -> Result<Option<String>> {
         let state = self.state();
         state.unconfirmed = None;
         state.timers.revalidate = None;
@@ -335,7 +338,7 @@ impl<S: Store> Link<S> {
     pub(super) fn disconnect_and_wipe(&mut self, ticket: Ticket) -> Result<()> {
         self.close_sockets("the server was removed");
         self.wipe()?;
-        self.reply(ticket, Answer::NOTHING);
+        self.reply(ticket, LinkResponse::EMPTY);
         Ok(())
     }
 
@@ -349,7 +352,7 @@ impl<S: Store> Link<S> {
                 self.disconnect("the workspace was deleted")?;
             }
         }
-        self.reply(ticket, Answer::NOTHING);
+        self.reply(ticket, LinkResponse::EMPTY);
         Ok(())
     }
 }

@@ -7,16 +7,16 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::call::{AgentCall, Answer, Ask, Refusal};
-use super::event::{Effect, Event, Kind, RequestId, Scene, Ticket, ToD1};
+use super::call::{AgentReport, LinkRequest, LinkResponse, Refusal};
+use super::event::{ConnectionKind, D1Request, Effect, LinkEvent, RequestId, StepInput, Ticket};
 use super::memory::{
-    AfterVerification, FromD1Result, PendingRequest, QueuedChange, UnverifiedCall, WaitingCall,
+    AfterVerification, D1Result, PendingRequest, QueuedChange, UnverifiedCall, WaitingCall,
 };
 use super::server_facts::ServerFacts;
 use super::state::{Plan, ServerIdentity, ServerState};
 use super::store::{Failed, Result, Store};
 use super::stored_command::StoredCommand;
-use crate::audit::{ActorType, Event as AuditEvent, Source};
+use crate::audit::{ActorType, AuditEvent, Source};
 use crate::features::Features;
 use crate::id;
 use crate::secret::SecretKey;
@@ -42,7 +42,7 @@ pub struct Settings {
 pub type Random = Box<dyn FnMut(&mut [u8]) -> std::result::Result<(), String>>;
 
 /// The machine of one server.
-pub struct Link<S> {
+pub struct LinkMachine<S> {
     pub(super) store: S,
     pub(super) settings: Settings,
     random: Random,
@@ -52,7 +52,7 @@ pub struct Link<S> {
     saved_server: Option<ServerState>,
     is_loaded: bool,
     pub(super) plan: Plan,
-    pub(super) scene: Scene,
+    pub(super) scene: StepInput,
     pub(super) effects: Vec<Effect>,
     pub(super) waits: BTreeMap<Ticket, WaitingCall>,
     /// Commands that this step changed. At its end it resumes the calls that wait for them.
@@ -67,15 +67,15 @@ pub struct Link<S> {
     pub(super) queued_changes: VecDeque<QueuedChange>,
 }
 
-impl<S> fmt::Debug for Link<S> {
+impl<S> fmt::Debug for LinkMachine<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("server", &self.server).finish_non_exhaustive()
     }
 }
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// A machine on a storage, which the first step reads.
-    pub fn new(store: S, settings: Settings, random: Random, scene: Scene) -> Self {
+    pub fn new(store: S, settings: Settings, random: Random, scene: StepInput) -> Self {
         Self {
             store,
             settings,
@@ -106,12 +106,12 @@ impl<S: Store> Link<S> {
     }
 
     /// Handles an event: writes to the storage, and returns the effects.
-    pub fn step(&mut self, event: Event, scene: Scene) -> Vec<Effect> {
+    pub fn step(&mut self, event: LinkEvent, scene: StepInput) -> Vec<Effect> {
         self.scene = scene;
         let ticket = match &event {
-            Event::Call { ticket, .. } | Event::Connect { ticket, .. } | Event::TimeUp(ticket) => {
-                Some(*ticket)
-            }
+            LinkEvent::Call { ticket, .. }
+            | LinkEvent::Connect { ticket, .. }
+            | LinkEvent::CallTimer(ticket) => Some(*ticket),
             _ => None,
         };
         if let Err(failed) = self.handle(event) {
@@ -140,17 +140,17 @@ impl<S: Store> Link<S> {
         let tickets: BTreeSet<_> =
             answered.chain(waiting).chain(verifying).chain(changing).chain(ticket).collect();
         for ticket in tickets {
-            self.reply(ticket, Answer::Failed(failed.0.clone()));
+            self.reply(ticket, LinkResponse::Failed(failed.0.clone()));
         }
         self.changed_commands.clear();
         self.released_keys.clear();
         self.is_loaded = false;
         self.log_error("step_failed", json!({}), &failed.0);
         // The alarm repeats the work that is due.
-        self.effects.push(Effect::Alarm(self.scene.now.plus(FAILED_STEP_RETRY_DELAY)));
+        self.effects.push(Effect::SetAlarm(self.scene.now.plus(FAILED_STEP_RETRY_DELAY)));
     }
 
-    fn handle(&mut self, event: Event) -> Result<()> {
+    fn handle(&mut self, event: LinkEvent) -> Result<()> {
         if !self.is_loaded {
             self.server = self.store.server()?;
             self.saved_server = self.server.clone();
@@ -163,29 +163,29 @@ impl<S: Store> Link<S> {
         }
         let dispatched = self.notice_lost_sockets().and_then(|()| self.dispatch(event));
         let resumed = self.resume_waiting();
-        let saved = self.save_server();
+        let saved = self.save_state();
         dispatched.and(resumed).and(saved).and_then(|()| self.set_alarm())
     }
 
-    fn dispatch(&mut self, event: Event) -> Result<()> {
+    fn dispatch(&mut self, event: LinkEvent) -> Result<()> {
         match event {
-            Event::Call { ticket, ask } => self.call(ticket, *ask),
-            Event::Connect { ticket, identity, kind, request_id } => {
+            LinkEvent::Call { ticket, ask } => self.call(ticket, *ask),
+            LinkEvent::Connect { ticket, identity, kind, request_id } => {
                 let source = identity.source(request_id);
                 let then = AfterVerification::Connect { ticket, kind, was_pinged: false };
                 self.verify_agent(UnverifiedCall { claimed: identity, source, then })
             }
-            Event::Closed(generation) => self.connection_closed(generation),
-            Event::Pong(generation) => self.pong_received(generation),
-            Event::NotSent { generation, before } => self.not_sent(generation, before),
-            Event::Alarm => self.alarm(),
-            Event::Answered { id, answer } => self.d1_answered(id, answer),
-            Event::Late(request) => self.request_ended_late(*request),
-            Event::TimeUp(ticket) => self.resume(ticket, true),
+            LinkEvent::Closed(generation) => self.connection_closed(generation),
+            LinkEvent::Pong(generation) => self.pong_received(generation),
+            LinkEvent::NotSent { generation, before } => self.not_sent(generation, before),
+            LinkEvent::Alarm => self.alarm(),
+            LinkEvent::D1Answered { id, answer } => self.d1_answered(id, answer),
+            LinkEvent::EndedLate(request) => self.request_ended_late(*request),
+            LinkEvent::CallTimer(ticket) => self.resume(ticket, true),
         }
     }
 
-    fn d1_answered(&mut self, id: RequestId, answer: FromD1Result) -> Result<()> {
+    fn d1_answered(&mut self, id: RequestId, answer: D1Result) -> Result<()> {
         let Some(request) = self.requests.remove(&id) else { return Ok(()) };
         match request {
             PendingRequest::Insert(ticket) => self.inserted(ticket, answer),
@@ -206,55 +206,58 @@ impl<S: Store> Link<S> {
     }
 
     /// A request to D1 ended after it had been reported as failed.
-    fn request_ended_late(&mut self, request: ToD1) -> Result<()> {
+    fn request_ended_late(&mut self, request: D1Request) -> Result<()> {
         match request {
-            ToD1::Insert { create, life, .. } => self.inserted_late(*create, life)?,
-            ToD1::Change(of, _) => self.change_ended_late(of)?,
-            ToD1::Restore(commands) => self.restored_late(&commands)?,
+            D1Request::InsertCommand { create, life, .. } => self.inserted_late(*create, life)?,
+            D1Request::ChangeServer(of, _) => self.change_ended_late(of)?,
+            D1Request::Restore(commands) => self.restored_late(&commands)?,
             // These change nothing, or D1 ignores them because their revision is older.
-            ToD1::Find { .. } | ToD1::FindRights(_) | ToD1::Tell { .. } | ToD1::Unrestore(_) => {}
+            D1Request::FindServer { .. }
+            | D1Request::FindPermissions(_)
+            | D1Request::Flush { .. }
+            | D1Request::DeleteRestored(_) => {}
         }
         Ok(())
     }
 
-    fn call(&mut self, ticket: Ticket, ask: Ask) -> Result<()> {
+    fn call(&mut self, ticket: Ticket, ask: LinkRequest) -> Result<()> {
         match ask {
-            Ask::Create(create) => self.create(ticket, create),
-            Ask::Replay(key) => self.replay(ticket, key, None),
-            Ask::Live(live) => self.live(ticket, live),
-            Ask::Cancel(by) => self.cancel(ticket, by),
-            Ask::CancelOf(revoked) => self.cancel_of_sessions(ticket, &revoked),
-            Ask::Kill(by) => self.kill(ticket, by),
-            Ask::Chunks(page) => self.output_page(ticket, &page),
-            Ask::Follow(follow) => self.follow(ticket, follow),
-            Ask::Adopt(of) => self.init_identity(ticket, of),
-            Ask::Rename(rename) => self.rename(ticket, rename),
-            Ask::Rotate(rotate) => self.rotate(ticket, rotate),
-            Ask::Remove(remove) => self.remove(ticket, remove),
-            Ask::Resync(of) => self.resync(ticket, of),
-            Ask::Agent(AgentCall { identity, report, request_id }) => {
+            LinkRequest::Create(create) => self.create(ticket, create),
+            LinkRequest::Replay(key) => self.replay(ticket, key, None),
+            LinkRequest::ReadLiveFields(live) => self.live(ticket, live),
+            LinkRequest::Cancel(by) => self.cancel(ticket, by),
+            LinkRequest::CancelOfSessions(revoked) => self.cancel_of_sessions(ticket, &revoked),
+            LinkRequest::Kill(by) => self.kill(ticket, by),
+            LinkRequest::ReadOutput(page) => self.output_page(ticket, &page),
+            LinkRequest::FollowOutput(follow) => self.follow(ticket, follow),
+            LinkRequest::InitIdentity(of) => self.init_identity(ticket, of),
+            LinkRequest::Rename(rename) => self.rename(ticket, rename),
+            LinkRequest::ReplaceKey(rotate) => self.rotate(ticket, rotate),
+            LinkRequest::DeleteServer(remove) => self.remove(ticket, remove),
+            LinkRequest::Resync(of) => self.resync(ticket, of),
+            LinkRequest::HandleReport(AgentReport { identity, report, request_id }) => {
                 let source = identity.source(Some(request_id));
                 let then = AfterVerification::Report(ticket, report);
                 self.verify_agent(UnverifiedCall { claimed: identity, source, then })
             }
-            Ask::Forget(forget) => self.delete_old_commands(ticket, forget),
-            Ask::Sever => self.disconnect_and_wipe(ticket),
-            Ask::Suspend(is_suspended) => self.suspend(ticket, is_suspended),
+            LinkRequest::DeleteOldCommands(forget) => self.delete_old_commands(ticket, forget),
+            LinkRequest::DisconnectAndWipe => self.disconnect_and_wipe(ticket),
+            LinkRequest::Suspend(is_suspended) => self.suspend(ticket, is_suspended),
         }
     }
 
-    pub(super) fn reply(&mut self, ticket: Ticket, answer: Answer) {
+    pub(super) fn reply(&mut self, ticket: Ticket, answer: LinkResponse) {
         self.effects.push(Effect::Reply(ticket, answer));
     }
 
     pub(super) fn refuse(&mut self, ticket: Ticket, refusal: Refusal) {
-        self.reply(ticket, Answer::Refused(refusal));
+        self.reply(ticket, LinkResponse::Refused(refusal));
     }
 
-    pub(super) fn request_d1(&mut self, pending: PendingRequest, request: ToD1) {
+    pub(super) fn request_d1(&mut self, pending: PendingRequest, request: D1Request) {
         self.last_request += 1;
         self.requests.insert(self.last_request, pending);
-        self.effects.push(Effect::Ask(self.last_request, Box::new(request)));
+        self.effects.push(Effect::RequestD1(self.last_request, Box::new(request)));
     }
 
     /// Whether a request of this kind has no answer yet.
@@ -262,8 +265,8 @@ impl<S: Store> Link<S> {
         self.requests.values().any(is_of_kind)
     }
 
-    pub(super) fn log_error(&mut self, event: &'static str, about: Value, error: &str) {
-        self.effects.push(Effect::Log { event, about, error: error.to_owned() });
+    pub(super) fn log_error(&mut self, event: &'static str, fields: Value, error: &str) {
+        self.effects.push(Effect::Log { event, fields, error: error.to_owned() });
     }
 
     /// The state beside the commands. Creates it if the object was unused.
@@ -299,10 +302,10 @@ impl<S: Store> Link<S> {
     }
 
     /// The number of the open connection of a kind.
-    pub(super) fn open_of(&self, kind: Kind) -> Option<u64> {
+    pub(super) fn open_of(&self, kind: ConnectionKind) -> Option<u64> {
         match kind {
-            Kind::Backhaul => self.backhaul().map(|(generation, _)| generation),
-            Kind::Control => {
+            ConnectionKind::Backhaul => self.backhaul().map(|(generation, _)| generation),
+            ConnectionKind::Control => {
                 let open = self.server.as_ref()?.control.open?;
                 self.scene.control.filter(|generation| *generation == open)
             }
@@ -319,14 +322,14 @@ impl<S: Store> Link<S> {
     pub(super) fn service_event(&mut self, action: &str) -> Result<AuditEvent> {
         let id = id::new(self.scene.now, self.random()?);
         let event = AuditEvent::new(id, self.scene.now, Source::default(), action);
-        Ok(event.by(ActorType::Service, None, None))
+        Ok(event.with_actor(ActorType::Service, None, None))
     }
 
-    fn save_server(&mut self) -> Result<()> {
+    fn save_state(&mut self) -> Result<()> {
         if let Some(server) = &self.server
             && self.saved_server.as_ref() != Some(server)
         {
-            self.store.save_server(server, self.saved_server.is_none())?;
+            self.store.save_state(server, self.saved_server.is_none())?;
             self.saved_server = Some(server.clone());
         }
         Ok(())
@@ -335,7 +338,7 @@ impl<S: Store> Link<S> {
     /// Creates the tables. Call this before anything else is stored.
     pub(super) fn ensure_tables(&mut self) -> Result<()> {
         self.state();
-        self.save_server()
+        self.save_state()
     }
 
     /// Deletes everything, and answers all waiting calls. Later answers to pending requests to D1

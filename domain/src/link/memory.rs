@@ -3,8 +3,11 @@
 
 use uuid::Uuid;
 
-use super::call::{Create, Follow, Identity, Key, Live, OfServer, Refusal, Report};
-use super::event::{FromD1, Kind, ServerChange, Ticket};
+use super::call::{
+    ClaimedIdentity, Create, FollowOutput, IdempotencyKey, ReadLiveFields, Refusal, Report,
+    ServerLocation,
+};
+use super::event::{ConnectionKind, D1Answer, ServerChange, Ticket};
 use super::state::Resync;
 use super::stored_command::StoredCommand;
 use crate::audit::Source;
@@ -26,9 +29,9 @@ pub(super) enum WaitsFor {
     SendOutcome(Recording, Box<StoredCommand>),
     /// An earlier call with the same Idempotency-Key gets its answer. If that call gets none, this
     /// call takes its turn.
-    FirstAnswer(Key, Option<Box<Create>>),
+    FirstAnswer(IdempotencyKey, Option<Box<Create>>),
     /// Another call finishes recording this command.
-    Recorded(Live),
+    Recorded(ReadLiveFields),
     /// The command ends.
     End(Uuid, AfterWait),
     /// The agent reported the end before the last output, which arrives (agent-protocol 4.1).
@@ -36,7 +39,7 @@ pub(super) enum WaitsFor {
     /// D1 has the command's end, or has deleted the withdrawn command.
     D1Copy(Uuid, AfterWait),
     /// The command has new output for a follower. The follower gets an answer by this time.
-    NextOutput(Follow, Timestamp),
+    NextOutput(FollowOutput, Timestamp),
     /// The agent at the older connection, which has this number, answers a ping.
     Pong(u64, Box<UnverifiedCall>),
 }
@@ -46,7 +49,7 @@ pub(super) enum WaitsFor {
 pub(super) struct Recording {
     pub id: Uuid,
     pub workspace_id: i64,
-    pub key: Option<Key>,
+    pub key: Option<IdempotencyKey>,
     /// Seconds that the client waits for the command's end.
     pub wait: Option<u32>,
     /// Whether the command must be delivered now or refused.
@@ -59,16 +62,16 @@ pub(super) struct Recording {
 #[derive(Debug)]
 pub(super) enum AfterWait {
     /// Answer with the new command, and store the answer for its Idempotency-Key.
-    Created(Option<Key>, Box<StoredCommand>),
+    Created(Option<IdempotencyKey>, Box<StoredCommand>),
     /// Answer with the live fields.
     Live,
     /// Refuse the call.
     Refuse(Refusal),
     /// A crash lost the first request with this key. Answer with the command that the request
-    /// created, or refuse with [`Refusal::KeyTaken`] if it created none.
-    Recovered(Key),
+    /// created, or refuse with [`Refusal::KeyInUse`] if it created none.
+    Recovered(IdempotencyKey),
     /// Answer a follower with the end of the stream.
-    EndStream(Follow),
+    EndStream(FollowOutput),
 }
 
 impl WaitingCall {
@@ -96,11 +99,11 @@ impl WaitingCall {
     /// The command whose changes resume this call.
     pub(super) fn awaited_command(&self) -> Option<Uuid> {
         match &self.waits_for {
-            WaitsFor::Recorded(Live { id, .. })
+            WaitsFor::Recorded(ReadLiveFields { id, .. })
             | WaitsFor::End(id, _)
             | WaitsFor::Output(id, _)
             | WaitsFor::D1Copy(id, _)
-            | WaitsFor::NextOutput(Follow { id, .. }, _) => Some(*id),
+            | WaitsFor::NextOutput(FollowOutput { id, .. }, _) => Some(*id),
             WaitsFor::Recording(_)
             | WaitsFor::SendOutcome(..)
             | WaitsFor::FirstAnswer(..)
@@ -146,7 +149,7 @@ impl WaitingCall {
 /// A call of an agent whose claimed identity is not verified yet.
 #[derive(Debug)]
 pub(super) struct UnverifiedCall {
-    pub claimed: Identity,
+    pub claimed: ClaimedIdentity,
     pub source: Source,
     pub then: AfterVerification,
 }
@@ -157,7 +160,7 @@ pub(super) enum AfterVerification {
     Report(Ticket, Report),
     Connect {
         ticket: Ticket,
-        kind: Kind,
+        kind: ConnectionKind,
         /// Whether the agent at the older connection was already pinged.
         was_pinged: bool,
     },
@@ -176,7 +179,7 @@ impl UnverifiedCall {
 /// A change of the server. Changes go to D1 one after the other.
 #[derive(Debug)]
 pub(super) struct QueuedChange {
-    pub of: OfServer,
+    pub of: ServerLocation,
     pub change: ServerChange,
     pub then: AfterChange,
 }
@@ -210,7 +213,7 @@ impl AfterChange {
 }
 
 /// D1's answer, or why there is none.
-pub(super) type FromD1Result = std::result::Result<FromD1, String>;
+pub(super) type D1Result = std::result::Result<D1Answer, String>;
 
 /// A request to D1 that has no answer yet: what the answer is for.
 #[derive(Debug)]

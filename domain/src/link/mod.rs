@@ -1,8 +1,8 @@
 //! The server's object as a state machine: no platform, no clock, no randomness, no I/O.
 //!
-//! [`machine::Link::step`] takes one [`event::Event`] and returns [`event::Effect`]s. The writes of
-//! a step to its [`store::Store`] become durable together, before any effect leaves the object. In
-//! memory the machine holds the waiting calls, the requests to D1 and a copy of the stored state. A
+//! [`machine::LinkMachine::step`] takes one [`event::LinkEvent`] and returns [`event::Effect`]s.
+//! The writes of a step to its [`store::Store`] become durable together, before any effect leaves
+//! the object. In memory the machine holds the waiting calls, the requests to D1 and a copy of the stored state. A
 //! crash loses the calls and the requests, and nothing else.
 //!
 //! `docs/contributing/server-object.md` shows how to change it.

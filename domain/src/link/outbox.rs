@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::event::{Effect, FromD1, Lacking, ToD1};
-use super::machine::Link;
-use super::memory::{FlushedEntry, FromD1Result, PendingRequest};
-use super::store::{Result, Store, Unflushed};
+use super::event::{D1Answer, D1Request, Effect, OutboxEntry};
+use super::machine::LinkMachine;
+use super::memory::{D1Result, FlushedEntry, PendingRequest};
+use super::store::{NextFlush, Result, Store};
 use super::stored_command::Phase;
 use crate::lifecycle::State as Life;
 
@@ -27,7 +27,7 @@ const MAX_BATCHED_FAILURES: u32 = 3;
 /// failure.
 const MAX_RETRY_DELAY: i64 = 60;
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// Schedules a flush, unless one is scheduled.
     pub(super) fn schedule_flush(&mut self) {
         self.plan.flush.get_or_insert(self.scene.now.plus(FLUSH_DELAY));
@@ -59,7 +59,7 @@ impl<S: Store> Link<S> {
             let (id, revision) = (stored.command.id, stored.revision);
             if stored.phase == Phase::Withdrawing {
                 flushed.push(FlushedEntry::Withdrawal { id, revision });
-                entries.push(Lacking::Withdrawal { workspace_id: stored.workspace_id, id });
+                entries.push(OutboxEntry::Withdrawal { workspace_id: stored.workspace_id, id });
             } else {
                 flushed.push(FlushedEntry::Command {
                     id,
@@ -67,7 +67,7 @@ impl<S: Store> Link<S> {
                     has_events: !stored.events.is_empty(),
                 });
                 let output = self.store.output(&stored)?;
-                entries.push(Lacking::Command(Box::new(stored), output));
+                entries.push(OutboxEntry::Command(Box::new(stored), output));
             }
         }
         if let Some(identity) = &server.identity
@@ -76,7 +76,7 @@ impl<S: Store> Link<S> {
             let facts = Box::new(server.facts.clone());
             flushed.push(FlushedEntry::Server(facts.revision));
             let (workspace_id, server) = (identity.workspace_id, identity.server);
-            entries.push(Lacking::Server { workspace_id, server, facts });
+            entries.push(OutboxEntry::Server { workspace_id, server, facts });
         }
         if entries.is_empty() {
             return self.plan_flush();
@@ -84,7 +84,7 @@ impl<S: Store> Link<S> {
         self.request_seal_for(&entries);
         self.request_d1(
             PendingRequest::Flush(flushed),
-            ToD1::Tell { lacking: entries, is_one_by_one },
+            D1Request::Flush { entries, is_one_by_one },
         );
         Ok(())
     }
@@ -93,10 +93,10 @@ impl<S: Store> Link<S> {
     pub(super) fn flush_answered(
         &mut self,
         flushed: Vec<FlushedEntry>,
-        answer: FromD1Result,
+        answer: D1Result,
     ) -> Result<()> {
         let outcomes = match answer {
-            Ok(FromD1::Told(outcomes)) => outcomes,
+            Ok(D1Answer::Flushed(outcomes)) => outcomes,
             Ok(_) => vec![Err("D1 gave another answer".to_owned()); flushed.len()],
             Err(error) => vec![Err(error); flushed.len()],
         };
@@ -131,8 +131,8 @@ impl<S: Store> Link<S> {
         let lacks_facts = server.identity.is_some() && server.facts.revision > server.facts.flushed;
         self.plan.flush = match self.store.next_unflushed()? {
             _ if lacks_facts => Some(now),
-            Some(Unflushed::Now) => Some(now),
-            Some(Unflushed::After(report)) => Some(report.plus(RUNNING_FLUSH_DELAY)),
+            Some(NextFlush::Now) => Some(now),
+            Some(NextFlush::After(report)) => Some(report.plus(RUNNING_FLUSH_DELAY)),
             None => None,
         };
         Ok(())
@@ -158,14 +158,14 @@ impl<S: Store> Link<S> {
     }
 
     /// Requests sealing if a flush writes audit events.
-    fn request_seal_for(&mut self, entries: &[Lacking]) {
+    fn request_seal_for(&mut self, entries: &[OutboxEntry]) {
         for entry in entries {
             let workspace = match entry {
-                Lacking::Command(stored, _) if stored.events.is_empty() => None,
-                Lacking::Command(stored, _) => Some(stored.workspace_id),
-                Lacking::Withdrawal { workspace_id, .. } => Some(*workspace_id),
-                Lacking::Server { facts, .. } if facts.events.is_empty() => None,
-                Lacking::Server { workspace_id, .. } => Some(*workspace_id),
+                OutboxEntry::Command(stored, _) if stored.events.is_empty() => None,
+                OutboxEntry::Command(stored, _) => Some(stored.workspace_id),
+                OutboxEntry::Withdrawal { workspace_id, .. } => Some(*workspace_id),
+                OutboxEntry::Server { facts, .. } if facts.events.is_empty() => None,
+                OutboxEntry::Server { workspace_id, .. } => Some(*workspace_id),
             };
             if let Some(workspace) = workspace {
                 // A server is in one workspace.
@@ -178,6 +178,6 @@ impl<S: Store> Link<S> {
     /// Asks the workspace's sealer to seal the audit events that D1 has or gets soon. Nothing waits
     /// for that.
     pub(super) fn request_seal(&mut self, workspace: i64) {
-        self.effects.push(Effect::Seal(workspace));
+        self.effects.push(Effect::RequestSeal(workspace));
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::event::{Effect, FromD1, Kind, ToD1};
-use super::machine::Link;
-use super::memory::{FromD1Result, PendingRequest};
+use super::event::{ConnectionKind, D1Answer, D1Request, Effect};
+use super::machine::LinkMachine;
+use super::memory::{D1Result, PendingRequest};
 use super::store::{Result, Store};
 use super::stored_command::StoredCommand;
 use crate::command_end::Cancellation;
@@ -19,7 +19,7 @@ const MAX_CHECKED_TOGETHER: u64 = 50;
 /// The delay before a failed permission check is repeated.
 const CHECK_RETRY_DELAY: Duration = Duration::from_secs(2);
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// Delivers the due commands in order (contract 8.5), after a permission check.
     pub(super) fn deliver_due(&mut self) -> Result<()> {
         self.deliver_allowed(&[])
@@ -32,7 +32,7 @@ impl<S: Store> Link<S> {
         loop {
             let Some((generation, features)) = self.backhaul() else { return Ok(()) };
             let due = self.store.due_waiting(self.scene.now, MAX_CHECKED_TOGETHER)?;
-            let room = self.settings.window.saturating_sub(self.store.count_open()?);
+            let room = self.settings.window.saturating_sub(self.store.count_running()?);
             let due: Vec<_> =
                 due.into_iter().take(usize::try_from(room).unwrap_or(usize::MAX)).collect();
             let is_allowed = |stored: &&StoredCommand| allowed.contains(&stored.command.id);
@@ -48,7 +48,7 @@ impl<S: Store> Link<S> {
                     }) {
                         self.request_d1(
                             PendingRequest::CheckPermissions(unchecked.clone()),
-                            ToD1::FindRights(unchecked),
+                            D1Request::FindPermissions(unchecked),
                         );
                     }
                 }
@@ -64,10 +64,10 @@ impl<S: Store> Link<S> {
     pub(super) fn permissions_answered(
         &mut self,
         commands: &[StoredCommand],
-        answer: FromD1Result,
+        answer: D1Result,
     ) -> Result<()> {
         let verdicts = match answer {
-            Ok(FromD1::Rights(Some(verdicts))) => verdicts,
+            Ok(D1Answer::Permissions(Some(verdicts))) => verdicts,
             // No answer, or the workspace is deleted: its objects are suspended soon, and until
             // then nothing is delivered.
             other => {
@@ -120,7 +120,7 @@ impl<S: Store> Link<S> {
             let order = stored.command.order(inputs.as_ref(), stored.life.timeout, features);
             self.save(&stored)?;
             self.effects.push(Effect::Send {
-                kind: Kind::Backhaul,
+                kind: ConnectionKind::Backhaul,
                 generation,
                 message: ToAgent::Command { command: Box::new(order) },
                 before: Some(Box::new(before)),
@@ -161,6 +161,6 @@ impl<S: Store> Link<S> {
     /// agent has room.
     pub(super) fn has_room(&self) -> Result<bool> {
         let is_first = self.store.due_waiting(self.scene.now, 1)?.is_empty();
-        Ok(is_first && self.store.count_open()? < self.settings.window)
+        Ok(is_first && self.store.count_running()? < self.settings.window)
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::call::{Answer, OfServer, Refusal, Remove, Report};
+use super::call::{DeleteServer, LinkResponse, Refusal, Report, ServerLocation};
 use super::event::Ticket;
-use super::machine::Link;
+use super::machine::LinkMachine;
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
 use super::stored_command::StoredCommand;
@@ -20,7 +20,7 @@ use crate::wire::Chunk;
 /// An agent that connected may report the start of its process this much later.
 const START_REPORT_WINDOW: Duration = Duration::from_secs(60);
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// Handles a report of the server's own agent, which is verified.
     pub(super) fn report(
         &mut self,
@@ -35,12 +35,12 @@ impl<S: Store> Link<S> {
             Report::Whoami => {
                 let commissioned = self.state().facts.commissioned;
                 let ServerIdentity { server: id, name, .. } = server;
-                Answer::done(json!({"id": id, "name": name, "commissioned": commissioned}))
+                LinkResponse::done(json!({"id": id, "name": name, "commissioned": commissioned}))
             }
-            Report::Seen => Answer::NOTHING,
+            Report::Alive => LinkResponse::EMPTY,
             Report::Started => {
                 self.agent_started()?;
-                Answer::NOTHING
+                LinkResponse::EMPTY
             }
             Report::Ack { command } => {
                 self.change_command(server, command, source, |stored| stored.life.ack(now))?
@@ -59,17 +59,17 @@ impl<S: Store> Link<S> {
                     server_facts.learn(facts, is_commit, now);
                     upgrade.into_iter().for_each(|event| server_facts.add_event(event));
                 });
-                Answer::NOTHING
+                LinkResponse::EMPTY
             }
             Report::Heartbeat { load } => {
                 self.heartbeat(load);
-                Answer::NOTHING
+                LinkResponse::EMPTY
             }
             Report::Unregister => {
                 let event = self.agent_event("server.unregister", server, source)?;
                 let ServerIdentity { workspace, workspace_id, server, .. } = server.clone();
-                let of = OfServer { workspace, workspace_id, server };
-                let remove = Remove { of, by: None, only_pending: false, event };
+                let of = ServerLocation { workspace, workspace_id, server };
+                let remove = DeleteServer { of, by: None, only_pending: false, event };
                 return self.remove(ticket, remove);
             }
         };
@@ -84,7 +84,7 @@ impl<S: Store> Link<S> {
         id: Uuid,
         source: Source,
         change: impl FnOnce(&mut StoredCommand) -> bool,
-    ) -> Result<Answer> {
+    ) -> Result<LinkResponse> {
         let Some(mut stored) = self.find(id)? else { return Ok(self.unknown_command(server, id)) };
         let before = stored.life.state();
         if change(&mut stored) {
@@ -94,10 +94,15 @@ impl<S: Store> Link<S> {
             }
             self.save(&stored)?;
         }
-        Ok(Answer::NOTHING)
+        Ok(LinkResponse::EMPTY)
     }
 
-    fn store_chunk(&mut self, server: &ServerIdentity, id: Uuid, chunk: &Chunk) -> Result<Answer> {
+    fn store_chunk(
+        &mut self,
+        server: &ServerIdentity,
+        id: Uuid,
+        chunk: &Chunk,
+    ) -> Result<LinkResponse> {
         let Some(stored) = self.find(id)? else { return Ok(self.unknown_command(server, id)) };
         let now = self.scene.now;
         if stored.accepts_chunk(chunk.seq.into(), now)
@@ -110,16 +115,16 @@ impl<S: Store> Link<S> {
                 self.schedule_flush();
             }
         }
-        Ok(Answer::NOTHING)
+        Ok(LinkResponse::EMPTY)
     }
 
     /// The answer to a report about a command that the object does not have. Success if retention
     /// may have deleted it.
-    fn unknown_command(&self, server: &ServerIdentity, command: Uuid) -> Answer {
+    fn unknown_command(&self, server: &ServerIdentity, command: Uuid) -> LinkResponse {
         if retention::may_be_deleted(command, server.server, self.scene.now) {
-            return Answer::NOTHING;
+            return LinkResponse::EMPTY;
         }
-        Answer::Refused(Refusal::NotFound)
+        LinkResponse::Refused(Refusal::NotFound)
     }
 
     /// The agent reports the start of its process. It sends this before it connects, but the report

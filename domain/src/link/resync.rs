@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::call::{Answer, OfServer};
-use super::event::{ServerChange, Ticket, ToD1};
-use super::machine::Link;
+use super::call::{LinkResponse, ServerLocation};
+use super::event::{D1Request, ServerChange, Ticket};
+use super::machine::LinkMachine;
 use super::memory::{AfterChange, QueuedChange};
-use super::memory::{FromD1Result, PendingRequest};
+use super::memory::{D1Result, PendingRequest};
 use super::outbox::MAX_BATCH;
 use super::state::Resync;
 use super::store::{Result, Store};
@@ -20,12 +20,12 @@ use super::stored_command::{Phase, StoredCommand};
 /// The delay before a failed restore is repeated.
 const RESTORE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// Begins a resync. A resync that is under way starts again.
-    pub(super) fn resync(&mut self, ticket: Ticket, of: OfServer) -> Result<()> {
+    pub(super) fn resync(&mut self, ticket: Ticket, of: ServerLocation) -> Result<()> {
         if self.server.is_some() && !self.is_server_deleted() {
             let then = AfterChange::BeginResync(ticket);
-            return self.queue_change(QueuedChange { of, change: ServerChange::Nothing, then });
+            return self.queue_change(QueuedChange { of, change: ServerChange::ReadOnly, then });
         }
         self.begin_resync(ticket)
     }
@@ -38,7 +38,7 @@ impl<S: Store> Link<S> {
             server.resync = Some(Resync { requested_at: now, after: String::new() });
             server.timers.resync = Some(now);
         }
-        self.reply(ticket, Answer::NOTHING);
+        self.reply(ticket, LinkResponse::EMPTY);
         Ok(())
     }
 
@@ -70,7 +70,7 @@ impl<S: Store> Link<S> {
         // After a crash the timer repeats the request.
         self.state().timers.resync = Some(now);
         self.plan.flush = Some(now);
-        self.request_d1(PendingRequest::Restore(resync, batch.clone()), ToD1::Restore(batch));
+        self.request_d1(PendingRequest::Restore(resync, batch.clone()), D1Request::Restore(batch));
         Ok(())
     }
 
@@ -79,7 +79,7 @@ impl<S: Store> Link<S> {
         &mut self,
         resync: Resync,
         commands: &[StoredCommand],
-        answer: FromD1Result,
+        answer: D1Result,
     ) -> Result<()> {
         let now = self.scene.now;
         if let Err(error) = answer {
@@ -116,7 +116,7 @@ impl<S: Store> Link<S> {
             }
         }
         if !deleted.is_empty() {
-            self.request_d1(PendingRequest::Unawaited, ToD1::Unrestore(deleted));
+            self.request_d1(PendingRequest::Unawaited, D1Request::DeleteRestored(deleted));
         }
         Ok(())
     }

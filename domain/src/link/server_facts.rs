@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::stored_command::PendingEvent;
-use crate::audit::Event;
+use crate::audit::AuditEvent;
 use crate::time::Timestamp;
 use crate::wire::HostFacts;
 
@@ -62,7 +62,7 @@ impl ServerFacts {
 
     /// Adds an audit event to the current change. If D1 is away for long, only the first
     /// `MAX_EVENTS` are kept.
-    pub fn add_event(&mut self, event: Event) {
+    pub fn add_event(&mut self, event: AuditEvent) {
         if self.events.len() < MAX_EVENTS {
             self.events.push(PendingEvent { revision: self.revision + 1, event });
         }

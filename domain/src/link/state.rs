@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::call::{Identity, OfServer};
-use super::event::{Found, Kind};
+use super::call::{ClaimedIdentity, ServerLocation};
+use super::event::{ConnectionKind, D1Server};
 use super::server_facts::ServerFacts;
 use crate::contest::ReplacementHistory;
 use crate::time::Timestamp;
@@ -30,7 +30,7 @@ pub struct ServerIdentity {
 
 impl ServerIdentity {
     /// The identity of a server as D1 has it. `workspace` is a slug.
-    pub fn from_d1(workspace: &str, server: Uuid, found: Found) -> Self {
+    pub fn from_d1(workspace: &str, server: Uuid, found: D1Server) -> Self {
         Self {
             workspace: workspace.to_owned(),
             workspace_id: found.workspace_id,
@@ -42,7 +42,7 @@ impl ServerIdentity {
     }
 
     /// Whether an agent that claims this identity has the server's key.
-    pub fn matches(&self, claimed: &Identity) -> bool {
+    pub fn matches(&self, claimed: &ClaimedIdentity) -> bool {
         self.workspace == claimed.workspace && self.key_hash == claimed.key_hash
     }
 }
@@ -101,7 +101,7 @@ pub struct ServerState {
     /// The server, while D1 may differ from `identity`: a change is under way, or was cut off.
     /// Until it is confirmed, each call of an agent is verified in D1.
     #[serde(rename = "unsure")]
-    pub unconfirmed: Option<OfServer>,
+    pub unconfirmed: Option<ServerLocation>,
     /// Whether the server was deleted. Delivered commands stay.
     #[serde(rename = "is_gone")]
     pub is_deleted: bool,
@@ -128,10 +128,10 @@ pub struct ServerState {
 
 impl ServerState {
     /// The connection of a kind.
-    pub fn connection(&mut self, kind: Kind) -> &mut Connection {
+    pub fn connection(&mut self, kind: ConnectionKind) -> &mut Connection {
         match kind {
-            Kind::Backhaul => &mut self.backhaul,
-            Kind::Control => &mut self.control,
+            ConnectionKind::Backhaul => &mut self.backhaul,
+            ConnectionKind::Control => &mut self.control,
         }
     }
 }

@@ -29,7 +29,7 @@ pub type Result<T> = std::result::Result<T, Failed>;
 
 /// The first request with an Idempotency-Key, and its answer.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-pub struct StoredAnswer {
+pub struct IdempotentRequest {
     /// The hash of the request's body.
     pub body: String,
     /// The command that the request creates.
@@ -40,7 +40,7 @@ pub struct StoredAnswer {
 
 /// When the next flush of commands is due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unflushed {
+pub enum NextFlush {
     /// Immediately.
     Now,
     /// Some time after this report. Only running commands are pending, and this is the earliest of
@@ -50,7 +50,7 @@ pub enum Unflushed {
 
 /// The limits of one read of output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Most {
+pub struct ReadLimit {
     /// The largest number of chunks.
     pub chunks: u64,
     /// The largest number of bytes. The last chunk may exceed it.
@@ -63,7 +63,7 @@ pub struct Most {
 pub trait Store {
     /// Stores the state beside the commands. `is_first`: nothing was stored since the object was
     /// created or wiped.
-    fn save_server(&mut self, server: &ServerState, is_first: bool) -> Result<()>;
+    fn save_state(&mut self, server: &ServerState, is_first: bool) -> Result<()>;
     /// The state beside the commands; `None`: this object was never used, or was wiped.
     fn server(&self) -> Result<Option<ServerState>>;
     /// Deletes everything, the alarm included.
@@ -76,7 +76,7 @@ pub trait Store {
     /// Stores a changed command as its next revision.
     fn save(&mut self, changed: &StoredCommand, now: Timestamp) -> Result<()>;
     /// Sets when the alarm serves a command; `None`: never.
-    fn postpone(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()>;
+    fn set_due_at(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()>;
     /// Deletes a command, and the answer to its Idempotency-Key.
     fn delete(&mut self, id: Uuid) -> Result<()>;
     /// Reads a command.
@@ -90,7 +90,7 @@ pub trait Store {
     /// All commands that were delivered and have not ended.
     fn open(&self) -> Result<Vec<StoredCommand>>;
     /// How many commands were delivered and have not ended.
-    fn count_open(&self) -> Result<u64>;
+    fn count_running(&self) -> Result<u64>;
     /// Commands that the alarm serves now, the earliest first.
     fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>>;
     /// When the alarm serves the next command.
@@ -99,7 +99,7 @@ pub trait Store {
     /// last report is not later than `reported_by`.
     fn unflushed(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<StoredCommand>>;
     /// When commands are to be flushed; `None`: D1 has the latest revision of all.
-    fn next_unflushed(&self) -> Result<Option<Unflushed>>;
+    fn next_unflushed(&self) -> Result<Option<NextFlush>>;
     /// Records that D1 has this revision of a command. `has_events`: D1 also has the audit events
     /// up to this revision, so they are deleted here.
     fn mark_flushed(&mut self, id: Uuid, revision: i64, has_events: bool) -> Result<()>;
@@ -114,7 +114,7 @@ pub trait Store {
     -> Result<(Vec<Uuid>, bool)>;
 
     /// The stored request with an Idempotency-Key, if it has not expired.
-    fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<StoredAnswer>>;
+    fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<IdempotentRequest>>;
     /// Stores that a key is used for a command. [`Self::set_answer`] follows.
     fn insert_answer(
         &mut self,
@@ -133,7 +133,7 @@ pub trait Store {
     /// Skips `offset` of the kept chunks from `from` on, and returns the `seq` of the next one.
     fn find_chunk(&self, stored: &StoredCommand, from: u64, offset: u64) -> Result<Option<u64>>;
     /// Kept chunks from `from` on, ordered by `seq`.
-    fn chunks(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>>;
+    fn chunks(&self, stored: &StoredCommand, from: u64, most: ReadLimit) -> Result<Vec<Chunk>>;
     /// A command's output, as far as it has arrived.
     fn output(&self, stored: &StoredCommand) -> Result<Output>;
     /// The SHA-256 of a command's output; `None` while more output is expected. `is_late`: hash

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::audit::Event;
+use crate::audit::AuditEvent;
 use crate::command::{Command, Origin};
 use crate::command_end::Outcome;
 use crate::lifecycle::{self, Lifecycle, State};
@@ -122,7 +122,7 @@ pub struct PendingEvent {
     /// has that revision.
     pub revision: i64,
     /// What happened.
-    pub event: Event,
+    pub event: AuditEvent,
 }
 
 impl StoredCommand {
@@ -254,7 +254,7 @@ impl StoredCommand {
     }
 
     /// Adds an audit event to the change that is saved next.
-    pub fn add_event(&mut self, event: Event) {
+    pub fn add_event(&mut self, event: AuditEvent) {
         self.events.push(PendingEvent { revision: self.revision + 1, event });
     }
 
@@ -387,7 +387,7 @@ mod tests {
         stored.inputs = None;
         (stored.result_cut, stored.cut_at, stored.lacks_hash) = (true, Some(1), true);
         (stored.origin.api_token, stored.origin.session) = (Some(Uuid::max()), Some(Uuid::nil()));
-        stored.add_event(Event::new(
+        stored.add_event(AuditEvent::new(
             Uuid::nil(),
             at(1),
             crate::audit::Source::default(),
@@ -529,7 +529,7 @@ mod tests {
     fn an_added_event_belongs_to_the_next_revision() {
         let mut stored = accepted();
         let event =
-            Event::new(Uuid::nil(), at(1), crate::audit::Source::default(), "command.finish");
+            AuditEvent::new(Uuid::nil(), at(1), crate::audit::Source::default(), "command.finish");
         stored.add_event(event.clone());
         assert_eq!(stored.events, [PendingEvent { revision: 2, event }]);
     }

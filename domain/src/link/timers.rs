@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::event::{D1_WITHIN, Effect};
-use super::machine::Link;
+use super::event::{D1_TIMEOUT, Effect};
+use super::machine::LinkMachine;
 use super::memory::PendingRequest;
 use super::outbox::MAX_BATCH;
 use super::store::{Result, Store};
@@ -14,7 +14,7 @@ use crate::time::Timestamp;
 /// The delay before the alarm checks a command again that is still being recorded.
 const RECORDING_RECHECK_DELAY: Duration = Duration::from_secs(30);
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// Serves the timers that are due.
     pub(super) fn alarm(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
@@ -51,7 +51,7 @@ impl<S: Store> Link<S> {
             let id = stored.command.id;
             match stored.phase {
                 Phase::Recording if self.is_recording(id) => {
-                    self.store.postpone(id, Some(now.plus(RECORDING_RECHECK_DELAY)))?;
+                    self.store.set_due_at(id, Some(now.plus(RECORDING_RECHECK_DELAY)))?;
                     continue;
                 }
                 // A crash lost the call that created it.
@@ -59,7 +59,7 @@ impl<S: Store> Link<S> {
                 Phase::Withdrawing => {}
                 Phase::Accepted if stored.lacks_hash && stored.life.outcome().is_some() => {
                     if let Some(at) = stored.hash_due_at().filter(|at| *at > now) {
-                        self.store.postpone(id, Some(at))?;
+                        self.store.set_due_at(id, Some(at))?;
                         continue;
                     }
                     self.add_output_event(&mut stored)?;
@@ -68,7 +68,7 @@ impl<S: Store> Link<S> {
                     is_agent_silent |= stored.life.state() == Life::Sent;
                     if !stored.life.give_up_if_overdue(now) {
                         // It is due: `deliver_due` delivers it now, or it waits for the agent.
-                        self.store.postpone(id, stored.life.deadline(now))?;
+                        self.store.set_due_at(id, stored.life.deadline(now))?;
                         continue;
                     }
                     self.add_finish_event(&mut stored)?;
@@ -84,12 +84,12 @@ impl<S: Store> Link<S> {
     }
 
     /// Sets the alarm for the earliest timer. While a timer's request to D1 is pending, that timer
-    /// waits for [`D1_WITHIN`]. Usually the answer comes first. After a crash none comes, and the
+    /// waits for [`D1_TIMEOUT`]. Usually the answer comes first. After a crash none comes, and the
     /// timer repeats the request.
     pub(super) fn set_alarm(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
         let timers = server.timers.clone();
-        let answered_by = self.scene.now.plus(D1_WITHIN);
+        let answered_by = self.scene.now.plus(D1_TIMEOUT);
         let unless = |at: Option<Timestamp>, is_of_kind: fn(&PendingRequest) -> bool| {
             at.map(|at| if self.is_request_pending(is_of_kind) { at.max(answered_by) } else { at })
         };
@@ -109,7 +109,7 @@ impl<S: Store> Link<S> {
             self.store.next_due()?,
         ];
         if let Some(at) = due.into_iter().flatten().min() {
-            self.effects.push(Effect::Alarm(at));
+            self.effects.push(Effect::SetAlarm(at));
         }
         Ok(())
     }

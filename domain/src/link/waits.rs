@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::call::{Answer, Created, Key, Live, Refusal};
+use super::call::{Created, IdempotencyKey, LinkResponse, ReadLiveFields, Refusal};
 use super::event::{Effect, Ticket};
-use super::machine::Link;
+use super::machine::LinkMachine;
 use super::memory::{AfterWait, Recording, WaitingCall, WaitsFor};
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
@@ -19,11 +19,11 @@ const D1_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a call waits until another call has recorded its command.
 const RECORDED_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl<S: Store> Link<S> {
+impl<S: Store> LinkMachine<S> {
     /// Lets a call wait. Without `until` it waits until the awaited event happens.
     pub(super) fn wait(&mut self, ticket: Ticket, until: Option<Timestamp>, waits_for: WaitsFor) {
         if let Some(until) = until {
-            self.effects.push(Effect::Later(ticket, until));
+            self.effects.push(Effect::StartCallTimer(ticket, until));
         }
         self.waits.insert(ticket, WaitingCall { until, waits_for });
     }
@@ -92,7 +92,7 @@ impl<S: Store> Link<S> {
     pub(super) fn resume(&mut self, ticket: Ticket, is_timer: bool) -> Result<()> {
         let Some(wait) = self.waits.remove(&ticket) else { return Ok(()) };
         if is_timer && let Some(until) = wait.until.filter(|until| *until > self.scene.now) {
-            self.effects.push(Effect::Later(ticket, until));
+            self.effects.push(Effect::StartCallTimer(ticket, until));
             self.waits.insert(ticket, wait);
             return Ok(());
         }
@@ -140,7 +140,7 @@ impl<S: Store> Link<S> {
     }
 
     /// Answers with a command's live fields, as soon as it is recorded.
-    pub(super) fn live(&mut self, ticket: Ticket, live: Live) -> Result<()> {
+    pub(super) fn live(&mut self, ticket: Ticket, live: ReadLiveFields) -> Result<()> {
         if self.is_recording(live.id) {
             let until = self.scene.now.plus(RECORDED_TIMEOUT);
             self.wait(ticket, Some(until), WaitsFor::Recorded(live));
@@ -149,7 +149,7 @@ impl<S: Store> Link<S> {
         self.answer_live(ticket, live)
     }
 
-    fn answer_live(&mut self, ticket: Ticket, live: Live) -> Result<()> {
+    fn answer_live(&mut self, ticket: Ticket, live: ReadLiveFields) -> Result<()> {
         self.await_end(ticket, live.id, live.wait, AfterWait::Live)
     }
 
@@ -232,7 +232,7 @@ impl<S: Store> Link<S> {
                 match made {
                     Some(stored) => self.answer_created(ticket, Some(&key), &stored, true),
                     None => {
-                        self.refuse(ticket, Refusal::KeyTaken);
+                        self.refuse(ticket, Refusal::KeyInUse);
                         self.released_keys.insert(key.hash);
                         Ok(())
                     }
@@ -249,7 +249,7 @@ impl<S: Store> Link<S> {
     pub(super) fn answer_created(
         &mut self,
         ticket: Ticket,
-        key: Option<&Key>,
+        key: Option<&IdempotencyKey>,
         stored: &StoredCommand,
         replayed: bool,
     ) -> Result<()> {
@@ -261,7 +261,7 @@ impl<S: Store> Link<S> {
             }
             self.released_keys.insert(key.hash.clone());
         }
-        self.reply(ticket, Answer::done(Created { command, replayed }));
+        self.reply(ticket, LinkResponse::done(Created { command, replayed }));
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! The invariants, checked after every step.
 
 use farhand_domain::lifecycle::{Lifecycle, State};
-use farhand_domain::link::call::{Answer, Created, Forgotten};
-use farhand_domain::link::event::{FromD1, Kind, RequestId, ServerChange, ToD1};
+use farhand_domain::link::call::{Created, DeletedCommands, LinkResponse};
+use farhand_domain::link::event::{ConnectionKind, D1Answer, D1Request, RequestId, ServerChange};
 use farhand_domain::link::state::Plan;
 use farhand_domain::link::store::Store;
 use farhand_domain::link::stored_command::{Phase, Stage};
@@ -18,13 +18,15 @@ const D1_TIMEOUT: i64 = 31;
 const MAX_RETRY_DELAY: i64 = 61;
 
 /// The kind of a request, if at most one request of this kind may be pending.
-fn single(request: &ToD1) -> Option<&'static str> {
+fn single(request: &D1Request) -> Option<&'static str> {
     match request {
-        ToD1::Find { .. } | ToD1::Insert { .. } | ToD1::Unrestore(_) => None,
-        ToD1::Change(..) => Some("change"),
-        ToD1::FindRights(_) => Some("rights"),
-        ToD1::Tell { .. } => Some("flush"),
-        ToD1::Restore(_) => Some("restore"),
+        D1Request::FindServer { .. }
+        | D1Request::InsertCommand { .. }
+        | D1Request::DeleteRestored(_) => None,
+        D1Request::ChangeServer(..) => Some("change"),
+        D1Request::FindPermissions(_) => Some("rights"),
+        D1Request::Flush { .. } => Some("flush"),
+        D1Request::Restore(_) => Some("restore"),
     }
 }
 
@@ -47,7 +49,7 @@ fn is_forward(before: &Lifecycle, after: &Lifecycle) -> bool {
 
 impl World {
     /// A message may be sent: the object is in use, and the agent's key is not revoked.
-    pub fn check_may_send(&self, kind: Kind, generation: u64) -> Check {
+    pub fn check_may_send(&self, kind: ConnectionKind, generation: u64) -> Check {
         let state = self.store().state.as_ref().ok_or("a message is sent by an unused object")?;
         ensure!(
             !state.is_deleted && !state.is_suspended,
@@ -76,11 +78,11 @@ impl World {
             "a command is sent at a wrong time"
         );
         let is_checked = match &self.answered {
-            Some((_, request, _)) if matches!(&**request, ToD1::Insert { create, .. } if create.command.id == id) => {
+            Some((_, request, _)) if matches!(&**request, D1Request::InsertCommand { create, .. } if create.command.id == id) => {
                 life.is_immediate()
             }
-            Some((sent_at, request, FromD1::Rights(Some(verdicts)))) => {
-                let ToD1::FindRights(commands) = &**request else {
+            Some((sent_at, request, D1Answer::Permissions(Some(verdicts)))) => {
+                let D1Request::FindPermissions(commands) = &**request else {
                     return Err("another answer".to_owned());
                 };
                 let place = commands.iter().position(|stored| stored.command.id == id);
@@ -116,7 +118,7 @@ impl World {
     }
 
     /// At most one request of each single kind is pending.
-    pub fn check_ask(&self, request: &ToD1, others: &[(RequestId, Box<ToD1>)]) -> Check {
+    pub fn check_ask(&self, request: &D1Request, others: &[(RequestId, Box<D1Request>)]) -> Check {
         let Some(kind) = single(request) else { return Ok(()) };
         let under_way = self
             .d1_calls
@@ -131,8 +133,8 @@ impl World {
     }
 
     /// A call may get this answer.
-    pub fn check_reply(&mut self, what: &CallKind, answer: &Answer) -> Check {
-        let Answer::Done(result) = answer else { return Ok(()) };
+    pub fn check_reply(&mut self, what: &CallKind, answer: &LinkResponse) -> Check {
+        let LinkResponse::Done(result) = answer else { return Ok(()) };
         match what {
             CallKind::Create { id, key } => self.check_created(Some(*id), key.as_ref(), result)?,
             CallKind::Replay { key } => self.check_created(None, Some(key), result)?,
@@ -152,7 +154,7 @@ impl World {
                 self.history.needs_resync &= !is_later;
             }
             CallKind::Forget { .. } => {
-                let deleted: Forgotten =
+                let deleted: DeletedCommands =
                     serde_json::from_value(result.clone()).map_err(|error| error.to_string())?;
                 for id in deleted.ids {
                     ensure!(
@@ -214,9 +216,9 @@ impl World {
                 .any(|call| is_of(&call.kind) && call.answer.is_none() && !call.is_dead)
         };
         let is_under_way = |hash: &str| {
-            let is_of = |change: &ServerChange| matches!(change, ServerChange::Key { key_hash, .. } if key_hash == hash);
+            let is_of = |change: &ServerChange| matches!(change, ServerChange::ReplaceKey { key_hash, .. } if key_hash == hash);
             self.d1_calls.iter().any(
-                |d1_call| matches!(&*d1_call.request, ToD1::Change(_, change) if is_of(change)),
+                |d1_call| matches!(&*d1_call.request, D1Request::ChangeServer(_, change) if is_of(change)),
             )
         };
         let is_late = |hash: &str| self.history.late_keys.contains(hash);
@@ -235,7 +237,7 @@ impl World {
     /// The stored commands and answers are valid.
     pub fn check(&mut self) -> Check {
         let store = self.link.store();
-        let open = store.count_open().map_err(|error| error.0)?;
+        let open = store.count_running().map_err(|error| error.0)?;
         ensure!(open <= WINDOW, "{open} commands are open");
         for (id, row) in &store.rows {
             let entry =
@@ -299,7 +301,7 @@ impl World {
                 is_waiting && row.due_at.is_none_or(|at| at > self.now)
             };
             let is_waiting = store.rows.values().any(waits);
-            let has_room = store.count_open().map_err(|error| error.0)? < WINDOW;
+            let has_room = store.count_running().map_err(|error| error.0)? < WINDOW;
             is_queue_due = is_waiting && has_room;
         }
         // A machine that has not loaded its state computes the plan when the alarm goes off.

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use farhand_domain::command_end::Denial;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{Create, Refusal};
-use farhand_domain::link::event::{Found, FromD1, Lacking, ServerChange, ToD1};
+use farhand_domain::link::event::{D1Answer, D1Request, D1Server, OutboxEntry, ServerChange};
 use farhand_domain::link::server_facts::ServerFacts;
 use farhand_domain::link::stored_command::StoredCommand;
-use farhand_domain::rights::Rights;
+use farhand_domain::rights::CommandPermissions;
 use uuid::Uuid;
 
 /// The id of the server's workspace.
@@ -66,8 +66,8 @@ impl D1 {
         *self.events.entry(id).or_default() += 1;
     }
 
-    fn found(&self) -> Option<Found> {
-        self.server.as_ref().map(|server| Found {
+    fn found(&self) -> Option<D1Server> {
+        self.server.as_ref().map(|server| D1Server {
             workspace_id: WORKSPACE,
             name: "web-1".to_owned(),
             key_hash: server.key_hash.clone(),
@@ -77,26 +77,28 @@ impl D1 {
     }
 
     /// Carries out a request as one transaction.
-    pub fn apply(&mut self, request: &ToD1) -> FromD1 {
+    pub fn apply(&mut self, request: &D1Request) -> D1Answer {
         match request {
-            ToD1::Find { .. } => {
-                FromD1::Server(self.found().filter(|_| !self.is_workspace_deleted))
+            D1Request::FindServer { .. } => {
+                D1Answer::Server(self.found().filter(|_| !self.is_workspace_deleted))
             }
-            ToD1::Change(_, change) => {
+            D1Request::ChangeServer(_, change) => {
                 self.change(change);
-                FromD1::Server(self.found())
+                D1Answer::Server(self.found())
             }
-            ToD1::Insert { create, life, .. } => FromD1::Inserted(self.insert(create, life)),
-            ToD1::FindRights(commands) => FromD1::Rights(self.rights(commands)),
-            ToD1::Tell { lacking, .. } => {
-                lacking.iter().for_each(|entry| self.write_entry(entry));
-                FromD1::Told(lacking.iter().map(|_| Ok(())).collect())
+            D1Request::InsertCommand { create, life, .. } => {
+                D1Answer::Inserted(self.insert(create, life))
             }
-            ToD1::Restore(commands) => {
+            D1Request::FindPermissions(commands) => D1Answer::Permissions(self.rights(commands)),
+            D1Request::Flush { entries, .. } => {
+                entries.iter().for_each(|entry| self.write_entry(entry));
+                D1Answer::Flushed(entries.iter().map(|_| Ok(())).collect())
+            }
+            D1Request::Restore(commands) => {
                 commands.iter().for_each(|stored| self.restore(stored));
-                FromD1::Restored
+                D1Answer::Restored
             }
-            ToD1::Unrestore(commands) => {
+            D1Request::DeleteRestored(commands) => {
                 for stored in commands {
                     let is_restored =
                         |row: &CommandRow| row.revision == 0 && row.life.handled_at.is_none();
@@ -104,34 +106,34 @@ impl D1 {
                         self.commands.remove(&stored.command.id);
                     }
                 }
-                FromD1::Restored
+                D1Answer::Restored
             }
         }
     }
 
     /// Like [`Self::apply`], but rejects some entries of a flush that writes them one by one. Each
     /// bit of `rejected` is an entry.
-    pub fn apply_in_part(&mut self, request: &ToD1, rejected: u64) -> FromD1 {
-        let ToD1::Tell { lacking, is_one_by_one: true } = request else {
+    pub fn apply_in_part(&mut self, request: &D1Request, rejected: u64) -> D1Answer {
+        let D1Request::Flush { entries, is_one_by_one: true } = request else {
             return self.apply(request);
         };
-        let write = |(place, entry): (usize, &Lacking)| {
+        let write = |(place, entry): (usize, &OutboxEntry)| {
             if rejected >> (place % 64) & 1 == 1 {
                 return Err("refused".to_owned());
             }
             self.write_entry(entry);
             Ok(())
         };
-        FromD1::Told(lacking.iter().enumerate().map(write).collect())
+        D1Answer::Flushed(entries.iter().enumerate().map(write).collect())
     }
 
     fn change(&mut self, change: &ServerChange) {
         let is_forbidden = self.forbids_changes;
         match change {
-            ServerChange::Nothing => {}
-            ServerChange::Key { .. } | ServerChange::Delete { by: Some(_), .. } if is_forbidden => {
-            }
-            ServerChange::Key { key_hash, event, .. } => {
+            ServerChange::ReadOnly => {}
+            ServerChange::ReplaceKey { .. } | ServerChange::Delete { by: Some(_), .. }
+                if is_forbidden => {}
+            ServerChange::ReplaceKey { key_hash, event, .. } => {
                 if let Some(server) = &mut self.server {
                     server.key_hash.clone_from(key_hash);
                     self.write_event(event.id);
@@ -159,7 +161,7 @@ impl D1 {
             return Some(Refusal::TooManyWaiting);
         }
         if key.is_some() && self.commands.values().any(|row| row.key == key) {
-            return Some(Refusal::KeyTaken);
+            return Some(Refusal::KeyInUse);
         }
         let row = CommandRow { revision: 0, life: life.clone(), output_bytes: 0, key };
         assert!(self.commands.insert(create.command.id, row).is_none(), "an id is used once");
@@ -167,7 +169,10 @@ impl D1 {
         None
     }
 
-    fn rights(&self, commands: &[StoredCommand]) -> Option<Vec<Result<Rights, Denial>>> {
+    fn rights(
+        &self,
+        commands: &[StoredCommand],
+    ) -> Option<Vec<Result<CommandPermissions, Denial>>> {
         if self.is_workspace_deleted {
             return None;
         }
@@ -175,7 +180,7 @@ impl D1 {
             if self.denied.contains(&stored.command.id) {
                 return Err(Denial::Requester);
             }
-            Ok(Rights {
+            Ok(CommandPermissions {
                 username: stored.command.username.clone(),
                 is_staff: true,
                 any_account: true,
@@ -186,9 +191,9 @@ impl D1 {
         Some(commands.iter().map(rights).collect())
     }
 
-    fn write_entry(&mut self, entry: &Lacking) {
+    fn write_entry(&mut self, entry: &OutboxEntry) {
         match entry {
-            Lacking::Command(stored, output) => {
+            OutboxEntry::Command(stored, output) => {
                 let Some(row) = self.commands.get_mut(&stored.command.id) else { return };
                 let before = row.revision;
                 if before < stored.revision {
@@ -200,12 +205,12 @@ impl D1 {
                     self.write_event(event.event.id);
                 }
             }
-            Lacking::Withdrawal { id, .. } => {
+            OutboxEntry::Withdrawal { id, .. } => {
                 if self.commands.get(id).is_some_and(|row| row.life.acked_at.is_none()) {
                     self.commands.remove(id);
                 }
             }
-            Lacking::Server { facts, .. } => {
+            OutboxEntry::Server { facts, .. } => {
                 let Some(row) = &mut self.server else { return };
                 let before = row.revision;
                 if before < facts.revision {

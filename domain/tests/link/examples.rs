@@ -1,8 +1,11 @@
 //! Examples: cases that depend on the order of events.
 
 use farhand_domain::lifecycle::State;
-use farhand_domain::link::call::{Answer, Ask, Created, Follow, Followed, Live, Refusal, Report};
-use farhand_domain::link::event::{Event, Kind, Ticket, ToD1};
+use farhand_domain::link::call::{
+    Created, FollowOutput, FollowedOutput, LinkRequest, LinkResponse, ReadLiveFields, Refusal,
+    Report,
+};
+use farhand_domain::link::event::{ConnectionKind, D1Request, LinkEvent, Ticket};
 use farhand_domain::wire::{Chunk, Fin};
 use uuid::Uuid;
 
@@ -12,7 +15,7 @@ use super::world::{CallKind, World};
 /// A world in which the agent is connected.
 fn connected() -> World {
     let mut world = World::default();
-    world.connect("key-0", Kind::Backhaul, true).unwrap();
+    world.connect("key-0", ConnectionKind::Backhaul, true).unwrap();
     world.answer(0, 0).unwrap();
     world
 }
@@ -32,16 +35,16 @@ impl World {
         }
     }
 
-    fn position_of(&self, is_wanted: impl Fn(&ToD1) -> bool) -> usize {
+    fn position_of(&self, is_wanted: impl Fn(&D1Request) -> bool) -> usize {
         self.d1_calls.iter().position(|d1_call| is_wanted(&d1_call.request)).unwrap()
     }
 
-    fn replied(&self, ticket: Ticket) -> Option<&Answer> {
+    fn replied(&self, ticket: Ticket) -> Option<&LinkResponse> {
         self.calls[&ticket].answer.as_ref()
     }
 
     fn command_of(&self, ticket: Ticket) -> (Uuid, bool) {
-        let Some(Answer::Done(result)) = self.replied(ticket) else {
+        let Some(LinkResponse::Done(result)) = self.replied(ticket) else {
             panic!("{:?}", self.replied(ticket))
         };
         let created: Created = serde_json::from_value(result.clone()).unwrap();
@@ -49,12 +52,12 @@ impl World {
     }
 
     fn follow(&mut self, id: Uuid, from: u64, skips_gap: bool) -> Ticket {
-        let follow = Follow { id, from, wait_millis: 5_000, skips_gap };
-        self.call(CallKind::Other, Ask::Follow(follow)).unwrap()
+        let follow = FollowOutput { id, from, wait_millis: 5_000, skips_gap };
+        self.call(CallKind::Other, LinkRequest::FollowOutput(follow)).unwrap()
     }
 
-    fn followed(&self, ticket: Ticket) -> Followed {
-        let Some(Answer::Done(result)) = self.replied(ticket) else {
+    fn followed(&self, ticket: Ticket) -> FollowedOutput {
+        let Some(LinkResponse::Done(result)) = self.replied(ticket) else {
             panic!("{:?}", self.replied(ticket))
         };
         serde_json::from_value(result.clone()).unwrap()
@@ -72,7 +75,7 @@ fn contested() -> (World, Ticket) {
     let mut world = connected();
     for _ in 0..4 {
         world.run(&Op::Pass(1_000)).unwrap();
-        world.connect("key-0", Kind::Backhaul, true).unwrap();
+        world.connect("key-0", ConnectionKind::Backhaul, true).unwrap();
     }
     let ticket = world.last_ticket;
     assert_eq!(world.sockets.len(), 4, "the last one has no answer yet");
@@ -83,8 +86,8 @@ fn contested() -> (World, Ticket) {
 #[test]
 fn the_older_of_two_agents_stays_if_it_is_alive() {
     let (mut world, ticket) = contested();
-    world.step(Event::Pong(4)).unwrap();
-    assert!(matches!(world.replied(ticket), Some(Answer::Refused(Refusal::IdentityInUse))));
+    world.step(LinkEvent::Pong(4)).unwrap();
+    assert!(matches!(world.replied(ticket), Some(LinkResponse::Refused(Refusal::IdentityInUse))));
     assert!(world.store().state.as_ref().unwrap().facts.identity_conflict_at.is_some());
     world.settle().unwrap();
 }
@@ -104,7 +107,7 @@ fn the_newer_of_two_agents_wins_if_the_older_one_is_silent() {
 fn the_newer_of_two_agents_wins_if_the_older_one_closes() {
     let (mut world, ticket) = contested();
     world.sockets[3].is_open = false;
-    world.step(Event::Closed(4)).unwrap();
+    world.step(LinkEvent::Closed(4)).unwrap();
     assert!(world.replied(ticket).is_some() && world.sockets[4].is_open);
     world.settle().unwrap();
 }
@@ -115,7 +118,7 @@ fn crashed(after: Option<u8>) -> (World, Uuid) {
     let (what, ask) = world.create(0, Some(0), 0);
     world.call(what, ask).unwrap();
     world.run(&Op::Crash { after, loss: 1 }).unwrap();
-    let place = world.position_of(|request| matches!(request, ToD1::Insert { .. }));
+    let place = world.position_of(|request| matches!(request, D1Request::InsertCommand { .. }));
     world.answer(place, 0).unwrap();
     let id = *world.commands.last().unwrap();
     (world, id)
@@ -137,7 +140,7 @@ fn a_key_of_a_request_lost_early_is_free_again() {
     let (what, ask) = world.create(0, Some(0), 0);
     let ticket = world.call(what, ask).unwrap();
     world.answer_all();
-    assert!(matches!(world.replied(ticket), Some(Answer::Refused(Refusal::KeyTaken))));
+    assert!(matches!(world.replied(ticket), Some(LinkResponse::Refused(Refusal::KeyInUse))));
     world.run(&Op::Pass(61_000)).unwrap();
     world.settle().unwrap();
     assert!(!world.store().rows.contains_key(&id) && !world.d1.commands.contains_key(&id));
@@ -167,14 +170,14 @@ fn a_command_that_d1_inserts_late_is_withdrawn() {
     let mut world = connected();
     let (what, ask) = world.create(0, None, 0);
     let ticket = world.call(what, ask).unwrap();
-    let place = world.position_of(|request| matches!(request, ToD1::Insert { .. }));
+    let place = world.position_of(|request| matches!(request, D1Request::InsertCommand { .. }));
     world.time_out(place).unwrap();
-    assert!(matches!(world.replied(ticket), Some(Answer::Failed(_))));
-    let place = world.position_of(|request| matches!(request, ToD1::Tell { .. }));
+    assert!(matches!(world.replied(ticket), Some(LinkResponse::Failed(_))));
+    let place = world.position_of(|request| matches!(request, D1Request::Flush { .. }));
     world.answer(place, 0).unwrap();
     let id = world.commands[0];
     assert!(!world.store().rows.contains_key(&id));
-    let place = world.position_of(|request| matches!(request, ToD1::Insert { .. }));
+    let place = world.position_of(|request| matches!(request, D1Request::InsertCommand { .. }));
     world.apply(place, 0);
     assert!(world.d1.commands.contains_key(&id));
     world.settle().unwrap();
@@ -220,11 +223,11 @@ fn a_restart_of_the_agent_marks_its_commands() {
     let mut world = connected();
     let id = world.created();
     world.run(&Op::Pass(61_000)).unwrap();
-    world.step(Event::Pong(1)).unwrap();
+    world.step(LinkEvent::Pong(1)).unwrap();
     world.report("key-0", Report::Ack { command: id }).unwrap();
     world.run(&Op::Pass(1)).unwrap();
     world.report("key-0", Report::Started).unwrap();
-    world.connect("key-0", Kind::Backhaul, true).unwrap();
+    world.connect("key-0", ConnectionKind::Backhaul, true).unwrap();
     let newer = world.created();
     let life = |world: &World, id| world.store().rows[&id].command.life.clone();
     assert!(life(&world, id).restarted_at.is_some());
@@ -232,10 +235,12 @@ fn a_restart_of_the_agent_marks_its_commands() {
     world.run(&Op::Pass(60_000)).unwrap();
     world.run(&Op::Alarm(0)).unwrap();
     assert_eq!(life(&world, id).state(), State::Stuck);
-    let live = Live { id, wait: Some(10) };
-    let ticket = world.call(CallKind::Other, Ask::Live(live)).unwrap();
+    let live = ReadLiveFields { id, wait: Some(10) };
+    let ticket = world.call(CallKind::Other, LinkRequest::ReadLiveFields(live)).unwrap();
     world.answer_all();
-    assert!(matches!(world.replied(ticket), Some(Answer::Done(live)) if live["state"] == "stuck"));
+    assert!(
+        matches!(world.replied(ticket), Some(LinkResponse::Done(live)) if live["state"] == "stuck")
+    );
 }
 
 #[test]
@@ -246,7 +251,7 @@ fn an_immediate_command_is_refused_if_the_send_fails() {
     let ticket = world.call(what, ask).unwrap();
     world.answer_all();
     world.settle().unwrap();
-    assert!(matches!(world.replied(ticket), Some(Answer::Refused(Refusal::NotConnected))));
+    assert!(matches!(world.replied(ticket), Some(LinkResponse::Refused(Refusal::NotConnected))));
     assert!(world.store().rows.is_empty());
 }
 
@@ -257,7 +262,7 @@ fn a_command_waits_again_if_the_send_fails() {
     let id = world.created();
     assert_eq!(world.store().rows[&id].command.life.state(), State::Waiting);
     assert!(!world.sent.contains_key(&id));
-    world.connect("key-0", Kind::Backhaul, true).unwrap();
+    world.connect("key-0", ConnectionKind::Backhaul, true).unwrap();
     world.run(&Op::Alarm(0)).unwrap();
     world.answer_all();
     assert_eq!(world.sent[&id], 1);
@@ -268,11 +273,11 @@ fn a_command_waits_again_if_the_send_fails() {
 fn a_call_fails_if_the_storage_fails() {
     let mut world = connected();
     world.store().is_broken.set(true);
-    let suspend = world.call(CallKind::Other, Ask::Suspend(true)).unwrap();
-    assert!(matches!(world.replied(suspend), Some(Answer::Failed(_))));
+    let suspend = world.call(CallKind::Other, LinkRequest::Suspend(true)).unwrap();
+    assert!(matches!(world.replied(suspend), Some(LinkResponse::Failed(_))));
     assert!(world.sockets.iter().all(|socket| socket.is_open), "no effect is carried out");
     world.store().is_broken.set(false);
-    let again = world.call(CallKind::Other, Ask::Suspend(true)).unwrap();
-    assert!(matches!(world.replied(again), Some(Answer::Done(_))));
+    let again = world.call(CallKind::Other, LinkRequest::Suspend(true)).unwrap();
+    assert!(matches!(world.replied(again), Some(LinkResponse::Done(_))));
     assert!(world.sockets.iter().all(|socket| !socket.is_open));
 }

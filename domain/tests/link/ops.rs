@@ -1,14 +1,15 @@
 //! The operations of a random sequence, and how they are generated.
 
-use farhand_domain::audit::{Event as AuditEvent, Source};
+use farhand_domain::audit::{AuditEvent, Source};
 use farhand_domain::command::{Command, Inputs, OnOffline, Origin, Shell};
 use farhand_domain::features::Features;
 use farhand_domain::id;
 use farhand_domain::link::call::{
-    AgentCall, Ask, ByUser, Chunks, Create, Follow, Forget, Identity, Key, Live, OfServer, Remove,
-    Rename, Report, RevokedSessions, Rotate,
+    AgentReport, ClaimedIdentity, Create, DeleteOldCommands, DeleteServer, FollowOutput,
+    IdempotencyKey, LinkRequest, ReadLiveFields, ReadOutput, Rename, ReplaceKey, Report,
+    RevokedSessions, ServerLocation, UserAction,
 };
-use farhand_domain::link::event::{Event, Kind};
+use farhand_domain::link::event::{ConnectionKind, LinkEvent};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Chunk, Fin, HostFacts};
 use uuid::Uuid;
@@ -189,8 +190,8 @@ pub fn server() -> Uuid {
 }
 
 /// The server, for an object that may not have loaded its identity.
-pub fn of_server() -> OfServer {
-    OfServer { workspace: "acme".to_owned(), workspace_id: WORKSPACE, server: server() }
+pub fn of_server() -> ServerLocation {
+    ServerLocation { workspace: "acme".to_owned(), workspace_id: WORKSPACE, server: server() }
 }
 
 /// An audit event.
@@ -201,8 +202,8 @@ pub fn event(now: Timestamp, number: u64, action: &str) -> AuditEvent {
 }
 
 /// The claimed identity of an agent with this key.
-pub fn identity(key: &str, features: Features) -> Identity {
-    Identity {
+pub fn identity(key: &str, features: Features) -> ClaimedIdentity {
+    ClaimedIdentity {
         workspace: "acme".to_owned(),
         server: server(),
         key_hash: key.to_owned(),
@@ -228,7 +229,7 @@ impl World {
     }
 
     /// The call that creates a command.
-    pub fn create(&mut self, how: u16, key: Option<u8>, wait: u8) -> (CallKind, Ask) {
+    pub fn create(&mut self, how: u16, key: Option<u8>, wait: u8) -> (CallKind, LinkRequest) {
         let number = self.last_ticket + 1;
         let mut random = [3; 10];
         random[..8].copy_from_slice(&number.to_be_bytes());
@@ -266,15 +267,15 @@ impl World {
             expires_at,
             on_offline: if how >> 12 & 1 == 0 { OnOffline::Queue } else { OnOffline::Reject },
             wait: (wait > 0).then_some(wait.into()),
-            key: key.clone().map(|(hash, body)| Key { hash, body }),
+            key: key.clone().map(|(hash, body)| IdempotencyKey { hash, body }),
             event: event(self.now, number, "command.create"),
         };
         self.commands.push(id);
-        (CallKind::Create { id, key }, Ask::Create(Box::new(create)))
+        (CallKind::Create { id, key }, LinkRequest::Create(Box::new(create)))
     }
 
-    fn by_user(&self, id: Uuid, action: &str) -> ByUser {
-        ByUser {
+    fn by_user(&self, id: Uuid, action: &str) -> UserAction {
+        UserAction {
             id,
             username: "bob".to_owned(),
             event: event(self.now, self.last_ticket + 1, action),
@@ -284,18 +285,18 @@ impl World {
     /// An agent's report.
     pub fn report(&mut self, key: &str, report: Report) -> Check {
         let identity = identity(key, Features::default());
-        let call = AgentCall { identity, report, request_id: String::new() };
+        let call = AgentReport { identity, report, request_id: String::new() };
         // The deletion of the server waits for earlier changes. The key may be another one then.
         let is_end = matches!(call.report, Report::Unregister);
         let what = if is_end { CallKind::Other } else { CallKind::Agent { key: key.to_owned() } };
-        self.call(what, Ask::Agent(call)).map(drop)
+        self.call(what, LinkRequest::HandleReport(call)).map(drop)
     }
 
     /// An agent connects.
-    pub fn connect(&mut self, key: &str, kind: Kind, can_kill: bool) -> Check {
+    pub fn connect(&mut self, key: &str, kind: ConnectionKind, can_kill: bool) -> Check {
         let features = Features { kill: can_kill, cwd: can_kill, ..Features::default() };
         let ticket = self.ticket(CallKind::Connect { kind, key: key.to_owned(), features });
-        self.step(Event::Connect {
+        self.step(LinkEvent::Connect {
             ticket,
             identity: identity(key, features),
             kind,
@@ -309,7 +310,7 @@ impl World {
         let key_hash = format!("key-{}", self.keys);
         let event = event(self.now, self.last_ticket + 1, "server.rotate");
         let what = CallKind::Rotate { key: key_hash.clone() };
-        let rotate = Rotate {
+        let rotate = ReplaceKey {
             of: of_server(),
             by: 1,
             key_hash,
@@ -317,7 +318,7 @@ impl World {
             at: self.now,
             event,
         };
-        self.call(what, Ask::Rotate(rotate)).map(drop)
+        self.call(what, LinkRequest::ReplaceKey(rotate)).map(drop)
     }
 
     fn fin(chunks: Option<u8>) -> Fin {
@@ -354,7 +355,7 @@ impl World {
 
     /// The object is asked to resync.
     pub fn resync(&mut self) -> Check {
-        self.call(CallKind::Resync, Ask::Resync(of_server())).map(drop)
+        self.call(CallKind::Resync, LinkRequest::Resync(of_server())).map(drop)
     }
 
     /// Runs an operation.
@@ -368,54 +369,59 @@ impl World {
             }
             Op::Replay { key } => {
                 let key = (format!("idempotency-{}", key % 2), format!("body-{}", key / 2));
-                let ask = Ask::Replay(Key { hash: key.0.clone(), body: key.1.clone() });
+                let ask = LinkRequest::Replay(IdempotencyKey {
+                    hash: key.0.clone(),
+                    body: key.1.clone(),
+                });
                 self.call(CallKind::Replay { key }, ask)?;
             }
             Op::Live { command, wait } => {
-                let live =
-                    Live { id: self.command(command), wait: (wait > 0).then_some(wait.into()) };
-                self.call(CallKind::Other, Ask::Live(live))?;
+                let live = ReadLiveFields {
+                    id: self.command(command),
+                    wait: (wait > 0).then_some(wait.into()),
+                };
+                self.call(CallKind::Other, LinkRequest::ReadLiveFields(live))?;
             }
             Op::Cancel(command) => {
                 let by = self.by_user(self.command(command), "command.cancel");
-                self.call(CallKind::Other, Ask::Cancel(by))?;
+                self.call(CallKind::Other, LinkRequest::Cancel(by))?;
             }
             Op::CancelOf => {
                 self.call(
                     CallKind::Other,
-                    Ask::CancelOf(RevokedSessions { sessions: vec![Uuid::nil()] }),
+                    LinkRequest::CancelOfSessions(RevokedSessions { sessions: vec![Uuid::nil()] }),
                 )?;
             }
             Op::Kill(command) => {
                 let by = self.by_user(self.command(command), "command.kill");
-                self.call(CallKind::Other, Ask::Kill(by))?;
+                self.call(CallKind::Other, LinkRequest::Kill(by))?;
             }
             Op::Chunks(command) => {
-                let asked = Chunks { id: self.command(command), from: 0, offset: 1, limit: 2 };
-                self.call(CallKind::Other, Ask::Chunks(asked))?;
+                let asked = ReadOutput { id: self.command(command), from: 0, offset: 1, limit: 2 };
+                self.call(CallKind::Other, LinkRequest::ReadOutput(asked))?;
             }
             Op::Follow { command, from, skips_gap } => {
                 let id = self.command(command);
-                let follow = Follow { id, from: from.into(), wait_millis: 8_000, skips_gap };
-                self.call(CallKind::Other, Ask::Follow(follow))?;
+                let follow = FollowOutput { id, from: from.into(), wait_millis: 8_000, skips_gap };
+                self.call(CallKind::Other, LinkRequest::FollowOutput(follow))?;
             }
-            Op::Adopt => _ = self.call(CallKind::Other, Ask::Adopt(of_server()))?,
+            Op::Adopt => _ = self.call(CallKind::Other, LinkRequest::InitIdentity(of_server()))?,
             Op::Rename => {
                 let rename = Rename { name: "web-2".to_owned(), at: self.now };
-                self.call(CallKind::Other, Ask::Rename(rename))?;
+                self.call(CallKind::Other, LinkRequest::Rename(rename))?;
             }
             Op::Rotate => self.rotate()?,
             Op::Remove { only_pending } => {
                 let event = event(self.now, self.last_ticket + 1, "server.delete");
-                let remove = Remove { of: of_server(), by: Some(1), only_pending, event };
-                self.call(CallKind::Other, Ask::Remove(remove))?;
+                let remove = DeleteServer { of: of_server(), by: Some(1), only_pending, event };
+                self.call(CallKind::Other, LinkRequest::DeleteServer(remove))?;
             }
             Op::Forget { command, days } => {
                 let ids = vec![self.command(command)];
                 let until = self.now.plus_seconds(-i64::from(days) * 24 * 60 * 60);
                 self.call(
                     CallKind::Forget { ids: ids.clone() },
-                    Ask::Forget(Forget { ids, until }),
+                    LinkRequest::DeleteOldCommands(DeleteOldCommands { ids, until }),
                 )?;
             }
             Op::Sever => {
@@ -423,13 +429,13 @@ impl World {
                 (self.d1.server, self.d1.is_workspace_deleted) = (None, true);
                 self.d1.commands.clear();
                 (self.snapshot, self.history.was_wiped) = (None, true);
-                self.call(CallKind::Sever, Ask::Sever)?;
+                self.call(CallKind::Sever, LinkRequest::DisconnectAndWipe)?;
             }
             // Rows of a deleted workspace that D1 lost are not restored.
             Op::Suspend(true) if self.history.was_restored => {}
             Op::Suspend(is_suspended) if !self.history.was_wiped => {
                 self.d1.is_workspace_deleted = is_suspended;
-                self.call(CallKind::Other, Ask::Suspend(is_suspended))?;
+                self.call(CallKind::Other, LinkRequest::Suspend(is_suspended))?;
             }
             Op::Suspend(_) => {}
             Op::Ack { command, age } => {
@@ -454,19 +460,20 @@ impl World {
                     3 => Report::Heartbeat { load: (what > 128).then_some(0.25) },
                     4 | 5 => Report::Facts { facts, is_commit: what > 128 },
                     6 if what > 200 => Report::Unregister,
-                    _ => Report::Seen,
+                    _ => Report::Alive,
                 };
                 self.report(&self.key(age), report)?;
             }
             Op::Connect { is_control, can_kill, age } => {
-                let kind = if is_control { Kind::Control } else { Kind::Backhaul };
+                let kind =
+                    if is_control { ConnectionKind::Control } else { ConnectionKind::Backhaul };
                 self.connect(&self.key(age), kind, can_kill)?;
             }
             Op::Close(back) => {
                 if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_open)
                 {
                     self.sockets[place].is_open = false;
-                    self.step(Event::Closed(self.sockets[place].generation))?;
+                    self.step(LinkEvent::Closed(self.sockets[place].generation))?;
                 }
             }
             Op::Lose(back) => {
@@ -485,13 +492,13 @@ impl World {
                     self.socket(back).filter(|place| self.sockets[*place].must_report_close)
                 {
                     self.sockets[place].must_report_close = false;
-                    self.step(Event::Closed(self.sockets[place].generation))?;
+                    self.step(LinkEvent::Closed(self.sockets[place].generation))?;
                 }
             }
             Op::Pong(back) => {
                 if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_open)
                 {
-                    self.step(Event::Pong(self.sockets[place].generation))?;
+                    self.step(LinkEvent::Pong(self.sockets[place].generation))?;
                 }
             }
             Op::Alarm(late) => self.alarm_goes_off(late)?,

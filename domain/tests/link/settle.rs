@@ -1,8 +1,8 @@
 //! Lets all pending work finish: D1 answers everything, and alarms go off until nothing is due for
 //! a minute. Then it checks what must be true in that state.
 
-use farhand_domain::link::call::{Answer, Ask, Forget, Live};
-use farhand_domain::link::event::Event;
+use farhand_domain::link::call::{DeleteOldCommands, LinkRequest, LinkResponse, ReadLiveFields};
+use farhand_domain::link::event::LinkEvent;
 use farhand_domain::link::stored_command::Phase;
 use uuid::Uuid;
 
@@ -24,11 +24,14 @@ impl World {
             self.resync()?;
         }
         // The next call sets an alarm that a crash lost.
-        self.call(CallKind::Other, Ask::Live(Live { id: Uuid::max(), wait: None }))?;
+        self.call(
+            CallKind::Other,
+            LinkRequest::ReadLiveFields(ReadLiveFields { id: Uuid::max(), wait: None }),
+        )?;
         self.drain()?;
         // The purge of workspaces and retention repeat calls that were not answered.
         if self.calls.values().any(|call| call.is_dead && matches!(call.kind, CallKind::Sever)) {
-            self.call(CallKind::Sever, Ask::Sever)?;
+            self.call(CallKind::Sever, LinkRequest::DisconnectAndWipe)?;
         }
         let is_dead = |what: &CallKind| {
             if let CallKind::Forget { ids } = what { ids.clone() } else { vec![] }
@@ -44,7 +47,7 @@ impl World {
         if !ids.is_empty() {
             self.call(
                 CallKind::Forget { ids: ids.clone() },
-                Ask::Forget(Forget { ids, until: self.now }),
+                LinkRequest::DeleteOldCommands(DeleteOldCommands { ids, until: self.now }),
             )?;
         }
         for _ in 0..STEPS {
@@ -82,7 +85,7 @@ impl World {
             {
                 socket.must_report_close = false;
                 let generation = socket.generation;
-                self.step(Event::Closed(generation))?;
+                self.step(LinkEvent::Closed(generation))?;
             } else {
                 return Ok(());
             }
@@ -120,8 +123,10 @@ impl World {
             ensure!(store.rows.contains_key(id), "D1 has {id}, which was refused");
         }
         for call in self.calls.values() {
-            if let (CallKind::Create { id, .. }, Some(Answer::Refused(_) | Answer::Failed(_))) =
-                (&call.kind, &call.answer)
+            if let (
+                CallKind::Create { id, .. },
+                Some(LinkResponse::Refused(_) | LinkResponse::Failed(_)),
+            ) = (&call.kind, &call.answer)
             {
                 ensure!(!store.rows.contains_key(id), "a refused command is still stored");
             }

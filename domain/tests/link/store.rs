@@ -7,7 +7,7 @@ use farhand_domain::command_end::End;
 use farhand_domain::command_object::Output;
 use farhand_domain::lifecycle::State;
 use farhand_domain::link::state::ServerState;
-use farhand_domain::link::store::{Failed, Most, Result, Store, StoredAnswer, Unflushed};
+use farhand_domain::link::store::{Failed, IdempotentRequest, NextFlush, ReadLimit, Result, Store};
 use farhand_domain::link::stored_command::{ChunkSums, Phase, Stage, StoredCommand};
 use farhand_domain::output;
 use farhand_domain::time::Timestamp;
@@ -59,7 +59,7 @@ impl Row {
 pub struct MemoryStore {
     pub state: Option<ServerState>,
     pub rows: BTreeMap<Uuid, Row>,
-    pub answers: BTreeMap<String, (StoredAnswer, Timestamp)>,
+    pub answers: BTreeMap<String, (IdempotentRequest, Timestamp)>,
     /// Whether writing the state fails.
     pub is_broken: Cell<bool>,
     /// The number of wipes.
@@ -77,7 +77,7 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
-    fn save_server(&mut self, server: &ServerState, is_first: bool) -> Result<()> {
+    fn save_state(&mut self, server: &ServerState, is_first: bool) -> Result<()> {
         if self.is_broken.get() {
             return Err(Failed("the disk is full".to_owned()));
         }
@@ -120,7 +120,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn postpone(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()> {
+    fn set_due_at(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()> {
         if let Some(row) = self.row(id) {
             row.due_at = due_at;
         }
@@ -158,7 +158,7 @@ impl Store for MemoryStore {
         Ok(self.select(|row| row.command.stage() == Some(Stage::Open)))
     }
 
-    fn count_open(&self) -> Result<u64> {
+    fn count_running(&self) -> Result<u64> {
         Ok(self.rows.values().filter(|row| row.command.stage() == Some(Stage::Open)).count() as u64)
     }
 
@@ -181,12 +181,12 @@ impl Store for MemoryStore {
         Ok(self.select(is_wanted).into_iter().take(limit as usize).collect())
     }
 
-    fn next_unflushed(&self) -> Result<Option<Unflushed>> {
-        let lacking: Vec<_> = self.rows.values().filter(|row| !row.is_flushed()).collect();
-        if lacking.iter().any(|row| row.command.stage() != Some(Stage::Open)) {
-            return Ok(Some(Unflushed::Now));
+    fn next_unflushed(&self) -> Result<Option<NextFlush>> {
+        let entries: Vec<_> = self.rows.values().filter(|row| !row.is_flushed()).collect();
+        if entries.iter().any(|row| row.command.stage() != Some(Stage::Open)) {
+            return Ok(Some(NextFlush::Now));
         }
-        Ok(lacking.iter().filter_map(|row| row.last_report()).min().map(Unflushed::After))
+        Ok(entries.iter().filter_map(|row| row.last_report()).min().map(NextFlush::After))
     }
 
     fn mark_flushed(&mut self, id: Uuid, revision: i64, has_events: bool) -> Result<()> {
@@ -238,7 +238,7 @@ impl Store for MemoryStore {
         Ok((forgotten, true))
     }
 
-    fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<StoredAnswer>> {
+    fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<IdempotentRequest>> {
         self.answers.retain(|_, (_, expires_at)| *expires_at > now);
         Ok(self.answers.get(key).map(|(answer, _)| answer.clone()))
     }
@@ -250,7 +250,7 @@ impl Store for MemoryStore {
         command: Uuid,
         expires_at: Timestamp,
     ) -> Result<()> {
-        let answer = StoredAnswer { body: body.to_owned(), command, answer: None };
+        let answer = IdempotentRequest { body: body.to_owned(), command, answer: None };
         self.answers.insert(key.to_owned(), (answer, expires_at));
         Ok(())
     }
@@ -283,7 +283,7 @@ impl Store for MemoryStore {
         Ok(self.chunks_from(stored, from).nth(offset as usize).map(|(seq, _)| u64::from(*seq)))
     }
 
-    fn chunks(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>> {
+    fn chunks(&self, stored: &StoredCommand, from: u64, most: ReadLimit) -> Result<Vec<Chunk>> {
         let mut chunks: Vec<Chunk> = Vec::new();
         let mut bytes = 0;
         for (seq, content) in self.chunks_from(stored, from) {

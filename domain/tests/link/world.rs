@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use farhand_domain::features::Features;
 use farhand_domain::lifecycle::Lifecycle;
-use farhand_domain::link::call::{Answer, Ask};
+use farhand_domain::link::call::{LinkRequest, LinkResponse};
 use farhand_domain::link::event::{
-    Effect, Event, FromD1, Kind, RequestId, Scene, ServerChange, Ticket, ToD1,
+    ConnectionKind, D1Answer, D1Request, Effect, LinkEvent, RequestId, ServerChange, StepInput,
+    Ticket,
 };
-use farhand_domain::link::machine::{Link, Random, Settings};
+use farhand_domain::link::machine::{LinkMachine, Random, Settings};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::ToAgent;
@@ -38,7 +39,7 @@ pub const WINDOW: u64 = 3;
 /// A connection in the runtime.
 #[derive(Clone, Debug)]
 pub struct Socket {
-    pub kind: Kind,
+    pub kind: ConnectionKind,
     pub generation: u64,
     pub features: Features,
     pub key: String,
@@ -54,10 +55,10 @@ pub struct Socket {
 #[derive(Clone, Debug)]
 pub struct D1Call {
     pub id: RequestId,
-    pub request: Box<ToD1>,
+    pub request: Box<D1Request>,
     pub sent_at: Timestamp,
     /// D1's answer, if D1 has carried the request out. It has not arrived yet.
-    pub answer: Option<FromD1>,
+    pub answer: Option<D1Answer>,
     /// Whether the shell has reported it as failed. Then it can only end late.
     pub is_timed_out: bool,
     /// Whether the object was wiped, so that the machine has forgotten the request.
@@ -70,7 +71,7 @@ pub struct D1Call {
 #[derive(Clone, Debug)]
 pub struct Call {
     pub kind: CallKind,
-    pub answer: Option<Answer>,
+    pub answer: Option<LinkResponse>,
     /// Whether the object crashed before it answered.
     pub is_dead: bool,
 }
@@ -81,7 +82,7 @@ pub enum CallKind {
     Create { id: Uuid, key: Option<(String, String)> },
     Replay { key: (String, String) },
     Agent { key: String },
-    Connect { kind: Kind, key: String, features: Features },
+    Connect { kind: ConnectionKind, key: String, features: Features },
     Rotate { key: String },
     Resync,
     Sever,
@@ -102,7 +103,7 @@ pub struct Crash {
 /// The simulated world.
 pub struct World {
     pub now: Timestamp,
-    pub link: Link<MemoryStore>,
+    pub link: LinkMachine<MemoryStore>,
     pub d1: D1,
     pub snapshot: Option<D1>,
     pub sockets: Vec<Socket>,
@@ -122,7 +123,7 @@ pub struct World {
     pub sent: BTreeMap<Uuid, u32>,
     /// The request to D1 whose answer the present step handles: when it was sent, the request, and
     /// the answer.
-    pub answered: Option<(Timestamp, Box<ToD1>, FromD1)>,
+    pub answered: Option<(Timestamp, Box<D1Request>, D1Answer)>,
     /// The number of key changes.
     pub keys: u32,
     pub history: History,
@@ -173,10 +174,10 @@ fn random(seed: u64) -> Random {
 impl Default for World {
     fn default() -> Self {
         let now = Timestamp::from_millis(1_795_000_000_000);
-        let scene = Scene { now, backhaul: None, control: None };
+        let scene = StepInput { now, backhaul: None, control: None };
         Self {
             now,
-            link: Link::new(MemoryStore::default(), settings(), random(1), scene),
+            link: LinkMachine::new(MemoryStore::default(), settings(), random(1), scene),
             d1: D1::new("key-0"),
             snapshot: None,
             sockets: vec![],
@@ -201,8 +202,8 @@ impl Default for World {
 #[derive(Default)]
 struct Deferred {
     alarm: Option<Timestamp>,
-    replies: Vec<(Ticket, Answer)>,
-    requests: Vec<(RequestId, Box<ToD1>)>,
+    replies: Vec<(Ticket, LinkResponse)>,
+    requests: Vec<(RequestId, Box<D1Request>)>,
 }
 
 /// Counts an effect. Returns false if the crash comes before it.
@@ -236,32 +237,33 @@ impl World {
     }
 
     /// Sends a call to the machine.
-    pub fn call(&mut self, kind: CallKind, ask: Ask) -> Result<Ticket, String> {
+    pub fn call(&mut self, kind: CallKind, ask: LinkRequest) -> Result<Ticket, String> {
         let ticket = self.ticket(kind);
-        self.step(Event::Call { ticket, ask: Box::new(ask) })?;
+        self.step(LinkEvent::Call { ticket, ask: Box::new(ask) })?;
         Ok(ticket)
     }
 
-    fn scene(&self) -> Scene {
+    fn scene(&self) -> StepInput {
         let newest = |kind| {
             let there =
                 self.sockets.iter().filter(move |socket| socket.is_open && socket.kind == kind);
             there.max_by_key(|socket| socket.generation)
         };
-        Scene {
+        StepInput {
             now: self.now,
-            backhaul: newest(Kind::Backhaul).map(|socket| (socket.generation, socket.features)),
-            control: newest(Kind::Control).map(|socket| socket.generation),
+            backhaul: newest(ConnectionKind::Backhaul)
+                .map(|socket| (socket.generation, socket.features)),
+            control: newest(ConnectionKind::Control).map(|socket| socket.generation),
         }
     }
 
     /// Lets the machine handle an event, carries out the effects, and checks the invariants.
-    pub fn step(&mut self, event: Event) -> Check {
+    pub fn step(&mut self, event: LinkEvent) -> Check {
         self.step_of(event, false)
     }
 
     /// Like [`Self::step`]. `is_of_alarm`: the alarm's handler waits for the requests to D1.
-    pub fn step_of(&mut self, event: Event, is_of_alarm: bool) -> Check {
+    pub fn step_of(&mut self, event: LinkEvent, is_of_alarm: bool) -> Check {
         let crash = self.crash.take();
         let before = crash.filter(|crash| crash.after.is_none()).map(|_| self.store().clone());
         // The number of effects before the crash.
@@ -330,7 +332,7 @@ impl World {
         deferred: &mut Deferred,
         sent: &mut Vec<Uuid>,
         left: &mut Option<u8>,
-    ) -> Result<Option<Event>, String> {
+    ) -> Result<Option<LinkEvent>, String> {
         match effect {
             Effect::Send { kind, generation, message, before } => {
                 self.check_may_send(kind, generation)?;
@@ -344,7 +346,7 @@ impl World {
                 }
                 if !leaves {
                     self.history.unsent.extend(before.as_ref().map(|before| before.command.id));
-                    return Ok(Some(Event::NotSent { generation, before }));
+                    return Ok(Some(LinkEvent::NotSent { generation, before }));
                 }
                 if let ToAgent::Command { command } = message
                     && has_effects_left(left)
@@ -364,14 +366,16 @@ impl World {
                 self.accept(ticket, kind, generation, features)?
             }
             Effect::Reply(ticket, answer) => deferred.replies.push((ticket, answer)),
-            Effect::Alarm(at) => deferred.alarm = Some(at),
-            Effect::Later(ticket, at) if at <= self.now => return Ok(Some(Event::TimeUp(ticket))),
-            Effect::Later(ticket, at) => _ = self.call_timers.insert(ticket, at),
-            Effect::Ask(id, request) => {
+            Effect::SetAlarm(at) => deferred.alarm = Some(at),
+            Effect::StartCallTimer(ticket, at) if at <= self.now => {
+                return Ok(Some(LinkEvent::CallTimer(ticket)));
+            }
+            Effect::StartCallTimer(ticket, at) => _ = self.call_timers.insert(ticket, at),
+            Effect::RequestD1(id, request) => {
                 self.check_ask(&request, &deferred.requests)?;
                 deferred.requests.push((id, request));
             }
-            Effect::Seal(_) => {}
+            Effect::RequestSeal(_) => {}
             Effect::Log { event, error, .. } => {
                 ensure!(
                     event != "step_failed" || self.store().is_broken.get(),
@@ -382,10 +386,16 @@ impl World {
         Ok(None)
     }
 
-    fn accept(&mut self, ticket: Ticket, kind: Kind, generation: u64, features: Features) -> Check {
+    fn accept(
+        &mut self,
+        ticket: Ticket,
+        kind: ConnectionKind,
+        generation: u64,
+        features: Features,
+    ) -> Check {
         let call = self.calls.get_mut(&ticket).ok_or("an unknown call is accepted")?;
         ensure!(call.answer.is_none() && !call.is_dead, "call {ticket} is accepted twice");
-        call.answer = Some(Answer::NOTHING);
+        call.answer = Some(LinkResponse::EMPTY);
         let CallKind::Connect { kind: asked, key, features: announced } = call.kind.clone() else {
             return Err("a call that is no connection is accepted".to_owned());
         };
@@ -410,7 +420,7 @@ impl World {
         Ok(())
     }
 
-    fn reply(&mut self, ticket: Ticket, answer: Answer) -> Check {
+    fn reply(&mut self, ticket: Ticket, answer: LinkResponse) -> Check {
         let call = self.calls.get_mut(&ticket).ok_or("an unknown call is answered")?;
         ensure!(
             call.answer.is_none(),
@@ -452,7 +462,7 @@ impl World {
         self.call_timers.clear();
         self.history.is_fresh = true;
         let seed = self.last_ticket << 32 | self.now.as_millis();
-        self.link = Link::new(store, settings(), random(seed), self.scene());
+        self.link = LinkMachine::new(store, settings(), random(seed), self.scene());
         Ok(())
     }
 
@@ -467,7 +477,7 @@ impl World {
         self.now = self.now.max(at).plus_millis(late_millis);
         self.alarm = None;
         let crash = self.crash;
-        self.step_of(Event::Alarm, true)?;
+        self.step_of(LinkEvent::Alarm, true)?;
         if crash.is_some() && self.alarm.is_none() {
             // Its handler did not finish.
             self.alarm = Some(self.now);
@@ -494,8 +504,8 @@ impl World {
         let d1_call = self.d1_calls.remove(place);
         let Some(answer) = d1_call.answer.clone() else { return Ok(()) };
         let event = match d1_call.is_timed_out {
-            true => Event::Late(d1_call.request.clone()),
-            false => Event::Answered { id: d1_call.id, answer: Ok(answer.clone()) },
+            true => LinkEvent::EndedLate(d1_call.request.clone()),
+            false => LinkEvent::D1Answered { id: d1_call.id, answer: Ok(answer.clone()) },
         };
         if d1_call.is_timed_out && self.crash.is_some_and(|crash| crash.after.is_none()) {
             self.d1_calls.push(d1_call.clone());
@@ -512,7 +522,7 @@ impl World {
             return Ok(());
         }
         let d1_call = self.d1_calls.remove(place);
-        let event = Event::Answered { id: d1_call.id, answer: Err("D1 failed".to_owned()) };
+        let event = LinkEvent::D1Answered { id: d1_call.id, answer: Err("D1 failed".to_owned()) };
         self.step_of(event, d1_call.is_of_alarm)
     }
 
@@ -524,12 +534,16 @@ impl World {
         };
         self.now = self.now.max(d1_call.sent_at.plus_seconds(30));
         d1_call.is_timed_out = true;
-        if let ToD1::Change(_, ServerChange::Key { key_hash, .. }) = &*d1_call.request {
+        if let D1Request::ChangeServer(_, ServerChange::ReplaceKey { key_hash, .. }) =
+            &*d1_call.request
+        {
             self.history.late_keys.insert(key_hash.clone());
         }
         let is_of_alarm = std::mem::take(&mut d1_call.is_of_alarm);
-        let event =
-            Event::Answered { id: d1_call.id, answer: Err("D1 did not answer in time".to_owned()) };
+        let event = LinkEvent::D1Answered {
+            id: d1_call.id,
+            answer: Err("D1 did not answer in time".to_owned()),
+        };
         self.step_of(event, is_of_alarm)
     }
 
@@ -542,6 +556,6 @@ impl World {
         };
         self.now = self.now.max(at);
         self.call_timers.remove(&ticket);
-        self.step(Event::TimeUp(ticket))
+        self.step(LinkEvent::CallTimer(ticket))
     }
 }

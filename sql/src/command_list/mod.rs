@@ -28,7 +28,7 @@ mod search;
 use farhand_domain::command_list::CommandList;
 
 pub use access::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS};
-pub use narrow::{NARROW_WINDOW, Within, narrow_sql};
+pub use narrow::{AclSql, MAX_COMPARED, narrow_sql};
 
 use crate::statement::Parameters;
 

@@ -10,10 +10,10 @@ use super::{ListSql, Parts};
 /// Such a list compares at most this many due commands with the access control list (the latest by
 /// `scheduled_at`), and at most this many scheduled ones (the next). No index helps with the
 /// comparison.
-pub const NARROW_WINDOW: u32 = 1_000;
+pub const MAX_COMPARED: u32 = 1_000;
 
 /// SQL for the comparison of commands with an access control list.
-pub struct Within<'a> {
+pub struct AclSql<'a> {
     /// The query for the common table `patterns`: the list's patterns of lines.
     pub patterns: &'a str,
     /// The query for the common table `lists`: the list's lists of words.
@@ -24,15 +24,15 @@ pub struct Within<'a> {
     /// The cost of comparing a row of `commands c`. It may use `cost`.
     pub cost_of_row: &'a str,
     /// When the comparisons have cost this much, no further command is compared.
-    pub most_cost: u32,
+    pub max_cost: u32,
     /// The condition that the list allows a row of `commands c`. It may use `me`, `patterns` and
     /// `lists`.
     pub is_within: &'a str,
 }
 
 /// SQL for a page of the list.
-pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &Within<'_>) -> ListSql {
-    let Within { patterns, lists, cost, cost_of_row, most_cost, is_within } = within;
+pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &AclSql<'_>) -> ListSql {
+    let AclSql { patterns, lists, cost, cost_of_row, max_cost, is_within } = within;
     let parts = Parts::new(list, offset, object, false);
     let (filters, newest) = (&parts.filters, newest(list));
     // Due commands are compared first, so that scheduled ones do not use up the cost.
@@ -44,7 +44,7 @@ pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &Within
                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS spent
             FROM me CROSS JOIN newest n CROSS JOIN commands c ON c.seq = n.seq CROSS JOIN cost WHERE {filters}),
          allowed AS MATERIALIZED (SELECT c.seq FROM me CROSS JOIN looked_at n CROSS JOIN commands c ON c.seq = n.seq
-            WHERE coalesce(n.spent, 0) < {most_cost} AND {is_within}),
+            WHERE coalesce(n.spent, 0) < {max_cost} AND {is_within}),
          total AS (SELECT count(*) AS total FROM allowed)"
     );
     let items =
@@ -60,11 +60,11 @@ fn newest(list: &CommandList) -> String {
     format!("{due} UNION ALL {scheduled}")
 }
 
-/// SQL for the first [`NARROW_WINDOW`] commands that fulfil a condition on `scheduled_at`, in a
+/// SQL for the first [`MAX_COMPARED`] commands that fulfil a condition on `scheduled_at`, in a
 /// direction of `scheduled_at`.
 fn first_commands(list: &CommandList, condition: &str, direction: &str) -> String {
     let order =
-        format!("ORDER BY c.scheduled_at {direction}, c.id {direction} LIMIT {NARROW_WINDOW}");
+        format!("ORDER BY c.scheduled_at {direction}, c.id {direction} LIMIT {MAX_COMPARED}");
     let of_requester =
         if list.requested_by.is_some() { "AND c.requested_by = :requested_by" } else { "" };
     let of_server = if list.server.is_some() { "AND c.server_id = :server" } else { "" };

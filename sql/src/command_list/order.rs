@@ -1,7 +1,7 @@
 //! The order of a list, and the index that a list reads.
 
 use farhand_domain::command::Shell;
-use farhand_domain::command_list::{CommandList, Moment};
+use farhand_domain::command_list::{CommandList, TimeColumn};
 
 use super::filters::is_open;
 
@@ -12,7 +12,7 @@ pub fn order_by(list: &CommandList) -> String {
     let keys = list
         .order
         .iter()
-        .map(|key| format!("c.{} {}", key.moment.as_str(), direction(key.descending)));
+        .map(|key| format!("c.{} {}", key.column.as_str(), direction(key.descending)));
     let first = list.order.first().is_none_or(|key| key.descending);
     keys.chain([format!("c.id {}", direction(first))]).collect::<Vec<_>>().join(", ")
 }
@@ -20,7 +20,7 @@ pub fn order_by(list: &CommandList) -> String {
 /// Whether the list is ordered by `scheduled_at` alone, as all indexes are. In any other order, all
 /// matching commands must be sorted.
 pub fn is_index_order(list: &CommandList) -> bool {
-    list.order.len() == 1 && list.order.iter().all(|key| key.moment == Moment::Scheduled)
+    list.order.len() == 1 && list.order.iter().all(|key| key.column == TimeColumn::Scheduled)
 }
 
 pub const BY_SERVER: &str = "commands_by_server";
@@ -41,7 +41,7 @@ pub fn index(list: &CommandList) -> &'static str {
         CommandList { requested_by: Some(_), .. } => BY_REQUESTER,
         _ if is_open(list) => OPEN,
         CommandList { success: Some(false), .. } => UNSUCCESSFUL,
-        CommandList { shell: Some(Shell::Internal), .. } => INTERNAL,
+        CommandList { shell: Some(Shell::Builtin), .. } => INTERNAL,
         _ => BY_SCHEDULE,
     }
 }

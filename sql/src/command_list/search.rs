@@ -1,7 +1,9 @@
 //! The search for words: the search index `command_texts`, and comparisons for what the index
 //! cannot decide.
 
-use farhand_domain::command_list::{INDEXED_CHARACTERS, INDEXED_WORDS, Word, read_characters};
+use farhand_domain::command_list::{
+    INDEXED_CHARACTERS, MAX_INDEXED_WORDS, SearchWord, max_characters_read,
+};
 use serde_json::json;
 
 use crate::numbering::is_of;
@@ -16,14 +18,14 @@ const RARE_LIMIT: u32 = 10_000;
 pub const IS_RARE: &str = "(SELECT is_rare FROM rarity)";
 
 /// Whether the search index can find at least one of the words.
-pub fn has_query(words: &[Word]) -> bool {
-    words.iter().take(INDEXED_WORDS).any(|word| word.query().is_some())
+pub fn has_query(words: &[SearchWord]) -> bool {
+    words.iter().take(MAX_INDEXED_WORDS).any(|word| word.query().is_some())
 }
 
 /// SQL for the condition that a row of `commands c` has all words. `None` if the list has no words,
 /// or if `found` has exactly the commands with all words.
 pub fn condition(
-    words: &[Word],
+    words: &[SearchWord],
     has_found: bool,
     parameters: &mut Parameters,
 ) -> Option<&'static str> {
@@ -32,7 +34,7 @@ pub fn condition(
     }
     let encoded = words.iter().enumerate().map(|(at, word)| {
         json!({
-            "query": word.query().filter(|_| at < INDEXED_WORDS),
+            "query": word.query().filter(|_| at < MAX_INDEXED_WORDS),
             "name": word.name(),
             "line": word.in_line(),
             "glob": word.glob().filter(|_| !word.is_ascii()),
@@ -43,8 +45,8 @@ pub fn condition(
 }
 
 /// Whether `found` has exactly the commands with all words.
-pub fn is_exact(words: &[Word]) -> bool {
-    words.len() <= INDEXED_WORDS && words.iter().all(Word::is_exact)
+pub fn is_exact(words: &[SearchWord]) -> bool {
+    words.len() <= MAX_INDEXED_WORDS && words.iter().all(SearchWord::is_exact)
 }
 
 /// SQL for the condition that a row of `commands c` has each word in its line, or in the name of
@@ -81,10 +83,10 @@ fn match_any(base: u32, number: &str) -> String {
 /// - `matching_long`: those of `newest_long` that have all words.
 /// - `found`: `indexed` and `matching_long`.
 /// - `rarity`: whether `found` is small.
-pub fn found(words: &[Word]) -> String {
+pub fn found(words: &[SearchWord]) -> String {
     let (servers, requesters) = (match_any(0xF4000, "named.number"), match_any(0xF8000, "u.id"));
     let (characters, is_of) =
-        (read_characters(words), is_of("t.rowid", "(SELECT workspace_id FROM me)"));
+        (max_characters_read(words), is_of("t.rowid", "(SELECT workspace_id FROM me)"));
     format!(
         "search_query AS MATERIALIZED (SELECT group_concat(format('(%s OR server:(%s) OR requester:(%s))', w.value ->> 'query',
                 (SELECT {servers} FROM (

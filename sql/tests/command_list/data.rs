@@ -117,7 +117,7 @@ impl Me {
 pub fn list_of(query: &[(&str, String)]) -> CommandList {
     let query: Vec<_> =
         query.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-    CommandList::of(&query).unwrap()
+    CommandList::from_query(&query).unwrap()
 }
 
 /// The two statements of a list.

@@ -21,8 +21,8 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use farhand_domain::audit;
-use farhand_domain::audit_chain::{Broken, Head, Seals, seal};
-use farhand_domain::error::{Error, Kind};
+use farhand_domain::audit_chain::{ChainDamage, ChainEnd, Seals, seal};
+use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -85,7 +85,7 @@ pub struct Verification {
     /// age.
     pub expired: i64,
     /// The first invalid entry.
-    pub first_broken: Option<Broken>,
+    pub first_broken: Option<ChainDamage>,
     /// The entry at which the next call continues; `None`: the end was reached, or an entry is
     /// invalid.
     pub next_link: Option<i64>,
@@ -97,14 +97,14 @@ fn name_of(workspace: i64) -> String {
 
 /// Notifies the sealer of a workspace that there are events, unless this isolate did so within the
 /// last second. If the call fails, the janitor's next hourly pass notifies the sealer.
-pub async fn tell(env: &Env, workspace: i64) {
+pub async fn notify(env: &Env, workspace: i64) {
     let now = platform::now();
     if !NOTIFIED.with(|notified| notified.is_new(workspace, now)) {
         return;
     }
     if let Err(error) = call(env, workspace, &SealerRequest::Seal(workspace)).await {
         NOTIFIED.with(|notified| notified.forget(&workspace));
-        log::trouble("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
+        log::error("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
     }
 }
 
@@ -129,7 +129,7 @@ pub async fn workspaces_with_work(env: &Env, after: i64, limit: u64) -> Result<V
 pub async fn verify(env: &Env, workspace: i64, first: i64) -> Result<Verification, Error> {
     let verified = call(env, workspace, &SealerRequest::Verify(workspace, first)).await?;
     verified.ok_or_else(|| {
-        Error::new(Kind::Conflict, "Old events are being deleted at the same time. Try again.")
+        Error::new(ErrorKind::Conflict, "Old events are being deleted at the same time. Try again.")
     })
 }
 
@@ -163,11 +163,11 @@ const SCHEMA: [&str; 2] = [
 struct Chain {
     workspace: i64,
     /// The last sealed entry.
-    head: Head,
+    head: ChainEnd,
     /// Seals that D1 may not have yet.
     pending: Option<Seals>,
     /// The last entry that was deleted because of its age. The chain begins after it.
-    base: Head,
+    base: ChainEnd,
     /// Whether D1 may still have entries up to `base`.
     is_deleting: bool,
     /// Anonymous events up to this entry may be expired.
@@ -208,7 +208,7 @@ impl DurableObject for Sealer {
             Ok(Progress::More | Progress::Retry) => Some(now),
             Ok(Progress::Done) => self.notified_at.get().and_then(|at| seal_again_at(at, now)),
             Err(error) => {
-                log::trouble(
+                log::error(
                     "sealer_failed",
                     json!({"workspace_id": self.state.id().name()}),
                     &error.detail,
@@ -253,7 +253,7 @@ impl Sealer {
             self.sql().exec(statement, None)?;
         }
         let sql = "INSERT OR IGNORE INTO chains (workspace, head, pending, base, is_deleting) VALUES (?1, ?2, 'null', ?2, 0)";
-        let beginning = serde_json::to_string(&Head::default())?;
+        let beginning = serde_json::to_string(&ChainEnd::default())?;
         self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
         let now = platform::now();
         self.notified_at.set(Some(now));
@@ -299,7 +299,7 @@ impl Sealer {
 
     /// Stores the end of the chain and the seals that D1 does not have yet. These writes commit
     /// together, because there is no `await` between them.
-    fn store_head(&self, head: &Head, pending: Option<&Seals>) -> worker::Result<()> {
+    fn store_head(&self, head: &ChainEnd, pending: Option<&Seals>) -> worker::Result<()> {
         if let Some(seals) = pending {
             for link in (seals.first..=seals.last).filter(|link| link % ANCHOR_INTERVAL == 0) {
                 let values = vec![link.into(), seals.hash(link).unwrap_or_default().into()];
@@ -326,7 +326,7 @@ impl Sealer {
     /// Seals pending events, up to [`MAX_STEPS_PER_ALARM`] batches.
     async fn seal_pending(&self) -> Result<Progress, Error> {
         for _ in 0..MAX_STEPS_PER_ALARM {
-            let (sealed, cost) = cost::of(self.seal_batch()).await;
+            let (sealed, cost) = cost::measure(self.seal_batch()).await;
             let Some((workspace, sealed)) = sealed? else { return Ok(Progress::Done) };
             log::event(
                 "sealed",
@@ -372,7 +372,12 @@ impl Sealer {
     }
 
     /// Writes seals to D1, and then deletes the object's copy of them.
-    async fn flush_seals(&self, workspace: i64, head: &Head, seals: &Seals) -> Result<(), Error> {
+    async fn flush_seals(
+        &self,
+        workspace: i64,
+        head: &ChainEnd,
+        seals: &Seals,
+    ) -> Result<(), Error> {
         audit_chain::write_seals(&self.env, workspace, seals).await?;
         if self.chain()?.is_some_and(|chain| chain.head == *head) {
             self.store_head(head, None)?;

@@ -2,7 +2,7 @@
 //! deleted one remains. Of anonymous events within a chain, the hashes and digests remain.
 
 use farhand_domain::audit;
-use farhand_domain::audit_chain::{Head, Verifier};
+use farhand_domain::audit_chain::{ChainEnd, Verifier};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use serde_json::json;
@@ -17,9 +17,9 @@ use crate::store::audit_chain;
 /// The time before which events are to be deleted, according to a retention setting; `None`: keep
 /// all events. An invalid setting keeps all events and is logged.
 pub(super) fn kept_until(env: &Env, workspace: i64, setting: &str) -> Option<Timestamp> {
-    platform::kept_until(env, setting).unwrap_or_else(|error| {
+    platform::retention_cutoff(env, setting).unwrap_or_else(|error| {
         // Not an error of this pass: a retry does not help, an operator must correct the setting.
-        log::trouble("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
+        log::error("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
         None
     })
 }
@@ -55,7 +55,7 @@ impl Sealer {
             let anchor = anchors.get(&row.link).map(String::as_str);
             if let Err(broken) = verifier.take(row, anchor) {
                 let fields = json!({"workspace_id": workspace, "link": broken.link});
-                log::trouble("audit_chain_broken", fields, &broken.problem);
+                log::error("audit_chain_broken", fields, &broken.problem);
                 break;
             }
         }
@@ -105,7 +105,7 @@ impl Sealer {
     }
 
     /// Deletes the entries up to `base` from D1, and then stores that this is done.
-    pub(super) async fn delete_up_to(&self, workspace: i64, base: &Head) -> Result<(), Error> {
+    pub(super) async fn delete_up_to(&self, workspace: i64, base: &ChainEnd) -> Result<(), Error> {
         audit_chain::delete_links(&self.env, workspace, base.link).await?;
         if self.chain()?.is_some_and(|chain| chain.base == *base) {
             self.sql().exec("UPDATE chains SET is_deleting = 0", None)?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use farhand_domain::audit_chain::{Broken, Head, Problem, Row, Verifier};
+use farhand_domain::audit_chain::{ChainDamage, ChainEnd, ChainEntry, Problem, Verifier};
 use farhand_domain::error::Error;
 use serde::Deserialize;
 
@@ -18,7 +18,7 @@ impl Sealer {
     /// The stored hashes of entries from `first` to `last`, and that of the end of the chain.
     pub(super) fn anchors(
         &self,
-        head: &Head,
+        head: &ChainEnd,
         first: i64,
         last: i64,
     ) -> Result<HashMap<i64, String>, Error> {
@@ -92,12 +92,12 @@ impl Sealer {
     fn verify_page(
         &self,
         workspace: i64,
-        (base, head): (&Head, &Head),
+        (base, head): (&ChainEnd, &ChainEnd),
         (first, last): (i64, i64),
         links: &audit_chain::Links,
         result: &mut Verification,
-    ) -> Result<Result<(), Broken>, Error> {
-        let foreign = |row: &Row| Broken {
+    ) -> Result<Result<(), ChainDamage>, Error> {
+        let foreign = |row: &ChainEntry| ChainDamage {
             link: row.link,
             event: row.id().map(str::to_owned),
             problem: Problem::Foreign,
@@ -110,10 +110,14 @@ impl Sealer {
             }
             [row, ..] if row.link == first - 1 => Verifier::after(
                 workspace,
-                Head { link: row.link, hash: row.hash.clone().unwrap_or_default() },
+                ChainEnd { link: row.link, hash: row.hash.clone().unwrap_or_default() },
             ),
             _ => {
-                return Ok(Err(Broken { link: first - 1, event: None, problem: Problem::Missing }));
+                return Ok(Err(ChainDamage {
+                    link: first - 1,
+                    event: None,
+                    problem: Problem::Missing,
+                }));
             }
         };
         // Read again: events may have expired, and events may have been sealed, while D1 was read.

@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::Duration;
 
-use farhand_domain::audit::Event;
+use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use futures_util::future::{self, Either};
@@ -73,10 +73,10 @@ const LAST_UNAPPROVED_KEY: &str = "unapproved";
 enum JanitorRequest {
     /// Delete the workspace with this slug, and write the audit event. The data is purged from the
     /// given time on; the flag says that this is now. Responds whether the workspace exists.
-    DeleteWorkspace(String, (Timestamp, bool), Box<Event>),
+    DeleteWorkspace(String, (Timestamp, bool), Box<AuditEvent>),
     /// Undelete the workspace with this slug, and write the audit event. Responds whether the
     /// workspace exists and was deleted.
-    UndeleteWorkspace(String, Box<Event>),
+    UndeleteWorkspace(String, Box<AuditEvent>),
     /// Check for work.
     #[serde(rename = "Look")]
     Wake,
@@ -118,7 +118,7 @@ pub async fn delete_workspace(
     env: &Env,
     slug: &str,
     purge: (Timestamp, bool),
-    event: Event,
+    event: AuditEvent,
 ) -> Result<bool, Error> {
     call(env, &JanitorRequest::DeleteWorkspace(slug.to_owned(), purge, Box::new(event))).await
 }
@@ -128,7 +128,7 @@ pub async fn delete_workspace(
 ///
 /// # Errors
 /// The call did not get through, or D1 failed. The workspace may be undeleted nevertheless.
-pub async fn undelete_workspace(env: &Env, slug: &str, event: Event) -> Result<bool, Error> {
+pub async fn undelete_workspace(env: &Env, slug: &str, event: AuditEvent) -> Result<bool, Error> {
     call(env, &JanitorRequest::UndeleteWorkspace(slug.to_owned(), Box::new(event))).await
 }
 
@@ -248,7 +248,7 @@ impl DurableObject for Janitor {
             None
         };
         for error in steps.into_iter().filter_map(Result::err) {
-            log::trouble("janitor_failed", json!({}), &error.detail);
+            log::error("janitor_failed", json!({}), &error.detail);
             delay = Some(RETRY_DELAY);
         }
         if let Some(delay) = delay {
@@ -271,7 +271,7 @@ impl Janitor {
         &self,
         slug: String,
         purge: (Timestamp, bool),
-        event: &Event,
+        event: &AuditEvent,
     ) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
         let marked =
@@ -297,7 +297,7 @@ impl Janitor {
     }
 
     /// Undeletes a workspace and lets its agents connect.
-    async fn undelete_workspace(&self, slug: String, event: &Event) -> Result<bool, Error> {
+    async fn undelete_workspace(&self, slug: String, event: &AuditEvent) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
         let is_undeleted = workspaces::undelete(&self.env, &slug, event).await?.is_some();
         if is_undeleted {
@@ -320,22 +320,26 @@ impl Janitor {
         // not block the others.
         storage.put(LAST_SEALED_KEY, last).await?;
         let notified = future::join_all(
-            workspaces.iter().map(|workspace| audit_sealer::tell(&self.env, *workspace)),
+            workspaces.iter().map(|workspace| audit_sealer::notify(&self.env, *workspace)),
         );
         if let Err(cause) = in_time(OBJECT_TIMEOUT, async { Ok(notified.await) }).await {
-            log::trouble("sealer_not_told", json!({"after": after}), &cause);
+            log::error("sealer_not_told", json!({"after": after}), &cause);
         }
         Ok(Progress::More)
     }
 
     /// Calls the objects of servers concurrently. Returns the servers whose objects failed.
-    async fn call_all(&self, servers: &[String], ask: impl Fn(Uuid) -> calls::Ask) -> Vec<String> {
+    async fn call_all(
+        &self,
+        servers: &[String],
+        ask: impl Fn(Uuid) -> calls::LinkRequest,
+    ) -> Vec<String> {
         let failed = servers.iter().map(async |server| {
             // Objects are named by UUIDs. A server with another id has no object.
             let object = Uuid::try_parse(server).ok()?;
             let cause =
                 self.call_in_time::<Value>(OBJECT_TIMEOUT, object, ask(object)).await.err()?;
-            log::trouble("object_not_told", json!({"server": server}), &cause);
+            log::error("object_not_told", json!({"server": server}), &cause);
             Some(server.clone())
         });
         future::join_all(failed).await.into_iter().flatten().collect()
@@ -346,8 +350,8 @@ impl Janitor {
         &self,
         timeout: Duration,
         object: Uuid,
-        ask: calls::Ask,
+        ask: calls::LinkRequest,
     ) -> Result<T, String> {
-        in_time(timeout, calls::ask::<T>(&self.env, object, &ask)).await
+        in_time(timeout, calls::call::<T>(&self.env, object, &ask)).await
     }
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::{Janitor, PASS_KEY, Pass};
-use crate::objects::server_link::calls::{self, Forget, Forgotten};
+use crate::objects::server_link::calls::{self, DeleteOldCommands, DeletedCommands};
 use crate::platform;
 use crate::platform::cost;
 use crate::platform::log;
@@ -31,7 +31,7 @@ impl Janitor {
         let Some(mut pass) = storage.get::<Pass>(PASS_KEY).await? else {
             return Ok(Progress::Done);
         };
-        let until = match platform::kept_until(&self.env, platform::COMMAND_RETENTION) {
+        let until = match platform::retention_cutoff(&self.env, platform::COMMAND_RETENTION) {
             Ok(Some(until)) => pass.until.map_or(until, |first| first.min(until)),
             // Commands are kept forever, or the setting is invalid.
             none_or_error => {
@@ -42,7 +42,7 @@ impl Janitor {
         pass.until = Some(until);
         let found =
             retention::find(&self.env, pass.workspace, &pass.after, until, COMMANDS_PER_STEP);
-        let (old, find_cost) = cost::of(found).await;
+        let (old, find_cost) = cost::measure(found).await;
         let old = old?;
         let Some(last) = old.last() else {
             let scan = retention::scan_workspaces(&self.env, pass.workspace, until).await?;
@@ -56,7 +56,7 @@ impl Janitor {
         };
         let (forgotten, progress) = self.forget_in_objects(&old, until, &mut pass.silent).await;
         let deleted = retention::delete(&self.env, pass.workspace, &forgotten, until);
-        let (deleted, delete_cost) = cost::of(deleted).await;
+        let (deleted, delete_cost) = cost::measure(deleted).await;
         let cost = find_cost + delete_cost;
         pass.failures = if deleted.is_err() { pass.failures + 1 } else { 0 };
         if deleted.is_ok() {
@@ -109,7 +109,7 @@ impl Janitor {
                     progress = more;
                 }
                 Err(problem) => {
-                    log::trouble("commands_not_forgotten", json!({"server": server}), &problem);
+                    log::error("commands_not_forgotten", json!({"server": server}), &problem);
                     silent.insert(server.to_owned());
                 }
             }
@@ -127,11 +127,12 @@ impl Janitor {
         // Objects are named by UUIDs. A server with another id has no object.
         let Ok(object) = Uuid::try_parse(server) else { return Ok((commands, Progress::Done)) };
         let ids = commands.iter().filter_map(|old| Uuid::try_parse(&old.id).ok()).collect();
-        let ask = calls::Ask::Forget(Forget { ids, until });
-        let Forgotten { ids, is_all } = self.call_in_time(FORGET_TIMEOUT, object, ask).await?;
+        let ask = calls::LinkRequest::DeleteOldCommands(DeleteOldCommands { ids, until });
+        let DeletedCommands { ids, is_complete } =
+            self.call_in_time(FORGET_TIMEOUT, object, ask).await?;
         let is_forgotten =
             |old: &&OldCommand| Uuid::try_parse(&old.id).map_or(true, |id| ids.contains(&id));
-        let progress = if is_all { Progress::Done } else { Progress::More };
+        let progress = if is_complete { Progress::Done } else { Progress::More };
         Ok((commands.into_iter().filter(is_forgotten).collect(), progress))
     }
 }

@@ -2,17 +2,17 @@
 //! left behind, and servers that were not approved in time.
 
 use farhand_domain::error::Error;
-use farhand_domain::registration_token::APPROVED_WITHIN;
+use farhand_domain::registration_token::APPROVAL_TIMEOUT;
 use futures_util::future;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Janitor, LAST_UNAPPROVED_KEY, OBJECT_TIMEOUT, SERVERS_PER_STEP, in_time};
 use crate::objects::audit_sealer;
-use crate::objects::server_link::calls::{self, OfServer, Remove, RevokedSessions};
+use crate::objects::server_link::calls::{self, DeleteServer, RevokedSessions, ServerLocation};
 use crate::platform;
 use crate::platform::log;
-use crate::store::audit::of_service;
+use crate::store::audit::service_event;
 use crate::store::workspaces::WorkspaceToPurge;
 use crate::store::{Progress, login_tokens, servers, sessions, users, workspaces};
 
@@ -27,7 +27,7 @@ impl Janitor {
     /// Disconnects the agents of servers and wipes the servers' objects. Returns the servers whose
     /// objects failed.
     pub(super) async fn disconnect_and_wipe(&self, servers: &[String]) -> Vec<String> {
-        self.call_all(servers, |_| calls::Ask::Sever).await
+        self.call_all(servers, |_| calls::LinkRequest::DisconnectAndWipe).await
     }
 
     /// Removes a deleted user from some of the commands that the user requested.
@@ -49,7 +49,7 @@ impl Janitor {
         for batch in objects.chunks(SERVERS_PER_STEP as usize) {
             let cancelled = batch.iter().map(|object| {
                 let sessions = RevokedSessions { sessions: revoked.sessions.clone() };
-                let ask = calls::Ask::CancelOf(sessions);
+                let ask = calls::LinkRequest::CancelOfSessions(sessions);
                 self.call_in_time::<Value>(OBJECT_TIMEOUT, *object, ask)
             });
             future::try_join_all(cancelled).await.map_err(Error::internal)?;
@@ -64,7 +64,7 @@ impl Janitor {
         let Some(after) = storage.get::<String>(LAST_UNAPPROVED_KEY).await? else {
             return Ok(Progress::Done);
         };
-        let before = platform::now().plus_seconds(-APPROVED_WITHIN);
+        let before = platform::now().plus_seconds(-APPROVAL_TIMEOUT);
         let unapproved = servers::unapproved(&self.env, before, &after, SERVERS_PER_STEP).await?;
         let Some(last) = unapproved.last() else {
             storage.delete(LAST_UNAPPROVED_KEY).await?;
@@ -75,21 +75,22 @@ impl Janitor {
         storage.put(LAST_UNAPPROVED_KEY, &last.id).await?;
         for server in unapproved {
             let Ok(object) = Uuid::try_parse(&server.id) else { continue };
-            let event =
-                of_service("server.delete")?.on(Some(server.id.clone()), Some(&server.name));
+            let event = service_event("server.delete")?
+                .with_object(Some(server.id.clone()), Some(&server.name));
             let event = event.details(json!({"reason": "not approved in time"}));
-            let of = OfServer {
+            let of = ServerLocation {
                 workspace: server.workspace,
                 workspace_id: server.workspace_id,
                 server: object,
             };
-            let remove = Remove { of, by: None, only_pending: true, event };
+            let remove = DeleteServer { of, by: None, only_pending: true, event };
             // A refusal of the object is fine: the server was approved in the meantime.
-            let ask = calls::Ask::Remove(remove);
+            let ask = calls::LinkRequest::DeleteServer(remove);
             let removed =
-                in_time(OBJECT_TIMEOUT, calls::try_ask::<Value>(&self.env, object, &ask)).await;
+                in_time(OBJECT_TIMEOUT, calls::call_or_refusal::<Value>(&self.env, object, &ask))
+                    .await;
             if let Err(cause) = removed {
-                log::trouble("object_not_told", json!({"server": server.id}), &cause);
+                log::error("object_not_told", json!({"server": server.id}), &cause);
             }
         }
         Ok(Progress::More)

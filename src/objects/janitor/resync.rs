@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{Janitor, SERVERS_PER_STEP};
-use crate::objects::server_link::calls::{self, OfServer};
+use crate::objects::server_link::calls::{self, ServerLocation};
 use crate::platform;
 use crate::platform::log;
 use crate::store::{Progress, servers, workspaces};
@@ -63,9 +63,11 @@ impl Janitor {
         } else {
             servers::ids_after(&self.env, id, after, limit).await?
         };
-        let of = |server| OfServer { workspace: resync.slug.clone(), workspace_id: id, server };
+        let of =
+            |server| ServerLocation { workspace: resync.slug.clone(), workspace_id: id, server };
         let failed =
-            self.call_all(&servers, |server| calls::Ask::Resync(of(server))).await.len() as u64;
+            self.call_all(&servers, |server| calls::LinkRequest::Resync(of(server))).await.len()
+                as u64;
         // The operator may have started the resync again during the calls.
         let mut resyncs = self.resyncs().await?;
         let Some(current) = resyncs.get_mut(&id).filter(|current| current.after == resync.after)

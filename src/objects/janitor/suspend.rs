@@ -65,7 +65,7 @@ impl Janitor {
                 Ok(Progress::More) if platform::now() < until => {}
                 Ok(_) => break,
                 Err(error) => {
-                    log::trouble("janitor_failed", json!({}), &error.detail);
+                    log::error("janitor_failed", json!({}), &error.detail);
                     break;
                 }
             }
@@ -121,7 +121,7 @@ impl Janitor {
             suspension.after.clone_from(last);
         }
         let is_done = ids.is_empty();
-        let failed = self.call_all(&ids, |_| calls::Ask::Suspend(is_suspended)).await;
+        let failed = self.call_all(&ids, |_| calls::LinkRequest::Suspend(is_suspended)).await;
         let progress = match (is_done, is_retry && !failed.is_empty()) {
             (true, _) => Progress::Done,
             (false, true) => Progress::Retry,

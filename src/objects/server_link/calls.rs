@@ -22,17 +22,17 @@ pub const REQUEST_ID_HEADER: &str = "X-Request-Id";
 ///
 /// # Errors
 /// The call did not get through, or the object failed.
-pub async fn try_ask<T: DeserializeOwned>(
+pub async fn call_or_refusal<T: DeserializeOwned>(
     env: &Env,
     server: Uuid,
-    ask: &Ask,
+    ask: &LinkRequest,
 ) -> Result<Result<T, Refusal>, Error> {
-    let answer: Answer =
+    let answer: LinkResponse =
         objects::call(env, platform::SERVER_LINK, &server.to_string(), ask).await?;
     match answer {
-        Answer::Done(value) => serde_json::from_value(value).map(Ok).map_err(internal),
-        Answer::Refused(refusal) => Ok(Err(refusal)),
-        Answer::Failed(cause) => Err(Error::internal(cause)),
+        LinkResponse::Done(value) => serde_json::from_value(value).map(Ok).map_err(internal),
+        LinkResponse::Refused(refusal) => Ok(Err(refusal)),
+        LinkResponse::Failed(cause) => Err(Error::internal(cause)),
     }
 }
 
@@ -40,8 +40,12 @@ pub async fn try_ask<T: DeserializeOwned>(
 ///
 /// # Errors
 /// The call did not get through, or the object failed or refused.
-pub async fn ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Result<T, Error> {
-    Ok(try_ask(env, server, ask).await??)
+pub async fn call<T: DeserializeOwned>(
+    env: &Env,
+    server: Uuid,
+    ask: &LinkRequest,
+) -> Result<T, Error> {
+    Ok(call_or_refusal(env, server, ask).await??)
 }
 
 /// Passes an agent's WebSocket request to the object of its server. If the object refuses the
@@ -49,7 +53,11 @@ pub async fn ask<T: DeserializeOwned>(env: &Env, server: Uuid, ask: &Ask) -> Res
 ///
 /// # Errors
 /// The request did not get through.
-pub async fn connect(call: &Call, identity: &Identity, path: &str) -> Result<Response, Error> {
+pub async fn connect(
+    call: &Call,
+    identity: &ClaimedIdentity,
+    path: &str,
+) -> Result<Response, Error> {
     let headers = Headers::new();
     headers.set("Upgrade", "websocket")?;
     let text = serde_json::to_string(identity)?;

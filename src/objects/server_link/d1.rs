@@ -11,9 +11,9 @@ use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::error::Error;
 use farhand_domain::labels::Labels;
 use farhand_domain::lifecycle::Lifecycle;
-use farhand_domain::link::event::{FromD1, Lacking, ToD1};
+use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry};
 use farhand_domain::link::stored_command::StoredCommand;
-use farhand_domain::rights::Rights;
+use farhand_domain::rights::CommandPermissions;
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_counts::{self, bytes_of_day, next_key};
 use farhand_sql::statement::{Parameters, Statement, Value as Parameter};
@@ -25,7 +25,7 @@ use worker::Env;
 use super::calls::{Create, Refusal};
 use super::d1_server;
 use crate::platform::{self, Config};
-use crate::store::audit::{self, of_service};
+use crate::store::audit::{self, service_event};
 use crate::store::db::{self, Failure, params};
 use crate::store::servers;
 
@@ -33,35 +33,37 @@ use crate::store::servers;
 ///
 /// # Errors
 /// D1 did not answer. It is unknown whether it carried out the request.
-pub async fn query(env: &Env, request: &ToD1) -> Result<FromD1, Error> {
+pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
     Ok(match request {
-        ToD1::Find { workspace, server } => {
-            FromD1::Server(d1_server::find_server(env, workspace, *server).await?)
+        D1Request::FindServer { workspace, server } => {
+            D1Answer::Server(d1_server::find_server(env, workspace, *server).await?)
         }
-        ToD1::Change(of, change) => {
-            FromD1::Server(d1_server::change_server(env, of, change).await?)
+        D1Request::ChangeServer(of, change) => {
+            D1Answer::Server(d1_server::change_server(env, of, change).await?)
         }
-        ToD1::Insert { create, life } => FromD1::Inserted(insert_command(env, create, life).await?),
-        ToD1::FindRights(commands) => {
-            FromD1::Rights(find_rights(env, commands, platform::now()).await?)
+        D1Request::InsertCommand { create, life } => {
+            D1Answer::Inserted(insert_command(env, create, life).await?)
         }
-        ToD1::Tell { lacking, is_one_by_one } => {
-            FromD1::Told(flush(env, lacking, *is_one_by_one).await)
+        D1Request::FindPermissions(commands) => {
+            D1Answer::Permissions(find_rights(env, commands, platform::now()).await?)
         }
-        ToD1::Restore(commands) => {
+        D1Request::Flush { entries, is_one_by_one } => {
+            D1Answer::Flushed(flush(env, entries, *is_one_by_one).await)
+        }
+        D1Request::Restore(commands) => {
             send(env, commands.iter().map(restore_command).collect()).await?;
-            FromD1::Restored
+            D1Answer::Restored
         }
-        ToD1::Unrestore(commands) => {
+        D1Request::DeleteRestored(commands) => {
             send(env, commands.iter().flat_map(unrestore_command).collect()).await?;
-            FromD1::Restored
+            D1Answer::Restored
         }
     })
 }
 
 /// Writes outbox entries to D1: all in one transaction, or each in its own if `is_one_by_one`.
 /// Returns the result of each entry, in their order.
-async fn flush(env: &Env, entries: &[Lacking], is_one_by_one: bool) -> Vec<Result<(), String>> {
+async fn flush(env: &Env, entries: &[OutboxEntry], is_one_by_one: bool) -> Vec<Result<(), String>> {
     let mut results = Vec::new();
     let batch_size = if is_one_by_one { 1 } else { entries.len().max(1) };
     for batch in entries.chunks(batch_size) {
@@ -77,11 +79,11 @@ async fn flush(env: &Env, entries: &[Lacking], is_one_by_one: bool) -> Vec<Resul
 }
 
 /// The statements that write one outbox entry.
-fn flush_entry(entry: &Lacking) -> Result<Vec<Statement>, Error> {
+fn flush_entry(entry: &OutboxEntry) -> Result<Vec<Statement>, Error> {
     match entry {
-        Lacking::Command(stored, output) => update_command(stored, output),
-        Lacking::Withdrawal { workspace_id, id } => delete_command(*workspace_id, *id),
-        Lacking::Server { workspace_id, server, facts } => {
+        OutboxEntry::Command(stored, output) => update_command(stored, output),
+        OutboxEntry::Withdrawal { workspace_id, id } => delete_command(*workspace_id, *id),
+        OutboxEntry::Server { workspace_id, server, facts } => {
             d1_server::update_server(*workspace_id, *server, facts)
         }
     }
@@ -187,7 +189,7 @@ async fn insert_command(
     life: &Lifecycle,
 ) -> Result<Option<Refusal>, Error> {
     let Create { workspace_id, command, origin, key, event, .. } = create;
-    let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::of(env).quotas);
+    let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::from_env(env).quotas);
     let bytes = command.stored_bytes(create.inputs.as_ref());
     let day: String = life.added_at.to_string().chars().take(DATE_CHARS).collect();
     let sql = format!(
@@ -219,7 +221,7 @@ async fn insert_command(
             workspace_id,
             requested_by: command.requested_by.as_ref().map(|requester| requester.id),
             key: &key.hash,
-            until: life.added_at.plus_seconds(-command::KEY_LASTS),
+            until: life.added_at.plus_seconds(-command::IDEMPOTENCY_KEY_TTL),
         })
     });
     // The audit event is written only if the statement before it inserted the command.
@@ -237,7 +239,7 @@ async fn insert_command(
             find_refusal(env, server, (bytes, &day), quotas.bytes_of_day).await.map(Some)
         }
         Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => {
-            Ok(Some(Refusal::KeyTaken))
+            Ok(Some(Refusal::KeyInUse))
         }
         Err(failure) => Err(failure.into()),
     }
@@ -276,7 +278,7 @@ async fn find_rights(
     env: &Env,
     commands: &[StoredCommand],
     now: Timestamp,
-) -> Result<Option<Vec<Result<Rights, Denial>>>, Error> {
+) -> Result<Option<Vec<Result<CommandPermissions, Denial>>>, Error> {
     #[derive(Deserialize)]
     struct PermissionRow {
         is_active: bool,
@@ -354,7 +356,7 @@ async fn find_rights(
             return Ok(Err(Denial::Acl));
         };
         let (is_staff, labels) = (row.is_staff, row.labels);
-        Ok(Ok(Rights { username, is_staff, any_account, labels, acl }))
+        Ok(Ok(CommandPermissions { username, is_staff, any_account, labels, acl }))
     };
     rows.iter().map(verdict).collect::<Result<_, Error>>().map(Some)
 }
@@ -401,7 +403,7 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
 fn delete_command(workspace_id: i64, id: Uuid) -> Result<Vec<Statement>, Error> {
     let delete = deletion(workspace_id, id, "c.id = :id AND c.acked_at IS NULL");
     // The event is written only if the statement before it, the deletion, changed a row.
-    let event = of_service("command.withdraw")?.on(Some(id.to_string()), None);
+    let event = service_event("command.withdraw")?.with_object(Some(id.to_string()), None);
     Ok([delete, vec![audit::after_change(workspace_id, &event)?]].concat())
 }
 

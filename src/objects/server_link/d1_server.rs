@@ -2,19 +2,23 @@
 //! more than once.
 
 use farhand_domain::error::Error;
-use farhand_domain::link::event::{Found, ServerChange};
+use farhand_domain::link::event::{D1Server, ServerChange};
 use farhand_domain::link::server_facts::ServerFacts;
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
-use super::calls::OfServer;
+use super::calls::ServerLocation;
 use crate::store::audit;
 use crate::store::db::{self, boolean, params};
 
 /// Finds a server in a workspace that is not deleted.
-pub async fn find_server(env: &Env, workspace: &str, server: Uuid) -> Result<Option<Found>, Error> {
+pub async fn find_server(
+    env: &Env,
+    workspace: &str,
+    server: Uuid,
+) -> Result<Option<D1Server>, Error> {
     change_and_find(env, workspace, server, vec![], "w.deleted_at IS NULL").await
 }
 
@@ -26,11 +30,11 @@ const IS_PERMITTED: &str =
     AND (u.is_superuser = 1 OR u.is_staff = 1 OR s.owner_id = u.id))";
 
 /// The statements that change a server, if the user still has the permission.
-fn change_statements(of: &OfServer, change: &ServerChange) -> Result<Vec<Statement>, Error> {
+fn change_statements(of: &ServerLocation, change: &ServerChange) -> Result<Vec<Statement>, Error> {
     let (workspace_id, server_id) = (of.workspace_id, of.server);
     match change {
-        ServerChange::Nothing => Ok(vec![]),
-        ServerChange::Key { by, key_hash, fingerprint, at, event } => {
+        ServerChange::ReadOnly => Ok(vec![]),
+        ServerChange::ReplaceKey { by, key_hash, fingerprint, at, event } => {
             let sql = format!(
                 "UPDATE servers AS s SET agent_key_hash = :key_hash, updated_at = :at,
                     fingerprint = iif(s.fingerprint IS NULL, NULL, :fingerprint)
@@ -71,9 +75,9 @@ fn change_statements(of: &OfServer, change: &ServerChange) -> Result<Vec<Stateme
 /// D1 did not answer. It is unknown whether it made the change.
 pub async fn change_server(
     env: &Env,
-    of: &OfServer,
+    of: &ServerLocation,
     change: &ServerChange,
-) -> Result<Option<Found>, Error> {
+) -> Result<Option<D1Server>, Error> {
     let changes = change_statements(of, change)?;
     change_and_find(env, &of.workspace, of.server, changes, "w.is_purging = 0").await
 }
@@ -85,7 +89,7 @@ async fn change_and_find(
     server: Uuid,
     mut changes: Vec<Statement>,
     condition: &str,
-) -> Result<Option<Found>, Error> {
+) -> Result<Option<D1Server>, Error> {
     #[derive(Deserialize)]
     struct ServerRow {
         workspace_id: i64,
@@ -103,7 +107,7 @@ async fn change_and_find(
     changes.push(Statement::new(sql).bind_all(params! { workspace, server }));
     let results = db::batch(env, changes).await?;
     let row = results.last().map(db::first::<ServerRow>).transpose()?.flatten();
-    Ok(row.map(|row| Found {
+    Ok(row.map(|row| D1Server {
         workspace_id: row.workspace_id,
         name: row.name,
         key_hash: row.agent_key_hash,

@@ -23,8 +23,10 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use farhand_domain::link::event::{D1_WITHIN, Effect, Event, Kind, RequestId, Ticket, ToD1};
-use farhand_domain::link::machine::{Link, Settings};
+use farhand_domain::link::event::{
+    ConnectionKind, D1_TIMEOUT, D1Request, Effect, LinkEvent, RequestId, Ticket,
+};
+use farhand_domain::link::machine::{LinkMachine, Settings};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::FromAgent;
 use futures_channel::oneshot;
@@ -35,7 +37,9 @@ use worker::{
     durable_object,
 };
 
-use self::calls::{Answer, Ask, IDENTITY_HEADER, Identity, REQUEST_ID_HEADER, Refusal};
+use self::calls::{
+    ClaimedIdentity, IDENTITY_HEADER, LinkRequest, LinkResponse, REQUEST_ID_HEADER, Refusal,
+};
 use self::tables::Tables;
 use crate::objects::alarm::Alarm;
 use crate::objects::{self, audit_sealer};
@@ -58,7 +62,7 @@ struct Shell {
     state: Rc<State>,
     env: Env,
     /// The machine; `None` before the first event.
-    link: RefCell<Option<Link<Tables>>>,
+    link: RefCell<Option<LinkMachine<Tables>>>,
     alarm: Rc<Alarm>,
     last_ticket: Cell<Ticket>,
     /// Calls without an outcome yet.
@@ -69,7 +73,7 @@ struct Shell {
 
 /// The outcome of a call.
 enum Outcome {
-    Answer(Answer),
+    Answer(LinkResponse),
     /// The agent's end of its connection.
     Socket(WebSocket),
 }
@@ -79,7 +83,7 @@ enum Outcome {
 struct Deferred {
     alarm: Option<Timestamp>,
     outcomes: Vec<(Ticket, Outcome)>,
-    requests: Vec<(RequestId, Box<ToD1>)>,
+    requests: Vec<(RequestId, Box<D1Request>)>,
 }
 
 impl DurableObject for ServerLink {
@@ -104,7 +108,7 @@ impl DurableObject for ServerLink {
         self.shell.alarm.went_off();
         // The handler waits for the requests to D1. If the object dies before they end, the
         // platform runs the alarm again.
-        let ((), cost) = cost::of(self.shell.clone().run(Event::Alarm)).await;
+        let ((), cost) = cost::measure(self.shell.clone().run(LinkEvent::Alarm)).await;
         // Requests with agents' reports do not call D1: the cost of reports is only in this line.
         if cost != Cost::default() {
             let Cost { d1_calls, rows_read, rows_written, .. } = cost;
@@ -131,7 +135,7 @@ impl DurableObject for ServerLink {
         let is_pong =
             serde_json::from_str(&text).is_ok_and(|message: FromAgent| message == FromAgent::Pong);
         if let Some(generation) = sockets::generation(&socket).filter(|_| is_pong) {
-            self.shell.clone().run(Event::Pong(generation)).await;
+            self.shell.clone().run(LinkEvent::Pong(generation)).await;
         }
         Ok(())
     }
@@ -157,22 +161,24 @@ impl ServerLink {
     /// Answers a call from the Worker, or accepts an agent's WebSocket.
     async fn respond(&self, mut request: Request) -> worker::Result<Response> {
         if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
-            let identity: Identity = serde_json::from_str(&identity)?;
+            let identity: ClaimedIdentity = serde_json::from_str(&identity)?;
             let request_id = request.headers().get(REQUEST_ID_HEADER)?;
-            let is_control = request.path().ends_with(Kind::Control.as_str());
-            let kind = if is_control { Kind::Control } else { Kind::Backhaul };
-            let connects = |ticket| Event::Connect { ticket, identity, kind, request_id };
+            let is_control = request.path().ends_with(ConnectionKind::Control.as_str());
+            let kind = if is_control { ConnectionKind::Control } else { ConnectionKind::Backhaul };
+            let connects = |ticket| LinkEvent::Connect { ticket, identity, kind, request_id };
             return match self.call(connects).await {
                 Outcome::Socket(client) => Response::from_websocket(client),
-                Outcome::Answer(Answer::Refused(Refusal::InvalidAgent)) => {
+                Outcome::Answer(LinkResponse::Refused(Refusal::InvalidAgent)) => {
                     Ok(Response::empty()?.with_status(403))
                 }
-                Outcome::Answer(Answer::Failed(cause)) => Err(worker::Error::RustError(cause)),
+                Outcome::Answer(LinkResponse::Failed(cause)) => {
+                    Err(worker::Error::RustError(cause))
+                }
                 Outcome::Answer(_) => Ok(Response::empty()?.with_status(503)),
             };
         }
-        let ask: Box<Ask> = serde_json::from_slice(&request.bytes().await?)?;
-        match self.call(|ticket| Event::Call { ticket, ask }).await {
+        let ask: Box<LinkRequest> = serde_json::from_slice(&request.bytes().await?)?;
+        match self.call(|ticket| LinkEvent::Call { ticket, ask }).await {
             Outcome::Answer(answer) => Response::from_json(&answer),
             Outcome::Socket(_) => {
                 Err(worker::Error::RustError("a call got a connection".to_owned()))
@@ -182,7 +188,7 @@ impl ServerLink {
 
     /// Passes a call to the machine and waits for its outcome. Work that remains then continues in
     /// the background.
-    async fn call(&self, event: impl FnOnce(Ticket) -> Event) -> Outcome {
+    async fn call(&self, event: impl FnOnce(Ticket) -> LinkEvent) -> Outcome {
         let ticket = self.shell.last_ticket.get() + 1;
         self.shell.last_ticket.set(ticket);
         let (sender, outcome) = oneshot::channel();
@@ -195,12 +201,12 @@ impl ServerLink {
             }
             Either::Right(((), outcome)) => outcome.await,
         };
-        outcome.unwrap_or_else(|_| Outcome::Answer(Answer::Failed("no answer".to_owned())))
+        outcome.unwrap_or_else(|_| Outcome::Answer(LinkResponse::Failed("no answer".to_owned())))
     }
 
     async fn on_closed(&self, socket: &WebSocket) {
         if let Some(generation) = sockets::generation(socket) {
-            self.shell.clone().run(Event::Closed(generation)).await;
+            self.shell.clone().run(LinkEvent::Closed(generation)).await;
         }
     }
 }
@@ -208,17 +214,13 @@ impl ServerLink {
 impl Shell {
     /// Passes an event to the machine before it returns. The returned future carries out the
     /// deferred effects.
-    fn run(self: Rc<Self>, event: Event) -> Pin<Box<dyn Future<Output = ()>>> {
+    fn run(self: Rc<Self>, event: LinkEvent) -> Pin<Box<dyn Future<Output = ()>>> {
         let Deferred { alarm, outcomes, requests } = self.step(event);
         Box::pin(async move {
             if let Some(at) = alarm {
                 let set = self.alarm.set_by(&self.state.storage(), at, platform::now()).await;
                 if let Err(error) = set {
-                    log::trouble(
-                        "alarm_not_set",
-                        json!({"server": self.state.id().name()}),
-                        &error,
-                    );
+                    log::error("alarm_not_set", json!({"server": self.state.id().name()}), &error);
                 }
             }
             // The alarm is set before any answer: after a crash it continues the answered work.
@@ -235,32 +237,32 @@ impl Shell {
         })
     }
 
-    /// Sends a request to D1 and passes the answer to the machine. After [`D1_WITHIN`] the machine
-    /// gets a failure, and [`Event::Late`] when the request ends after all. The machine ignores
-    /// answers to requests that it sent before a wipe.
-    async fn query_d1(self: Rc<Self>, id: RequestId, request: Box<ToD1>) {
+    /// Sends a request to D1 and passes the answer to the machine. After [`D1_TIMEOUT`] the machine
+    /// gets a failure, and [`LinkEvent::EndedLate`] when the request ends after all. The machine
+    /// ignores answers to requests that it sent before a wipe.
+    async fn query_d1(self: Rc<Self>, id: RequestId, request: Box<D1Request>) {
         let env = self.env.clone();
         let query = Box::pin(async move {
             let answer = d1::query(&env, &request).await.map_err(|error| error.detail.into_owned());
             (answer, request)
         });
-        let answer = match future::select(query, Delay::from(D1_WITHIN)).await {
+        let answer = match future::select(query, Delay::from(D1_TIMEOUT)).await {
             Either::Left(((answer, _), _)) => answer,
             Either::Right(((), late)) => {
                 let shell = self.clone();
                 self.state.wait_until(async move {
                     let (_, request) = late.await;
-                    shell.run(Event::Late(request)).await;
+                    shell.run(LinkEvent::EndedLate(request)).await;
                 });
                 Err("D1 did not answer in time".to_owned())
             }
         };
-        self.run(Event::Answered { id, answer }).await;
+        self.run(LinkEvent::D1Answered { id, answer }).await;
     }
 
     /// Passes an event to the machine, carries out the effects that need no `await`, and returns
     /// the others.
-    fn step(self: &Rc<Self>, event: Event) -> Deferred {
+    fn step(self: &Rc<Self>, event: LinkEvent) -> Deferred {
         let mut deferred = Deferred::default();
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -270,7 +272,7 @@ impl Shell {
                 Some(link) => link.step(event, scene),
                 none => {
                     let tables = Tables::new(self.state.clone(), self.alarm.clone());
-                    let link = Link::new(tables, self.settings(), Box::new(random), scene);
+                    let link = LinkMachine::new(tables, self.settings(), Box::new(random), scene);
                     none.insert(link).step(event, scene)
                 }
             };
@@ -286,39 +288,39 @@ impl Shell {
 
     /// Carries out an effect, or adds it to `deferred` if it needs an `await`. If the effect causes
     /// an event, returns that event.
-    fn carry_out(self: &Rc<Self>, effect: Effect, deferred: &mut Deferred) -> Option<Event> {
+    fn carry_out(self: &Rc<Self>, effect: Effect, deferred: &mut Deferred) -> Option<LinkEvent> {
         match effect {
             Effect::Send { kind, generation, message, before } => {
                 let sent = sockets::send(&self.state, kind, generation, &message);
-                return sent.is_err().then_some(Event::NotSent { generation, before });
+                return sent.is_err().then_some(LinkEvent::NotSent { generation, before });
             }
             Effect::Close { kind, code, reason } => sockets::close(&self.state, kind, code, reason),
             Effect::Accept { ticket, kind, generation, features } => {
                 match sockets::accept(&self.state, kind, generation, features) {
                     Ok(client) => deferred.outcomes.push((ticket, Outcome::Socket(client))),
                     Err(error) => {
-                        let failed = Answer::Failed(error.to_string());
+                        let failed = LinkResponse::Failed(error.to_string());
                         deferred.outcomes.push((ticket, Outcome::Answer(failed)));
-                        return Some(Event::Closed(generation));
+                        return Some(LinkEvent::Closed(generation));
                     }
                 }
             }
             Effect::Reply(ticket, answer) => {
                 deferred.outcomes.push((ticket, Outcome::Answer(answer)));
             }
-            Effect::Alarm(at) => deferred.alarm = Some(at),
-            Effect::Later(ticket, at) if at <= platform::now() => {
-                return Some(Event::TimeUp(ticket));
+            Effect::SetAlarm(at) => deferred.alarm = Some(at),
+            Effect::StartCallTimer(ticket, at) if at <= platform::now() => {
+                return Some(LinkEvent::CallTimer(ticket));
             }
-            Effect::Later(ticket, at) => self.set_timer(ticket, at),
-            Effect::Ask(id, request) => deferred.requests.push((id, request)),
-            Effect::Seal(workspace) => {
+            Effect::StartCallTimer(ticket, at) => self.set_timer(ticket, at),
+            Effect::RequestD1(id, request) => deferred.requests.push((id, request)),
+            Effect::RequestSeal(workspace) => {
                 let env = self.env.clone();
-                self.state.wait_until(async move { audit_sealer::tell(&env, workspace).await });
+                self.state.wait_until(async move { audit_sealer::notify(&env, workspace).await });
             }
-            Effect::Log { event, mut about, error } => {
-                about["server"] = json!(self.state.id().name());
-                log::trouble(event, about, &error);
+            Effect::Log { event, mut fields, error } => {
+                fields["server"] = json!(self.state.id().name());
+                log::error(event, fields, &error);
             }
         }
         None
@@ -333,7 +335,7 @@ impl Shell {
         self.state.wait_until(async move {
             let delay = Delay::from(Duration::from_millis(millis_left));
             if let Either::Left(_) = future::select(delay, stopped).await {
-                shell.run(Event::TimeUp(ticket)).await;
+                shell.run(LinkEvent::CallTimer(ticket)).await;
             }
         });
     }

@@ -3,7 +3,7 @@
 use farhand_domain::chunk_row::ChunkRow;
 use farhand_domain::command_end::End;
 use farhand_domain::command_object::Output;
-use farhand_domain::link::store::{Most, Result};
+use farhand_domain::link::store::{ReadLimit, Result};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::output::{self, OutputHash};
 use farhand_domain::time::Timestamp;
@@ -231,7 +231,12 @@ impl Tables {
     }
 
     /// Reads kept chunks of a command from the `seq` `from` on, in order.
-    pub fn read_output(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>> {
+    pub fn read_output(
+        &self,
+        stored: &StoredCommand,
+        from: u64,
+        most: ReadLimit,
+    ) -> Result<Vec<Chunk>> {
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
         let sql = "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first < ?3
             AND first >= coalesce((SELECT max(first) FROM chunks WHERE command = ?1 AND first <= ?2), ?2)

@@ -1,7 +1,7 @@
 //! The WebSockets between a server's object and its agent.
 
 use farhand_domain::features::Features;
-use farhand_domain::link::event::{Kind, Scene};
+use farhand_domain::link::event::{ConnectionKind, StepInput};
 use farhand_domain::wire::ToAgent;
 use serde::{Deserialize, Serialize};
 use worker::{Result, State, WebSocket, WebSocketPair};
@@ -27,20 +27,26 @@ pub fn generation(socket: &WebSocket) -> Option<u64> {
 }
 
 /// Reads the time and the newest socket of each kind.
-pub fn scene(state: &State) -> Scene {
-    let newest = |kind: Kind| {
+pub fn scene(state: &State) -> StepInput {
+    let newest = |kind: ConnectionKind| {
         let sockets = state.get_websockets_with_tag(kind.as_str());
         sockets.iter().filter_map(attachment).max_by_key(|attachment| attachment.generation)
     };
-    Scene {
+    StepInput {
         now: platform::now(),
-        backhaul: newest(Kind::Backhaul).map(|newest| (newest.generation, newest.features)),
-        control: newest(Kind::Control).map(|newest| newest.generation),
+        backhaul: newest(ConnectionKind::Backhaul)
+            .map(|newest| (newest.generation, newest.features)),
+        control: newest(ConnectionKind::Control).map(|newest| newest.generation),
     }
 }
 
 /// Opens a WebSocket and returns the agent's end.
-pub fn accept(state: &State, kind: Kind, generation: u64, features: Features) -> Result<WebSocket> {
+pub fn accept(
+    state: &State,
+    kind: ConnectionKind,
+    generation: u64,
+    features: Features,
+) -> Result<WebSocket> {
     let WebSocketPair { client, server } = WebSocketPair::new()?;
     state.accept_websocket_with_tags(&server, &[kind.as_str()]);
     server.serialize_attachment(Attachment { generation, features })?;
@@ -48,7 +54,7 @@ pub fn accept(state: &State, kind: Kind, generation: u64, features: Features) ->
 }
 
 /// Sends a message to a connection. Fails if the connection has ended; then nothing was sent.
-pub fn send(state: &State, kind: Kind, to: u64, message: &ToAgent) -> Result<()> {
+pub fn send(state: &State, kind: ConnectionKind, to: u64, message: &ToAgent) -> Result<()> {
     let sockets = state.get_websockets_with_tag(kind.as_str());
     let socket = sockets.iter().find(|socket| generation(socket) == Some(to));
     let socket =
@@ -57,7 +63,7 @@ pub fn send(state: &State, kind: Kind, to: u64, message: &ToAgent) -> Result<()>
 }
 
 /// Closes all sockets of a kind.
-pub fn close(state: &State, kind: Kind, code: u16, reason: &str) {
+pub fn close(state: &State, kind: ConnectionKind, code: u16, reason: &str) {
     for socket in state.get_websockets_with_tag(kind.as_str()) {
         // This fails if the socket is already closing, which is harmless.
         socket.close(Some(code), Some(reason)).ok();

@@ -2,7 +2,7 @@
 
 use farhand_domain::command_object::Output;
 use farhand_domain::link::state::ServerState;
-use farhand_domain::link::store::{Failed, Most, Result, Store, StoredAnswer, Unflushed};
+use farhand_domain::link::store::{Failed, IdempotentRequest, NextFlush, ReadLimit, Result, Store};
 use farhand_domain::link::stored_command::{Phase, Stage, StoredCommand};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Chunk;
@@ -89,7 +89,7 @@ impl Tables {
 }
 
 impl Store for Tables {
-    fn save_server(&mut self, server: &ServerState, is_first: bool) -> Result<()> {
+    fn save_state(&mut self, server: &ServerState, is_first: bool) -> Result<()> {
         self.store(server, is_first)
     }
 
@@ -150,7 +150,7 @@ impl Store for Tables {
             > 0)
     }
 
-    fn count_open(&self) -> Result<u64> {
+    fn count_running(&self) -> Result<u64> {
         self.count(
             "SELECT count(*) AS number FROM commands WHERE is_active = 1 AND stage = 'open'",
             vec![],
@@ -179,7 +179,7 @@ impl Store for Tables {
         )
     }
 
-    fn next_unflushed(&self) -> Result<Option<Unflushed>> {
+    fn next_unflushed(&self) -> Result<Option<NextFlush>> {
         #[derive(Deserialize)]
         struct PendingRow {
             /// 1 if all pending commands are open, 0 if not; `None`: no command is pending.
@@ -193,8 +193,8 @@ impl Store for Tables {
         );
         let rows: Vec<PendingRow> = self.rows(&sql, vec![])?;
         Ok(rows.first().and_then(|row| match row.are_all_open? {
-            0.0 => Some(Unflushed::Now),
-            _ => row.earliest_report.map(Unflushed::After),
+            0.0 => Some(NextFlush::Now),
+            _ => row.earliest_report.map(NextFlush::After),
         }))
     }
 
@@ -214,7 +214,7 @@ impl Store for Tables {
         self.exec(sql, parameters)
     }
 
-    fn postpone(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()> {
+    fn set_due_at(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()> {
         self.exec("UPDATE commands SET due_at = ?2 WHERE id = ?1", vec![text(id), nullable(due_at)])
     }
 
@@ -307,7 +307,7 @@ impl Store for Tables {
         Ok(rows.first().and_then(|row| row.due_at))
     }
 
-    fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<StoredAnswer>> {
+    fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<IdempotentRequest>> {
         self.exec("DELETE FROM answers WHERE expires_at <= ?", vec![text(now)])?;
         let sql = "SELECT body, command, answer FROM answers WHERE key = ?";
         Ok(self.rows(sql, vec![text(key)])?.into_iter().next())
@@ -341,7 +341,7 @@ impl Store for Tables {
         self.find_output(stored, from, offset)
     }
 
-    fn chunks(&self, stored: &StoredCommand, from: u64, most: Most) -> Result<Vec<Chunk>> {
+    fn chunks(&self, stored: &StoredCommand, from: u64, most: ReadLimit) -> Result<Vec<Chunk>> {
         self.read_output(stored, from, most)
     }
 

@@ -186,7 +186,7 @@ impl Tables {
             // The first poll starts both.
             let (alarm, all) = future::join(alarm.delete(&storage), storage.delete_all()).await;
             if let Err(error) = alarm.and(all) {
-                log::trouble("object_not_wiped", json!({}), &error);
+                log::error("object_not_wiped", json!({}), &error);
             }
         });
         if (&mut deletion).now_or_never().is_none() {

@@ -8,7 +8,7 @@ use farhand_domain::acl::Acl;
 use farhand_domain::command::{Command, Shell};
 use farhand_domain::command_list::CommandList;
 use farhand_domain::features::Features;
-use farhand_sql::command_list::{ListSql, NARROW_WINDOW, Within, narrow_sql};
+use farhand_sql::command_list::{AclSql, ListSql, MAX_COMPARED, narrow_sql};
 use farhand_sql::statement::{Built, Statement, Value as Parameter};
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::dice::Dice;
@@ -17,7 +17,7 @@ use farhand_tests::{Api, Instance, Person, Workspace, eventually, far_ahead, now
 use serde_json::{Value, json};
 
 use super::commands::{PATH, id_of, path_of};
-use crate::within_acl_sql::{COST, COST_OF_ROW, MOST_COST, line_patterns, within, word_lists};
+use crate::within_acl_sql::{COST, COST_OF_ROW, MAX_COST, line_patterns, within, word_lists};
 
 const NOT_FOUND: Option<&str> = Some("COMMAND_NOT_FOUND");
 
@@ -289,7 +289,7 @@ async fn many_other_commands_do_not_hide_a_command() {
         instance.tamper_with_d1(&format!(
             "INSERT INTO commands (seq, id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname,
                 timeout, added_at, scheduled_at, expires_at, state, status_message)
-             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {NARROW_WINDOW})
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {MAX_COMPARED})
              SELECT c.seq + {begin} * 10000 + i, format('{begin}0000000-0000-7000-8000-%012d', i), c.workspace_id, c.server_id, c.server_name,
                 (SELECT id FROM users WHERE username = 'boss'), 'system', 'id', 'deploy', '', 60, c.added_at, {scheduled_at},
                 '2999-01-01T00:00:00.000000+00:00', 'success', ''
@@ -328,7 +328,7 @@ fn commands_in_memory(line: &str, argv: Option<&str>) -> rusqlite::Connection {
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
     database.execute_batch(include_str!("../../../migrations/0001_schema.sql")).unwrap();
     let sql = format!(
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {NARROW_WINDOW})
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {MAX_COMPARED})
          INSERT INTO commands (seq, id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname, argv,
             timeout, added_at, scheduled_at, expires_at, state, status_message)
          SELECT (1 << 40) + i, format('%08d', i), 1, 's', 's', 1, 'system', ?1, 'deploy', '', ?2, 60, '2026', format('2026%08d', i), '2027',
@@ -399,26 +399,26 @@ fn the_most_expensive_lists_are_bounded() {
         ("words of eight stars", json!({"argv": [starred]}), "a", Some(&many), 100),
         ("long words", json!({"argv": vec![["*\u{1}b"]; 100]}), "a", Some(&controls), 1),
         ("one pattern, long lines", json!({"commands": ["a*"]}), &long, None, 50),
-        ("accounts", json!({"usernames": ["b"]}), &faces, None, NARROW_WINDOW),
-        ("one pattern", json!({"commands": ["a *"]}), &short, None, NARROW_WINDOW),
+        ("accounts", json!({"usernames": ["b"]}), &faces, None, MAX_COMPARED),
+        ("one pattern", json!({"commands": ["a *"]}), &short, None, MAX_COMPARED),
     ];
-    let list = CommandList::of(&[]).unwrap();
+    let list = CommandList::from_query(&[]).unwrap();
     let (patterns, lists) =
         (line_patterns("(SELECT me.acl FROM me)"), word_lists("(SELECT me.acl FROM me)"));
     let is_within = within("me.acl", "patterns", "lists");
-    let rule = Within {
+    let rule = AclSql {
         patterns: &patterns,
         lists: &lists,
         cost: COST,
         cost_of_row: COST_OF_ROW,
-        most_cost: MOST_COST,
+        max_cost: MAX_COST,
         is_within: &is_within,
     };
     let ListSql { tables, items, .. } = narrow_sql(&list, 0, "c.id", &rule);
     let sql = format!(
         "WITH me AS MATERIALIZED (SELECT 1 AS workspace_id, 1 AS user_id, 1 AS is_staff, 1 AS is_superuser, NULL AS acl_servers, NULL AS acl_selector,
             :acl AS acl, 1 AS reads_narrowly){tables}
-         SELECT (SELECT count(*) FROM looked_at WHERE coalesce(spent, 0) < {MOST_COST}), (SELECT total FROM total),
+         SELECT (SELECT count(*) FROM looked_at WHERE coalesce(spent, 0) < {MAX_COST}), (SELECT total FROM total),
             (SELECT count(*) FROM ({items}))"
     );
     for (name, acl, line, argv, least) in cases {
@@ -440,7 +440,7 @@ fn the_most_expensive_lists_are_bounded() {
             .unwrap();
         let took = start.elapsed();
         println!("{name}: {looked_at} looked at, {found} found, {took:?}");
-        assert!((least..=NARROW_WINDOW).contains(&looked_at), "{name}: {looked_at}");
+        assert!((least..=MAX_COMPARED).contains(&looked_at), "{name}: {looked_at}");
         // This takes about 0.15 s with an optimised SQLite, and 0.6 s here. An earlier version took
         // many seconds.
         assert!(took < Duration::from_secs(30), "{name}: {took:?}");

@@ -34,7 +34,7 @@ fn approve_path(server: &Value) -> String {
 
 /// The fingerprint of an agent's key, as the host shows it.
 fn fingerprint_of(server: &Value) -> String {
-    fingerprint::of_key(&Secret::new(server["key"].as_str().unwrap()))
+    fingerprint::from_key(&Secret::new(server["key"].as_str().unwrap()))
 }
 
 #[tokio::test]
