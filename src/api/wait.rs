@@ -1,4 +1,4 @@
-//! How long a client lets an answer wait for the end of a command (contract 7.6).
+//! How long a response waits for the end of a command: the client chooses (contract 7.6).
 
 use std::time::Duration;
 
@@ -11,10 +11,11 @@ use crate::platform;
 /// The longest wait, in seconds.
 pub const MAX_WAIT_SECONDS: u32 = 60;
 
-/// After a longer wait than this, the credential and its permission are checked again.
+/// If the response waited longer than this, the credential and its permission are checked again.
 const RECHECK_AFTER: Duration = Duration::from_secs(1);
 
-/// The seconds of `Prefer: wait=N` (RFC 7240). A malformed preference is ignored.
+/// The seconds of `Prefer: wait=N` (RFC 7240), at most [`MAX_WAIT_SECONDS`]. Returns `None` if the
+/// preference is missing or malformed.
 pub fn preferred_wait(header: &str) -> Option<u32> {
     let preference = header.split(',').find_map(|part| {
         let (name, value) = part.split(';').next()?.split_once('=')?;
@@ -37,7 +38,7 @@ pub fn requested_wait(call: &Call) -> Result<Option<u32>, Error> {
     })
 }
 
-/// Whether the answer waited so long that the credential and its permission must be checked again.
+/// Whether the client requested a wait and the request took longer than [`RECHECK_AFTER`].
 pub fn needs_recheck(call: &Call, wait: Option<u32>) -> bool {
     wait.is_some_and(|seconds| seconds > 0) && call.now.plus(RECHECK_AFTER) < platform::now()
 }
@@ -47,7 +48,7 @@ mod tests {
     use super::preferred_wait;
 
     #[test]
-    fn preferences() {
+    fn preferences_are_parsed_and_capped() {
         assert_eq!(preferred_wait("wait=5"), Some(5));
         assert_eq!(preferred_wait("respond-async, wait=5; x=y"), Some(5));
         assert_eq!(preferred_wait("wait=600"), Some(60));

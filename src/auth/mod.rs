@@ -1,5 +1,5 @@
-//! Authentication: the credential check of a request, guesses at passwords, password hashing, and
-//! the audit events of refusals.
+//! Authentication: the credential check of a request, password hashing, the throttle of password
+//! guesses, audit events that belong to no change in D1, and cached list statements.
 
 pub mod audit;
 pub mod credential;

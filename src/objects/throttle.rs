@@ -1,9 +1,9 @@
-//! The Durable Objects that limit attempts to guess a credential (contract 4.5).
-//! `farhand_domain::throttle` has the rules.
+//! The Durable Objects that throttle logins, password resets and operator tokens (contract 2.1, 4.5
+//! and 4.10). `farhand_domain::throttle` has the rules.
 //!
 //! The number of objects is fixed. A hash of the attempt's `home` selects its object. The object
 //! stores counters that expire, so that attempts cannot fill its storage. Attempts in progress are
-//! only in its memory; a crash may forget them.
+//! only in memory, so a restart of the object loses them.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -23,18 +23,17 @@ use worker::{Delay, DurableObject, Env, Request, Response, SqlStorage, State, du
 use crate::objects::{self, alarm::Alarm};
 use crate::platform::{self, internal};
 
-/// The number of objects. Another number moves attempts to other objects, which resets their
-/// counters.
+/// The number of objects. Changing it moves attempts to other objects, which resets their counters.
 const SHARDS: u32 = 64;
-/// How long a waiting attempt sleeps before it checks again. The attempt that it waits for may
-/// never end.
+/// How long a waiting attempt sleeps before it checks again: the attempt in progress may never
+/// report its end.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// The maximum seconds that an attempt waits. Shorter than the lease, because the attempt may hold
+/// The longest wait of an attempt, in seconds. Shorter than the lease, because the attempt may hold
 /// a lease of another object while it waits here.
 const MAX_WAIT_SECONDS: i64 = LEASE_SECONDS / 3;
-/// Seconds after which the alarm deletes expired counters.
+/// The delay of the alarm that deletes expired counters, in seconds.
 const PURGE_COUNTERS_AFTER_SECONDS: i64 = 3_700;
-/// Seconds after which the alarm deletes expired known addresses.
+/// The delay of the alarm that deletes expired known addresses, in seconds.
 const PURGE_ADDRESSES_AFTER_SECONDS: i64 = 24 * 3_600;
 
 /// How an attempt ended.
@@ -51,7 +50,7 @@ pub enum AttemptOutcome {
 /// A request message to an object.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ThrottleRequest {
-    /// Begin an attempt, if it is allowed. The object may answer only after other attempts ended.
+    /// Begin an attempt, if it is allowed. The response may wait until other attempts end.
     Begin { id: Uuid, attempt: Attempt },
     /// End an attempt.
     End { id: Uuid, attempt: Attempt, outcome: AttemptOutcome },
@@ -84,7 +83,7 @@ impl From<Verdict> for ThrottleResponse {
 /// Calls the object of an attempt. Returns whether the attempt's address is known.
 ///
 /// # Errors
-/// 429 if the attempt is refused; the call did not get through.
+/// 429 if the attempt is refused, or if it still has to wait. Other errors if the call fails.
 pub async fn call_throttle(env: &Env, message: ThrottleRequest) -> Result<bool, Error> {
     let name = format!("throttle-{}", shard(message.home(), SHARDS));
     let answer: ThrottleResponse = objects::call(env, platform::THROTTLE, &name, &message).await?;
@@ -234,8 +233,8 @@ impl Throttle {
         Ok(())
     }
 
-    /// Begins an attempt, if it is allowed now. Attempts whose lease has expired count as failures
-    /// before that.
+    /// Begins an attempt, if it is allowed now. First counts attempts whose lease has expired as
+    /// failures.
     fn try_begin(&self, id: Uuid, attempt: &Attempt) -> worker::Result<Verdict> {
         let now = platform::now();
         for expired in self.under_way.borrow_mut().take_lapsed(now) {
@@ -245,8 +244,8 @@ impl Throttle {
         Ok(self.under_way.borrow_mut().begin(id, attempt, &counters, now))
     }
 
-    /// Begins an attempt, or refuses it. If only the attempts in progress prevent it, waits until
-    /// one of them ends.
+    /// Like [`Self::try_begin`], but while only attempts in progress block the attempt, waits for
+    /// their end, at most [`MAX_WAIT_SECONDS`].
     async fn begin(&self, id: Uuid, attempt: &Attempt) -> worker::Result<Verdict> {
         let until = platform::now().plus_seconds(MAX_WAIT_SECONDS);
         loop {

@@ -1,5 +1,6 @@
-//! Measures what a piece of work costs in D1 and KV. The functions that call D1 and KV add to the
-//! current count, so every call is included. Background work after the piece of work is not.
+//! Measures what a future costs in D1 and KV. The functions that call D1 and KV add to the current
+//! count, so every call is included. Background work that the future leaves running is not
+//! included.
 
 use std::cell::Cell;
 use std::ops::Add;
@@ -8,8 +9,8 @@ use std::pin::pin;
 use futures_util::future;
 use serde::{Deserialize, Serialize};
 
-/// The cost of a piece of work: what D1 and KV bill, and the round trips. Sent as JSON between
-/// objects and the Worker.
+/// The cost of a future: what D1 and KV bill, and the round trips. Sent as JSON from objects to
+/// their callers.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Cost {
     /// Round trips to D1.
@@ -36,12 +37,12 @@ impl Add for Cost {
 }
 
 thread_local! {
-    /// The cost so far of the work that is being polled. Outside of [`of`] it is not used.
+    /// The cost so far of the future that is being polled. Outside of [`of`] its value is ignored.
     static CURRENT: Cell<Cost> = Cell::default();
 }
 
-/// Runs some work and measures its cost. An isolate polls several pieces of work in turn. So each
-/// poll sets the count of its own work, and restores the other count afterwards.
+/// Runs a future and measures its cost. An isolate interleaves futures, so each poll sets the count
+/// of its own future, and restores the previous count afterwards.
 pub async fn measure<T>(work: impl Future<Output = T>) -> (T, Cost) {
     let mut work = pin!(work);
     let mut cost = Cost::default();

@@ -1,4 +1,4 @@
-//! The table of requests for a password reset.
+//! The D1 table of password reset requests.
 
 use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
@@ -24,14 +24,14 @@ const LIFETIME_SECONDS: i64 = 24 * 3600;
 /// expired requests do not accumulate.
 const PURGED_PER_REQUEST: u64 = 20;
 
-/// The outcome of a request.
+/// The outcome of [`insert`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ResetOutcome {
     /// The workspace does not exist.
     NoWorkspace,
     /// The address has the maximum number of pending requests.
     TooMany,
-    /// The request is stored, whether or not a user has the address. The number is the workspace.
+    /// The request is stored, whether or not a user has the address. The field is the workspace id.
     Stored(i64),
 }
 
@@ -96,7 +96,7 @@ const OPEN_REQUEST: &str = "FROM reset_requests r
     JOIN users u ON u.id = r.user_id AND u.workspace_id = r.workspace_id AND u.is_active = 1
     WHERE r.id = :id AND r.expires_at > :now";
 
-/// The user whose password a request of the workspace can set; `None`: the request is not open.
+/// Finds the user whose password a request can set. Returns `None` if the request is not open.
 pub async fn find(
     env: &Env,
     workspace: &str,
@@ -134,10 +134,10 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
     db::first(&db::run(env, Statement::new(sql).bind_all(params! { id, now })).await?)
 }
 
-/// Sets the password of a request's user, and writes the audit event. The user's sessions end, and
-/// triggers void all of the user's requests. So if two clients use a request concurrently, only one
-/// succeeds. Returns the workspace's id and the hashes of the login tokens that ended, or `None` if
-/// the request is not open.
+/// Sets the password of a request's user, and writes the audit event. Triggers end the user's
+/// sessions and void the user's requests, so of two concurrent uses of a request only one succeeds.
+/// Returns the workspace's id and the hashes of the revoked login tokens, or `None` if the request
+/// is not open.
 pub async fn consume(
     env: &Env,
     workspace: &str,
@@ -157,7 +157,8 @@ pub async fn consume(
         hashes.bind_all(params! { id, now, slug: workspace }),
         update.bind_all(params! { id, now, slug: workspace }),
     );
-    // The update has voided the request, so the event finds the user by its own object.
+    // The update's trigger has voided the request, so this query takes the user's id from the
+    // event.
     let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = :event ->> '$.object.id'
         WHERE w.slug = :slug AND w.deleted_at IS NULL AND changes() > 0";
     let insert_event = Insert::from_event("u.workspace_id", ":event", rest);

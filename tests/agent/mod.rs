@@ -1,4 +1,5 @@
-//! Agents: the protocol with scripted agents, and the real agent with real processes.
+//! Agents: the protocol with scripted agents, an emulated Alpamon, and the project's agent with
+//! real processes.
 
 mod alpamon;
 mod connection;

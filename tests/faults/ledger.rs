@@ -1,5 +1,5 @@
-//! A record of the requested commands, kept outside the service, and a comparison with what the
-//! service and the agents show afterwards (contract 8).
+//! A ledger of the requested commands, kept by the test, and its comparison with what the service
+//! and the agents show at the end (contract 8).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 pub enum RequestOutcome {
     /// 201, with this id: the service must not lose the command.
     Accepted(String),
-    /// An error after which the service must not have stored the command.
+    /// An error: the service must not have stored the command.
     Refused,
     /// No response, or 500: the service may have stored the command, but only once.
     Unknown,
@@ -26,13 +26,13 @@ pub struct RequestedCommand {
     pub answer: RequestOutcome,
 }
 
-/// All requested commands, by a token that occurs only in the command's line.
+/// All requested commands, by token. A token is unique and part of the command's line.
 #[derive(Clone, Default, Debug)]
 pub struct Ledger {
     pub requested: BTreeMap<String, RequestedCommand>,
 }
 
-/// What can be observed afterwards.
+/// What the service and the agents show at the end of the test.
 #[derive(Clone, Default, Debug)]
 pub struct Observation {
     /// The response to a GET for each accepted command, by id. `None` stands for a 404.
@@ -43,14 +43,14 @@ pub struct Observation {
     pub ran: Vec<String>,
     /// The token of each delivery to a scripted agent.
     pub delivered: Vec<String>,
-    /// True if every command has had the time to end.
+    /// True if every command has had enough time to end.
     pub is_settled: bool,
 }
 
 /// A violation of contract 8. The field is the token of the command.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Finding {
-    /// An accepted command has no detail page.
+    /// A GET of an accepted command does not return it.
     Lost(String),
     /// An accepted command is not in the list exactly once.
     NotListed(String),
@@ -66,7 +66,7 @@ pub enum Finding {
     NotRefused(String),
     /// A listed command was never requested.
     Unasked(String),
-    /// A command belongs to another server than requested.
+    /// A command is on another server than the requested one.
     Elsewhere(String),
     /// The timestamps are not in the order of contract 8.4.
     OutOfOrder(String),
@@ -96,7 +96,7 @@ impl Finding {
         matches!(self, Self::Lost(_) | Self::NotListed(_) | Self::NeverRan(_) | Self::Unended(_))
     }
 
-    /// True if something happened twice.
+    /// True if a command ran, was delivered or was created more than once.
     pub fn is_repeat(&self) -> bool {
         matches!(self, Self::Repeated(..) | Self::Twins(_))
     }
@@ -217,7 +217,7 @@ mod tests {
         })
     }
 
-    /// Two accepted commands, a refused one and one with an unknown outcome; and a matching
+    /// A ledger with two accepted commands, a refused one and one with an unknown outcome. Also an
     /// observation without violations.
     fn example() -> (Ledger, Observation) {
         let mut ledger = Ledger::default();
@@ -246,11 +246,11 @@ mod tests {
         (ledger, observed)
     }
 
-    /// Changes the example, and asserts the findings.
+    /// Modifies the example, and asserts the findings.
     #[track_caller]
-    fn assert_findings(forge: impl FnOnce(&mut Ledger, &mut Observation), expected: &[Finding]) {
+    fn assert_findings(modify: impl FnOnce(&mut Ledger, &mut Observation), expected: &[Finding]) {
         let (mut ledger, mut observed) = example();
-        forge(&mut ledger, &mut observed);
+        modify(&mut ledger, &mut observed);
         assert_eq!(ledger.findings(&observed).into_iter().collect::<Vec<_>>(), expected);
     }
 
@@ -289,7 +289,7 @@ mod tests {
             |_, observed| unended(observed),
             &[Finding::Unended("a".into()), Finding::Unended("b".into())],
         );
-        // Until everything has settled, that is no violation.
+        // A command that has not ended is no violation before `is_settled`.
         assert_findings(
             |_, observed| {
                 unended(observed);

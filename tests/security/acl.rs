@@ -1,4 +1,5 @@
-//! Access control lists of API tokens (contract 4.12): which endpoints such a token can call.
+//! Access control lists of API tokens (contract 4.12): the endpoints, networks, servers and
+//! commands that they allow.
 
 use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::agents::ScriptedAgent;
@@ -10,7 +11,8 @@ use crate::api::endpoints::{all, path_of};
 const COMMANDS: &str = "/api/events/commands/";
 const REFUSED: Option<&str> = Some("API_TOKEN_ACL_NOT_ALLOWED");
 
-/// The endpoints that a token with any access control list can call: the list in contract 4.12.
+/// The user endpoints that a token with an access control list can call, whatever its list
+/// (contract 4.12).
 pub const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/api/status/"),
     ("POST", "/api/auth/acl-check/"),
@@ -48,7 +50,7 @@ async fn limited_tokens_can_call_only_the_allowed_endpoints() {
         }
         seen
     };
-    // The widest list: an object without any limit.
+    // The widest access control list: an object without limits.
     let token = workspace.limited(&json!({})).await;
     token.get("/api/status/").await.expect(200);
     let own =
@@ -69,7 +71,7 @@ async fn limited_tokens_can_call_only_the_allowed_endpoints() {
             }
             _ => path_of(pattern, &workspace.slug).replace("/boss/", "/alice/"),
         };
-        // A valid body, so that only the list can be the reason for an error.
+        // A valid body, so that only the access control list can cause an error.
         let body = json!({"name": "web-9", "expires_at": null, "acl": null, "enabled": true, "first_name": "x",
             "username": "zoe", "email": "zoe@example.com", "password": "an entirely other one"});
         let reply = token.send_json(method, &path, &body).await;
@@ -88,7 +90,7 @@ async fn limited_tokens_can_call_only_the_allowed_endpoints() {
     assert!(refused > 25, "{refused}");
     let after = everything().await;
     assert_eq!(after, before);
-    // The route table agrees.
+    // The route table allows the same endpoints.
     let served =
         ROUTES.iter().filter(|route| matches!(route.access, Access::User | Access::UserOrAgent));
     let open = served.flat_map(|route| {
@@ -99,7 +101,7 @@ async fn limited_tokens_can_call_only_the_allowed_endpoints() {
 }
 
 #[tokio::test]
-async fn an_invalid_list_is_refused_and_the_stored_one_stays() {
+async fn an_invalid_list_is_refused_and_the_stored_list_is_kept() {
     let workspace = Workspace::new().await;
     let acl = json!({"commands": ["ls *", "uptime"], "servers": ["01936D3E-7A00-7000-8000-000000000000"],
         "usernames": ["deploy"], "networks": ["10.0.0.0/8", "2001:db8::/32"], "read_only": true});

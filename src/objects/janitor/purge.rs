@@ -1,5 +1,6 @@
-//! Purges: deleted workspaces after their grace period, what deleted users and revoked sessions
-//! left behind, and servers that were not approved in time.
+//! Steps of the janitor that delete: they purge workspaces after their grace period, delete servers
+//! that were not approved in time, remove deleted users from commands, and cancel the commands of
+//! revoked sessions.
 
 use farhand_domain::error::Error;
 use farhand_domain::registration_token::APPROVAL_TIMEOUT;
@@ -20,7 +21,7 @@ use crate::store::{Progress, login_tokens, servers, sessions, users, workspaces}
 const LAST_REVOKED_KEY: &str = "revoked";
 /// The storage key of the workspace that the last step purged.
 const LAST_PURGED_KEY: &str = "last";
-/// The number of commands from which one step removes a deleted user.
+/// The maximum number of commands that one step detaches from a deleted user.
 const COMMANDS_PER_STEP: u64 = 200;
 
 impl Janitor {
@@ -39,7 +40,7 @@ impl Janitor {
     pub(super) async fn cancel_revoked_commands(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
         let after: (i64, i64) = storage.get(LAST_REVOKED_KEY).await?.unwrap_or_default();
-        // Each step takes the next user: if an object fails, it does not block other users.
+        // Each step takes the next user, so a failing object does not block other users.
         let Some(revoked) = sessions::next_revoked(&self.env, after).await? else {
             return Ok(Progress::Done);
         };
@@ -70,8 +71,8 @@ impl Janitor {
             storage.delete(LAST_UNAPPROVED_KEY).await?;
             return Ok(Progress::Done);
         };
-        // Stored before the calls: if an object fails, its server waits for the next pass and does
-        // not block the others.
+        // Stored before the calls, so a failing object does not block other servers. The next pass
+        // tries its server again.
         storage.put(LAST_UNAPPROVED_KEY, &last.id).await?;
         for server in unapproved {
             let Ok(object) = Uuid::try_parse(&server.id) else { continue };
@@ -84,7 +85,7 @@ impl Janitor {
                 server: object,
             };
             let remove = DeleteServer { of, by: None, only_pending: true, event };
-            // A refusal of the object is fine: the server was approved in the meantime.
+            // The object refuses if the server was approved concurrently. That is not an error.
             let ask = calls::LinkRequest::DeleteServer(remove);
             let removed =
                 in_time(OBJECT_TIMEOUT, calls::call_or_refusal::<Value>(&self.env, object, &ask))
@@ -96,11 +97,12 @@ impl Janitor {
         Ok(Progress::More)
     }
 
-    /// Does one step of the purge of one workspace.
+    /// Runs one purge step for the next workspace.
     pub(super) async fn purge_next(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
         let last: i64 = storage.get(LAST_PURGED_KEY).await?.unwrap_or(0);
-        // Each step takes the next workspace: if one fails, it does not block the others.
+        // Each step takes the next workspace, so a failing workspace does not block other
+        // workspaces.
         let Some(workspace) = workspaces::next_to_purge(&self.env, last).await? else {
             return Ok(Progress::Done);
         };
@@ -110,7 +112,8 @@ impl Janitor {
     }
 
     async fn purge_step(&self, workspace: &WorkspaceToPurge) -> Result<(), Error> {
-        // The objects come before the rows, because only the rows have the names of the objects.
+        // Wipe the objects before deleting the rows: only the rows contain the names of the
+        // objects.
         let mut ids = servers::ids_after(&self.env, workspace.id, "", SERVERS_PER_STEP).await?;
         if ids.is_empty() {
             ids = servers::deleted_ids_after(&self.env, workspace.id, "", SERVERS_PER_STEP).await?;
@@ -126,8 +129,8 @@ impl Janitor {
             };
         }
         if workspace.slug_is_used {
-            // The KV keys of the new workspace have the same prefix and must stay. So only the keys
-            // of known tokens are deleted.
+            // A new workspace uses this slug, so its KV keys have the same prefix and must stay.
+            // Delete only the keys of the purged workspace's tokens.
             for hash in workspaces::token_hashes(&self.env, workspace.id).await? {
                 login_tokens::delete(&self.env, &workspace.slug, &hash).await?;
             }

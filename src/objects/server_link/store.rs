@@ -15,8 +15,8 @@ use super::tables::{Tables, failed, integer, nullable, text};
 /// The size of a database page, in bytes. Deleting output costs a write for each page.
 const PAGE_BYTES: u64 = 4096;
 
-/// SQL for the time of the last report on a command that has not ended: its acknowledgement, or
-/// else its delivery.
+/// SQL for the time of the last report on a command that has not ended: `acked_at`, or if that is
+/// null `delivered_at`.
 const LAST_REPORT: &str =
     "coalesce(document ->> '$.life.acked_at', document ->> '$.life.delivered_at')";
 
@@ -45,8 +45,8 @@ impl TryFrom<CommandRow> for StoredCommand {
     }
 }
 
-/// Reads commands. Needs a WHERE clause. `chunks` has the sums over a command's chunk rows; the
-/// numbers of a row are in its first piece.
+/// Reads commands. The caller adds a WHERE clause. `chunks` has the sums over a command's chunk
+/// rows. Only piece 0 of a row has the row's numbers.
 const SELECT_COMMANDS: &str = "SELECT document, result, phase, revision, flushed >= revision AS is_flushed,
     (SELECT json_object('rows', count(*), 'bytes', coalesce(sum(bytes), 0), 'count', coalesce(sum(next - first), 0),
         'top', coalesce(max(next), 0), 'kept_bytes', coalesce(sum(kept), 0))
@@ -63,8 +63,8 @@ impl Tables {
         rows.into_iter().map(StoredCommand::try_from).collect()
     }
 
-    /// Stores a command's document, without the columns beside it. If `is_change`, the command gets
-    /// a new revision, so that the document is flushed to D1.
+    /// Stores a command's document. If `is_change`, also marks the command as active and increments
+    /// its revision, so that the document is flushed to D1.
     pub(super) fn store_document(&self, stored: &StoredCommand, is_change: bool) -> Result<()> {
         if is_change {
             self.activate(stored.command.id)?;
@@ -78,8 +78,8 @@ impl Tables {
         )
     }
 
-    /// Marks a command as active. The table's CHECK needs the mark before a write that gives the
-    /// command more to do. An active row is not written again.
+    /// Marks a command as active, unless it is. The table's CHECK rejects an update that leaves
+    /// work for a command that is not active.
     fn activate(&self, id: Uuid) -> Result<()> {
         self.exec(
             "UPDATE commands SET is_active = 1 WHERE id = ? AND is_active = 0",
@@ -122,7 +122,7 @@ impl Store for Tables {
             nullable(accepted.stage().map(Stage::as_str)),
             nullable(accepted.due_at(now)),
         ];
-        // The command waits in the queue now, which needs no mark (`is_active`).
+        // An accepted command only waits in the queue, so it is not active.
         self.exec(
             "UPDATE commands SET phase = ?2, stage = ?3, due_at = ?4, is_active = 0 WHERE id = ?1",
             parameters,
@@ -270,11 +270,11 @@ impl Store for Tables {
             FROM commands WHERE id IN (SELECT value FROM json_each(?1))";
         let rows: Vec<OldCommandRow> =
             self.rows(sql, vec![text(serde_json::to_string(ids).map_err(failed)?), text(until)])?;
-        // What this call may still delete, in rows and in pages of output.
+        // The number of rows and pages of output that this call may still delete.
         let mut budget = at_once;
         let mut deleted = Vec::new();
         for id in ids {
-            // A command that is not in the table was deleted before, and counts as deleted.
+            // A command without a row was deleted by an earlier call, and counts as deleted.
             if let Some(row) = rows.iter().find(|row| row.id == *id) {
                 if row.is_deletable == 0.0 {
                     continue;

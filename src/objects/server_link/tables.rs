@@ -17,16 +17,16 @@ use crate::platform::log;
 
 /// Creates the tables. An object creates them when it first stores something.
 const SCHEMA: [&str; 9] = [
-    // One row: the state of the server beside its commands (`ServerState`), as JSON.
+    // One row: the server's state without its commands (`ServerState`), as JSON.
     "CREATE TABLE server (id INTEGER PRIMARY KEY, document TEXT NOT NULL)",
     // Stored commands: `document` (`StoredCommand` as JSON), `result` (the agent's), and the
     // columns that queries need.
     // - `stage`: `StoredCommand::stage`, or null.
     // - `due_at`: when the alarm serves the command.
     // - `revision` counts the changes. `flushed` is the revision that D1 has.
-    // - `is_active`: 1 if the command needs more than waiting in the queue. Few commands are
-    //   active. The indexes filter on this column and contain few others, because each index entry
-    //   that a statement may change is billed as two written rows.
+    // - `is_active`: 1 if the command needs work other than its delivery from the queue. Few
+    //   commands are active. Indexes filter on this column and contain few other columns, because
+    //   each index entry that a statement may change is billed as two written rows.
     "CREATE TABLE commands (
         id TEXT PRIMARY KEY,
         phase TEXT NOT NULL,
@@ -41,12 +41,12 @@ const SCHEMA: [&str; 9] = [
         CHECK (is_active OR phase = 'accepted' AND stage IS NOT 'open' AND flushed >= revision
             AND (due_at IS NULL OR stage IS 'waiting'))
     ) WITHOUT ROWID",
-    // Serves: delivered commands that have not ended, changes that D1 does not have, and commands
-    // that the alarm serves.
+    // Serves: queries for delivered commands that have not ended, for changes that D1 does not
+    // have, and for commands that are due.
     "CREATE INDEX commands_active ON commands (id) WHERE is_active = 1",
     // Serves: the queue, in the order of delivery.
     "CREATE INDEX commands_waiting ON commands (scheduled_at, id) WHERE stage = 'waiting'",
-    // Serves: waiting commands that the alarm serves.
+    // Serves: the alarm's query for waiting commands that are due.
     "CREATE INDEX commands_waiting_due ON commands (due_at) WHERE stage = 'waiting'",
     // Output. A row holds consecutive chunks (`ChunkRow`).
     // - `first` is the seq of its first chunk, `next` the seq after its last one.
@@ -65,7 +65,7 @@ const SCHEMA: [&str; 9] = [
         content TEXT NOT NULL,
         PRIMARY KEY (command, first, piece)
     ) WITHOUT ROWID",
-    // The answers to the first requests with an Idempotency-Key. `answer` is null until the
+    // For each Idempotency-Key, the answer to its first request. `answer` is null until that
     // request is answered.
     "CREATE TABLE answers (
         key TEXT PRIMARY KEY, body TEXT NOT NULL, command TEXT NOT NULL, answer TEXT, expires_at TEXT NOT NULL
@@ -85,7 +85,6 @@ pub struct Tables {
     rows_written: Cell<usize>,
 }
 
-/// Converts an error of the platform's storage.
 pub(super) fn failed(error: impl Display) -> Failed {
     Failed(error.to_string())
 }
@@ -151,8 +150,8 @@ impl Tables {
         Ok(rows.first().map_or(0, |row| row.number as u64))
     }
 
-    /// Reads the state beside the commands. Returns `None` if the tables do not exist: the object
-    /// was never used, or was wiped.
+    /// Reads the server's state. Returns `None` if the tables do not exist: the object was never
+    /// used, or was wiped.
     pub(super) fn load(&self) -> Result<Option<ServerState>> {
         #[derive(Deserialize)]
         struct ServerRow {
@@ -167,7 +166,7 @@ impl Tables {
         rows.first().map(|row| serde_json::from_str(&row.document)).transpose().map_err(failed)
     }
 
-    /// Stores the state beside the commands. If `is_first`, creates the tables before that.
+    /// Stores the server's state. If `is_first`, creates the tables first.
     pub(super) fn store(&self, server: &ServerState, is_first: bool) -> Result<()> {
         if is_first {
             SCHEMA.iter().try_for_each(|sql| self.exec(sql, vec![]))?;
@@ -178,12 +177,12 @@ impl Tables {
         self.exec(sql, vec![text(document)])
     }
 
-    /// Deletes everything in the object. The platform deletes before this method returns; the
-    /// deletion becomes durable in the background.
+    /// Deletes everything in the object. Later reads find nothing. The deletion becomes durable in
+    /// the background.
     pub(super) fn delete_all(&self) {
         let (storage, alarm) = (self.state.storage(), self.alarm.clone());
         let mut deletion = Box::pin(async move {
-            // The first poll starts both.
+            // The first poll starts both deletions.
             let (alarm, all) = future::join(alarm.delete(&storage), storage.delete_all()).await;
             if let Err(error) = alarm.and(all) {
                 log::error("object_not_wiped", json!({}), &error);

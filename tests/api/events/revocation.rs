@@ -1,4 +1,4 @@
-//! Revoking a session also cancels the waiting commands that it created (contract 11.5).
+//! Revoking a session also cancels the waiting commands that the session created (contract 11.5).
 
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::PASSWORD;
@@ -54,7 +54,8 @@ async fn wait_for_cancellation(workspace: &Workspace, what: &str, command: &Valu
 /// The ways to revoke sessions. All but the first end all sessions of the user.
 const WAYS: [&str; 5] = ["session", "change-password", "put", "patch", "reset"];
 
-/// Revokes sessions, and keeps their scheduled commands or not.
+/// Revokes sessions in one of the [`WAYS`]. `keep` is the value of `keep_scheduled`; `None` omits
+/// it.
 async fn revoke(
     workspace: &Workspace,
     username: &str,
@@ -137,7 +138,7 @@ async fn a_revocation_cancels_waiting_commands() {
 }
 
 #[tokio::test]
-async fn a_revocation_can_keep_scheduled_commands() {
+async fn a_revocation_can_keep_waiting_commands() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut kept = Vec::new();
@@ -147,7 +148,7 @@ async fn a_revocation_can_keep_scheduled_commands() {
         kept.push(post(&session, "web-1", json!({"on_offline": "queue"})).await);
         revoke(&workspace, &username, &session, way, Some(true)).await;
     }
-    // Kept commands are delivered in order like any others.
+    // Kept commands are delivered in the usual order.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     for command in &kept {
         assert_eq!(agent.next_command().await["id"], command["id"]);
@@ -180,8 +181,9 @@ async fn a_malformed_choice_revokes_nothing() {
     workspace.anonymous.log_in("alice", PASSWORD).await.expect(200);
 }
 
-/// The revoking request may end right after D1 has the revocation, and a command may be created at
-/// the same time. Then no object is told to cancel the command. D1 alone prevents its delivery.
+/// The revoking request may end right after D1 has the revocation, and a command may be created
+/// concurrently. Then no object receives the cancellation. The permission recheck in D1 alone
+/// prevents the delivery.
 #[tokio::test]
 async fn no_command_of_a_revoked_session_is_delivered() {
     let (instance, _state) = Instance::new().await;
@@ -201,7 +203,7 @@ async fn no_command_of_a_revoked_session_is_delivered() {
     assert_eq!(
         status(&workspace, &queued).await["text"],
         "Queued",
-        "the object was not told to cancel"
+        "the object did not receive the cancellation"
     );
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], kept["id"], "only the kept command is delivered");

@@ -77,8 +77,8 @@ fn directed(order: Ordering, descending: bool) -> Ordering {
     if descending { order.reverse() } else { order }
 }
 
-/// The expected result: the ids of matching servers, in order. `accessible` limits them to servers
-/// that the caller can access; `None` stands for full access.
+/// The ids of the matching servers, in the expected order. `accessible` has the servers that the
+/// caller can access; `None` stands for full access.
 fn expected_ids(
     servers: &[Value],
     query: &[(&str, String)],
@@ -151,7 +151,7 @@ fn random_query(dice: &mut Dice, servers: &[Value]) -> Vec<(&'static str, String
     if dice.once_in(4) {
         query.push(("is_connected", (*dice.pick(&["true", "false"])).to_owned()));
     }
-    // A value that some server has, or one that no server has.
+    // A value of a random server, or a value that no server has.
     for (name, pointer) in [
         ("group", "/groups/0"),
         ("owner", "/owner/id"),
@@ -224,7 +224,7 @@ async fn create_fleet(
         made.push(id);
     }
     owner.demote(workspace).await;
-    // Some servers are renamed, so that the order of changes differs from that of creation.
+    // Renames make the order by `updated_at` differ from the order by `added_at`.
     for number in [31, 7, 19] {
         let path = format!("{SERVERS}{}/", made[number]);
         workspace
@@ -310,7 +310,7 @@ async fn lists_equal_those_of_a_naive_model() {
         let mut tries = 0;
         loop {
             let all_found = expected_ids(&servers, &query, caller.accessible.as_deref());
-            // Stay within the existing pages.
+            // Request a page that exists.
             let page = if (page - 1) * size < all_found.len() { page } else { 1 };
             let mut parameters = query.clone();
             parameters.extend([("page", page.to_string()), ("page_size", size.to_string())]);
@@ -319,8 +319,8 @@ async fn lists_equal_those_of_a_naive_model() {
             let expected: Vec<String> =
                 all_found.iter().skip((page - 1) * size).take(size).cloned().collect();
             let is_equal = ids(&found) == expected && found["count"] == all_found.len();
-            // A connected agent may have been seen again since the model was read. Then the model
-            // is outdated, and this compares again.
+            // `last_seen_at` of a connected agent may have changed since `servers` was read. Then
+            // read the servers again and repeat the comparison.
             let before = std::mem::replace(
                 &mut servers,
                 if is_equal { vec![] } else { all(&workspace).await },
@@ -345,7 +345,7 @@ async fn lists_equal_those_of_a_naive_model() {
         }
     }
     assert!(non_empty > 150, "too many empty pages; only {non_empty} had items");
-    // Items in the list equal the servers' own pages.
+    // List items equal the responses to a GET of the single servers.
     for caller in &callers {
         let list = caller.api.get("/api/servers/?page_size=3").await.expect(200);
         for item in list["results"].as_array().unwrap() {
