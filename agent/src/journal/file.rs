@@ -44,10 +44,8 @@ const CHECKSUM_BYTES: usize = 8;
 /// The maximum number of attempts to lock the journal. After an agent was killed, its forked
 /// processes hold its lock until they execute their programs or exit.
 const LOCK_ATTEMPTS: u32 = 20;
-/// The pause between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
-/// The name of the journal file.
 const JOURNAL: &str = "commands.journal";
 /// The name of the new file during a rewrite. The new file then replaces the journal file.
 const NEW_JOURNAL: &str = "commands.journal.new";
@@ -82,11 +80,9 @@ struct Line<E> {
 /// The latest known state of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// The command waits.
     Received,
     /// The command runs.
     Started(Option<Identity>),
-    /// The command ended.
     Ended {
         /// Whether the service accepted the fin.
         is_fin_accepted: bool,
