@@ -12,13 +12,13 @@ pub struct Address {
     /// Without a slash at the end.
     pub origin: String,
     host: String,
-    /// With the colon, or "".
+    /// The port with its colon, or "" for the default port.
     port: String,
 }
 
 impl Address {
-    /// Reads a URL. Plain http would show the token to the network, so it is allowed for this
-    /// machine only, unless `allows_http`.
+    /// Parses a URL. Plain http would show the token to the network. Unless `allows_http` is true,
+    /// plain http is allowed only for this machine.
     pub fn parse(text: &str, allows_http: bool) -> Result<Self> {
         let wrong = |why: &str| {
             Err(Error::local(format!(
@@ -48,7 +48,8 @@ impl Address {
         }
     }
 
-    /// Names below localhost are this machine by RFC 6761. Not every resolver knows them.
+    /// RFC 6761 reserves `localhost` and all names below it for this machine. Not every resolver
+    /// resolves such names.
     fn is_localhost_name(&self) -> bool {
         let host = self.host.to_ascii_lowercase();
         host == "localhost" || host.ends_with(".localhost")
@@ -59,7 +60,7 @@ impl Address {
         self.is_localhost_name() || ip.is_ok_and(|ip| ip.is_loopback())
     }
 
-    /// The origin that requests are sent to, and the Host header if it differs.
+    /// The origin to send requests to, and the `Host` header if it must differ from that origin.
     pub fn target(&self) -> (String, Option<String>) {
         if self.is_localhost_name() && self.origin.starts_with("http:") {
             let host = format!("{}{}", self.host, self.port);

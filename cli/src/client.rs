@@ -1,4 +1,4 @@
-//! The client of the API: one request, one response, one kind of error.
+//! The HTTP client of the API. Error statuses and lost connections become an [`Error`].
 
 use std::time::Duration;
 
@@ -14,18 +14,19 @@ use crate::types::Page;
 
 const USER_AGENT: &str = concat!("farhand-cli/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A login can wait 20 s for its turn to be hashed (contract 4.6).
+/// Timeout for the response, and for each read of its body. A login waits up to 20 s until the
+/// service hashes its password (contract 4.6).
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// An open stream sends a comment every 15 s (contract 7.9).
+/// Timeout for each read of a stream. An open stream sends a comment every 15 s (contract 7.9).
 const STREAM_READ_TIMEOUT: Duration = Duration::from_secs(40);
-/// The largest response is the kept output of a command, 16 MiB.
+/// Maximum size of a response body. The kept output of a command has up to 16 MiB (contract 7.9).
 const MAX_BODY_BYTES: u64 = 64 * 1024 * 1024;
-/// The pauses before a request that had no response is sent again.
+/// The pauses before each retry of a request that got no response.
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(1)];
-/// The most that a page holds (contract 3.7).
+/// Maximum number of items on a page (contract 3.7).
 const PAGE_SIZE: usize = 100;
 
-/// A client of one workspace, with a credential or without.
+/// A client of one workspace, with or without a credential.
 #[derive(Clone)]
 pub struct Client {
     agent: Agent,
@@ -83,7 +84,7 @@ impl Client {
         &self.address
     }
 
-    /// The same workspace with another credential.
+    /// A client of the same workspace with another credential.
     pub fn with_token(&self, token: &str) -> Result<Self> {
         Self::new(self.address.clone(), Some(token.to_owned()))
     }
@@ -100,7 +101,7 @@ impl Client {
         request
     }
 
-    /// Sends a request once. Returns the response if its status is a success.
+    /// Sends a request once. `key` is its `Idempotency-Key`. An error status becomes an error.
     pub fn send(
         &self,
         method: &str,
@@ -126,8 +127,8 @@ impl Client {
         Ok(Reply { body, is_json })
     }
 
-    /// Sends a request that has the same effect if it is sent again: a GET, or a POST with an
-    /// Idempotency-Key.
+    /// Sends a request, and retries it if it got no response. Use this only for a GET, or for a
+    /// POST with an `Idempotency-Key`: repeating them has no further effect.
     fn send_safely(
         &self,
         method: &str,
@@ -145,7 +146,7 @@ impl Client {
         }
     }
 
-    /// Reads a response to its end. An error status is an error.
+    /// Reads a response to its end. An error status becomes an error.
     fn read(&self, mut response: Response<Body>) -> Result<Vec<u8>> {
         if !response.status().is_success() {
             return Err(self.refusal(response));
@@ -154,7 +155,7 @@ impl Client {
         body.map_err(|error| self.connection_error(&error))
     }
 
-    /// The error that a response with an error status is.
+    /// Converts a response with an error status to an error.
     fn refusal(&self, mut response: Response<Body>) -> Error {
         let body = match response.body_mut().read_to_vec() {
             Ok(body) => body,
@@ -181,13 +182,14 @@ impl Client {
         self.get(path)?.json()
     }
 
-    /// Creates something. A repetition after a lost response creates nothing more.
+    /// Sends a POST that creates a resource. Its `Idempotency-Key` prevents that a retry creates a
+    /// second resource.
     pub fn create(&self, path: &str, body: &Value) -> Result<Value> {
         let key = uuid::Uuid::new_v4().to_string();
         self.send_safely("POST", path, Some(body.to_string().as_bytes()), Some(&key))?.json()
     }
 
-    /// POST that creates nothing.
+    /// Sends a POST without an `Idempotency-Key`, and without retries.
     pub fn post(&self, path: &str, body: &Value) -> Result<Reply> {
         self.send("POST", path, Some(body.to_string().as_bytes()), None)
     }
@@ -196,7 +198,7 @@ impl Client {
         self.send("DELETE", path, None, None).map(drop)
     }
 
-    /// The first `limit` items of a list, with the number of all of them.
+    /// The first `limit` items of a list, and the total number of items.
     pub fn list(
         &self,
         path: &str,
@@ -219,7 +221,8 @@ impl Client {
         }
     }
 
-    /// Opens the event stream of a command, after the event with the id `after`.
+    /// Opens the event stream of a command. If `after` is set, the stream starts after the event
+    /// with that id.
     pub fn stream(&self, path: &str, after: Option<&str>) -> Result<ureq::BodyReader<'static>> {
         let mut request = self.request("GET", path).header("Accept", "text/event-stream");
         if let Some(after) = after {
@@ -256,12 +259,12 @@ impl Client {
     }
 }
 
-/// Tokens have 128 of these characters (contract 4.2). The length is checked by the service.
+/// Tokens have 128 letters and digits (contract 4.2). The service checks the length.
 pub fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// The host's certificates, or Mozilla's if the host has none.
+/// The root certificates of this machine, or Mozilla's if this machine has none.
 fn root_certificates() -> RootCerts {
     let found = rustls_native_certs::load_native_certs().certs;
     if found.is_empty() {
@@ -271,16 +274,16 @@ fn root_certificates() -> RootCerts {
     RootCerts::from(certificates)
 }
 
-/// A query, encoded.
+/// An encoded query string.
 pub fn query<'a>(pairs: impl IntoIterator<Item = &'a (&'a str, String)>) -> String {
     form_urlencoded::Serializer::new(String::new())
         .extend_pairs(pairs.into_iter().map(|(name, value)| (*name, value.as_str())))
         .finish()
 }
 
-/// A name or an id as one segment of a path.
+/// Encodes a name or an id as one segment of a path.
 pub fn segment(text: &str) -> String {
-    // A blank is `+` in a query and `%20` in a path.
+    // A space is `+` in a query and `%20` in a path.
     form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>().replace('+', "%20")
 }
 

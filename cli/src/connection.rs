@@ -1,4 +1,5 @@
-//! Which workspace to talk to, and with which token: FARHAND_URL and FARHAND_TOKEN, or a profile.
+//! Chooses the workspace and the token: from `--profile`, or else from FARHAND_URL and
+//! FARHAND_TOKEN, or else from the current profile.
 
 use clap::Args;
 
@@ -11,7 +12,7 @@ use crate::profile::ProfileFile;
 /// Options of every command.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The profile to use, instead of the current one and of FARHAND_URL and FARHAND_TOKEN
+    /// The profile to use, instead of FARHAND_URL and FARHAND_TOKEN or the current profile
     #[arg(long, global = true, value_name = "NAME")]
     pub profile: Option<String>,
     /// How to print results
@@ -27,7 +28,7 @@ pub fn variable(name: &str) -> Option<String> {
 }
 
 impl Options {
-    /// A client with the credential of the environment or of a profile.
+    /// A client with the credential from the environment or from a profile.
     pub fn connect(&self) -> Result<Client> {
         if self.profile.is_none() {
             match (variable("FARHAND_URL"), variable("FARHAND_TOKEN")) {
@@ -35,7 +36,7 @@ impl Options {
                     let address = Address::parse(&url, self.insecure_http)?;
                     return Client::new(address, Some(token));
                 }
-                // A token must not go to a URL that it is not for.
+                // A token must not be sent to another workspace than its own.
                 (Some(_), None) => {
                     return Err(Error::local("FARHAND_URL is set. Set FARHAND_TOKEN, too."));
                 }

@@ -1,14 +1,15 @@
-//! The one error type. An error is one line for a person, and says what to do.
+//! The error type. An error is shown as one line that says what failed and, if possible, what to
+//! do.
 
 use std::fmt;
 use std::io;
 
 use serde_json::Value;
 
-/// The exit code of every failure of farhand itself: wrong usage, no connection, a refusal, or a
+/// The exit code for every failure of farhand itself: wrong usage, no connection, a refusal, or a
 /// command that ended without an exit code.
 pub const EXIT_FAILURE: u8 = 125;
-/// The exit code if the reader of the standard output went away: 128 + SIGPIPE.
+/// The exit code if the reader of the standard output closed it: 128 + SIGPIPE.
 const EXIT_BROKEN_PIPE: u8 = 141;
 
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub enum Error {
     Connection(String),
     /// The service refused the request.
     Refused(Refusal),
-    /// The reader of the standard output went away.
+    /// The reader of the standard output closed it.
     BrokenPipe,
 }
 
@@ -29,9 +30,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug)]
 pub struct Refusal {
     pub status: u16,
-    /// The code of contract 3.10, or "".
+    /// The error code (contract 3.10), or "" if the response has none.
     pub code: String,
-    /// What the service said.
+    /// The field errors of the response, or else its `detail`.
     pub detail: String,
     pub retry_after: Option<String>,
     pub request_id: Option<String>,
@@ -42,7 +43,7 @@ impl Error {
         Self::Local(message.into())
     }
 
-    /// A failure to read or write a file.
+    /// The error of a file operation. `what` is its verb, such as "read".
     pub fn file(what: &str, path: &std::path::Path, error: &io::Error) -> Self {
         Self::Local(format!("Cannot {what} {}: {error}.", path.display()))
     }
@@ -54,14 +55,14 @@ impl Error {
         }
     }
 
-    /// Whether the service answered with this code.
+    /// Whether the service responded with this error code.
     pub fn has_code(&self, code: &str) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.code == code)
     }
 }
 
 impl From<io::Error> for Error {
-    /// For writes to the standard output.
+    /// Converts the error of a write to the standard output.
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::BrokenPipe,
@@ -81,7 +82,7 @@ impl fmt::Display for Error {
 }
 
 impl Refusal {
-    /// Reads the body of an error (contract 3.9).
+    /// Builds a refusal from the parts of an error response (contract 3.9).
     pub fn parse(
         status: u16,
         code: Option<String>,
@@ -101,7 +102,7 @@ impl Refusal {
         Self { status, code, detail, retry_after, request_id }
     }
 
-    /// What the caller can do, or "".
+    /// What the user can do, or "" if there is no advice.
     fn advice(&self) -> String {
         match (self.code.as_str(), &self.retry_after, &self.request_id) {
             ("INVALID_TOKEN" | "UNAUTHENTICATED", ..) => {
@@ -123,7 +124,7 @@ impl Refusal {
     }
 }
 
-/// All field errors in one line, or "". Those of no single field come without a name.
+/// All field errors on one line, or "". Errors in `non_field_errors` are shown without a name.
 fn fields(body: &Value) -> String {
     let Some(members) = body.as_object() else { return String::new() };
     let messages = members.iter().filter_map(|(name, messages)| {

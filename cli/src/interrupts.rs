@@ -1,4 +1,5 @@
-//! Ctrl-C while commands run: the first one kills them, the second one leaves.
+//! SIGINT (Ctrl-C) and SIGTERM while commands run: the first signal kills the commands, the second
+//! signal ends farhand.
 
 use std::collections::BTreeMap;
 use std::process::exit;
@@ -18,11 +19,11 @@ const EXIT_INTERRUPTED: i32 = 130;
 #[derive(Default)]
 struct State {
     is_stopping: bool,
-    /// The ids of the commands that run, with their servers.
+    /// Maps the id of each running command to the name of its server.
     commands: BTreeMap<String, String>,
 }
 
-/// The commands that run, for the thread that gets the signals.
+/// The running commands, shared with the thread that handles signals.
 #[derive(Clone)]
 pub struct Running {
     client: Client,
@@ -88,7 +89,7 @@ impl Running {
         self.state().is_stopping
     }
 
-    /// A command was created. It is killed if the user asked for that before.
+    /// Adds a command that was just created. Kills it if the first signal has already arrived.
     pub fn add(&self, id: &str, server: &str) {
         let is_stopping = {
             let mut state = self.state();
@@ -100,7 +101,7 @@ impl Running {
         }
     }
 
-    /// A command has ended.
+    /// Removes a command that has ended.
     pub fn remove(&self, id: &str) {
         self.state().commands.remove(id);
     }

@@ -1,7 +1,8 @@
 //! `farhand`: runs commands on servers, and manages a workspace, over the public API.
 //!
-//! This crate depends on no other crate of the project. What it knows of the service is in
-//! `docs/openapi.yaml`; in a comment, `contract 7.9` means heading 7.9 of `docs/spec/contract.md`.
+//! This crate depends on no other crate of the project. It uses only the API that
+//! `docs/openapi.yaml` describes. In comments, `contract 7.9` means heading 7.9 of
+//! `docs/spec/contract.md`.
 
 mod address;
 mod client;

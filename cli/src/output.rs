@@ -1,4 +1,4 @@
-//! What goes to the standard output: tables, JSON and JSON lines.
+//! Writes tables, JSON and JSON lines to stdout, and messages to stderr.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -10,7 +10,7 @@ use crate::text::{visible, visible_json};
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// Tables for people.
     Table,
     /// One JSON document with all fields of the API.
     Json,
@@ -25,12 +25,12 @@ pub fn write(text: &str) -> Result<()> {
     Ok(stdout.flush()?)
 }
 
-/// Writes a line for a person to stderr. A failure of that cannot be reported.
+/// Writes a message for the user to stderr. Ignores errors, because they cannot be reported.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "farhand: {}", visible(text));
 }
 
-/// Whether escape sequences for colours may go to a stream (<https://no-color.org>).
+/// Whether escape sequences for colours may be written to a stream (<https://no-color.org>).
 pub fn has_colours(stream: &impl IsTerminal) -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     stream.is_terminal()
@@ -38,14 +38,14 @@ pub fn has_colours(stream: &impl IsTerminal) -> bool {
         && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb")
 }
 
-/// JSON for people or programs, with a line break at its end.
+/// JSON with a line break at its end: on one line for `Ndjson`, or else indented.
 pub fn json_text(value: &Value, format: Format) -> String {
-    // `{:#}` is the form with indents.
+    // `{:#}` indents the JSON.
     let text = if format == Format::Ndjson { value.to_string() } else { format!("{value:#}") };
     visible_json(&text) + "\n"
 }
 
-/// A table with a line of titles. Only the last column may be longer than its cells.
+/// A table with a line of titles and aligned columns. Lines have no spaces at their end.
 pub struct Table {
     titles: &'static [&'static str],
     rows: Vec<Vec<String>>,
@@ -78,7 +78,7 @@ impl Table {
     }
 }
 
-/// Prints a list: as a table that `table` makes, or as the JSON of the API.
+/// Prints a list: as the table that `table` returns, or as the JSON of the API.
 pub fn print_list(
     items: &[Value],
     format: Format,

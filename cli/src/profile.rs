@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The name of the profile if the user names none.
+/// The name of the profile if the user names no profile and none is current.
 pub const DEFAULT_PROFILE: &str = "default";
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
@@ -37,13 +37,13 @@ pub struct Profile {
 /// The content of the file.
 #[derive(Default, Deserialize, Serialize)]
 pub struct Profiles {
-    /// The profile of the last login or of `farhand use`.
+    /// The profile of the last login, or the profile that `farhand profiles NAME` chose.
     pub current: Option<String>,
     pub profiles: BTreeMap<String, Profile>,
 }
 
 impl Profiles {
-    /// The profile with a name, or else the current one.
+    /// The profile with this name, or else the current profile, or else `default`.
     pub fn find(&self, name: Option<&str>) -> Option<(&str, &Profile)> {
         let name = name.or(self.current.as_deref()).unwrap_or(DEFAULT_PROFILE);
         self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile))
@@ -54,7 +54,7 @@ impl Profiles {
 pub struct ProfileFile(PathBuf);
 
 impl ProfileFile {
-    /// The file of the user who runs this.
+    /// The file of the user who runs farhand.
     pub fn of_user() -> Result<Self> {
         let variable = |name: &str| {
             std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
@@ -65,7 +65,8 @@ impl ProfileFile {
         Ok(Self(folder.join("farhand/profiles.json")))
     }
 
-    /// Reads the profiles. Without a file there are none.
+    /// Reads the profiles. A missing file contains no profiles. Fails if other accounts can access
+    /// the file.
     pub fn read(&self) -> Result<Profiles> {
         let metadata = match fs::metadata(&self.0) {
             Ok(metadata) => metadata,
@@ -85,7 +86,7 @@ impl ProfileFile {
         })
     }
 
-    /// Replaces the file. A crash leaves the old or the new one.
+    /// Replaces the file atomically: after a crash, it has either the old or the new content.
     pub fn write(&self, profiles: &Profiles) -> Result<()> {
         let failed = |error| Error::file("write", &self.0, &error);
         let folder = self.0.parent().expect("the path has a folder");
@@ -99,7 +100,7 @@ impl ProfileFile {
             fs::rename(&temporary, &self.0)
         };
         write().map_err(|error| {
-            // The file may not exist; the error above is the one to report.
+            // The temporary file may not exist. The error to report is the first one.
             let _ = fs::remove_file(&temporary);
             failed(error)
         })

@@ -1,4 +1,4 @@
-//! What `run` and `logs` print of a command: its output while it comes, and its end.
+//! What `run` and `logs` print for a command: its output as it arrives, and how it ended.
 
 use std::io::{self, Write};
 use std::sync::Mutex;
@@ -11,24 +11,25 @@ use crate::stream::End;
 use crate::text::visible;
 use crate::types::Command;
 
-/// The colours of the names of servers, as the parameters of escape sequences.
+/// The colours of server names, as parameters of escape sequences.
 const COLOURS: [u8; 6] = [36, 33, 35, 32, 34, 31];
-/// The longest line that is held back until it is complete.
+/// Maximum size of an incomplete line that is held back until its end arrives.
 const MAX_PENDING_BYTES: usize = 64 * 1024;
 
 /// How the output of one command is shown.
 pub enum View {
-    /// The output as it is: bytes for a file or a program.
+    /// The output, unchanged.
     Raw,
-    /// Each line behind the name of the server. Holds the prefix and a line that has no end yet.
+    /// Each line after a prefix with the server's name. `pending` is a line whose end has not
+    /// arrived.
     Prefixed { prefix: String, pending: String },
-    /// Nothing until all commands have ended.
+    /// Nothing. The JSON is printed after all commands have ended.
     Silent,
-    /// A JSON object for each piece.
+    /// A JSON object for each chunk of output, and one for the end.
     Events { id: String, server: String },
 }
 
-/// Lines of several commands do not mix.
+/// Locked during a write, so that the lines of concurrent commands do not mix.
 static STDOUT: Mutex<()> = Mutex::new(());
 
 fn write_alone(text: &str) -> Result<()> {
@@ -37,7 +38,7 @@ fn write_alone(text: &str) -> Result<()> {
 }
 
 impl View {
-    /// The view of one of several servers. `width` is the length of the longest name.
+    /// The view of one of several servers. Pads the server's name to `width` characters.
     pub fn prefixed(server: &str, position: usize, width: usize) -> Self {
         let name = format!("{:width$}", visible(server));
         let prefix = if has_colours(&io::stdout()) {
@@ -48,7 +49,7 @@ impl View {
         Self::Prefixed { prefix, pending: String::new() }
     }
 
-    /// The view of the only command.
+    /// The view of a command if there is only one, or if the format is JSON.
     pub fn single(format: Format, id: &str, server: &str) -> Self {
         match format {
             Format::Table => Self::Raw,
@@ -102,7 +103,8 @@ impl View {
     }
 }
 
-/// Takes the complete lines of `pending`, each behind the prefix.
+/// Removes the complete lines from `pending`, and returns them with the prefix before each. Also
+/// removes an incomplete line of more than [`MAX_PENDING_BYTES`].
 fn take_lines(prefix: &str, pending: &mut String) -> String {
     let mut lines = String::new();
     while let Some(end) = pending.find('\n') {
@@ -118,7 +120,7 @@ fn take_lines(prefix: &str, pending: &mut String) -> String {
     lines
 }
 
-/// What a person must know beyond the output and the exit code.
+/// The status message, if it says more than the exit code.
 fn reason(command: &Command) -> Option<&str> {
     let message = command.status.message.as_str();
     let is_plain =
@@ -137,7 +139,7 @@ pub fn exit_code(command: &Command) -> u8 {
     }
 }
 
-/// Prints commands that have ended, or detached commands, as JSON.
+/// Prints commands as JSON: one command as an object, several commands as an array.
 pub fn print_json(commands: &[Value], format: Format) -> Result<()> {
     match commands {
         [command] => write(&json_text(command, format)),

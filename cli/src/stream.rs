@@ -1,4 +1,4 @@
-//! Follows a command's output: Server-Sent Events, resumed after a lost connection.
+//! Follows a command's output over Server-Sent Events. Resumes the stream after a lost connection.
 
 use std::io::{BufRead, BufReader, Read};
 use std::thread;
@@ -11,13 +11,14 @@ use crate::error::{Error, Result};
 use crate::output::note;
 use crate::types::{Chunk, Command, CommandEnd};
 
-/// How long a lost connection is tried again before the command is left alone.
+/// The pauses before each attempt to reconnect, in seconds. Then farhand stops following the
+/// command, which keeps running.
 const RECONNECT_PAUSES: [u64; 8] = [0, 1, 2, 4, 8, 15, 30, 60];
 
 /// How a command ended.
 pub struct End {
     pub command: Command,
-    /// The same with all fields of the API.
+    /// The command with all fields of the API.
     pub json: Value,
     pub output_truncated: bool,
 }
@@ -62,8 +63,8 @@ fn parse<T: serde::de::DeserializeOwned>(data: &str) -> Result<T> {
         .map_err(|error| Error::local(format!("The service sent a malformed event ({error}).")))
 }
 
-/// Reads events until the end of the command. `None` if the stream was cut off. `last` is the id
-/// of the last chunk.
+/// Reads events until the end of the command. Returns `None` if the stream was cut off. Sets `last`
+/// to the id of each chunk that was read.
 fn read(
     stream: impl Read,
     last: &mut Option<String>,
@@ -89,7 +90,7 @@ fn read(
     Ok(None)
 }
 
-/// Follows a command to its end. `on_chunk` gets the output while it comes.
+/// Follows a command to its end. Calls `on_chunk` with each piece of output as it arrives.
 pub fn follow(
     client: &Client,
     id: &str,

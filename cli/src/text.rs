@@ -1,7 +1,7 @@
-//! Text for a terminal. Names, lines and messages come from other people, so control characters in
-//! them are made visible.
+//! Text for a terminal. Other users choose names, lines and messages, so control characters in them
+//! are escaped.
 
-/// Whether a terminal would act on the character, or show text in another order.
+/// Whether the character can control a terminal or change the order of the shown text.
 fn is_control(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -24,12 +24,13 @@ pub fn visible(text: &str) -> String {
     escaped(text, |_| false)
 }
 
-/// The same, but line breaks and tabs stay.
+/// Like [`visible`], but keeps line breaks and tabs.
 pub fn visible_lines(text: &str) -> String {
     escaped(text, |character| matches!(character, '\n' | '\t'))
 }
 
-/// JSON text, which has no control characters below U+0020 in strings. This escapes the others.
+/// Escapes control characters in JSON text. The serializer has already escaped the characters below
+/// U+0020.
 pub fn visible_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for character in json.chars() {
@@ -42,7 +43,7 @@ pub fn visible_json(json: &str) -> String {
     shown
 }
 
-/// At most `length` characters. A cut is marked by `…`.
+/// The text, cut to at most `length` characters. A cut text ends with `…`.
 pub fn shortened(text: &str, length: usize) -> String {
     match text.char_indices().nth(length) {
         None => text.to_owned(),

@@ -19,8 +19,8 @@ pub fn parse_seconds(text: &str) -> std::result::Result<u64, String> {
     seconds.filter(|_| is_number).ok_or_else(accepted)
 }
 
-/// Reads a time with an offset (`2026-12-01T02:00:00Z`), or a distance from now (`+2h`). Returns it
-/// as the API takes it.
+/// Reads a time with an offset (`2026-12-01T02:00:00Z`), or a distance from now (`+2h`). Returns
+/// the time in the format of the API.
 pub fn parse_time(text: &str, now: DateTime<Utc>) -> Result<String> {
     let time = match text.strip_prefix('+') {
         Some(distance) => {
@@ -38,7 +38,7 @@ pub fn parse_time(text: &str, now: DateTime<Utc>) -> Result<String> {
     Ok(time.to_rfc3339_opts(SecondsFormat::Secs, true))
 }
 
-/// Reads a time with an offset, or a distance: `90d` is in 90 days.
+/// Like [`parse_time`], but a distance needs no `+`: `90d` means in 90 days.
 pub fn parse_future(text: &str, now: DateTime<Utc>) -> Result<String> {
     match parse_seconds(text) {
         Ok(_) => parse_time(&format!("+{text}"), now),
@@ -46,7 +46,7 @@ pub fn parse_future(text: &str, now: DateTime<Utc>) -> Result<String> {
     }
 }
 
-/// Reads a time with an offset, or a distance: `2h` is two hours ago.
+/// Like [`parse_time`], but a distance without `+` is in the past: `2h` means two hours ago.
 pub fn parse_past(text: &str, now: DateTime<Utc>) -> Result<String> {
     let distance = parse_seconds(text).ok().and_then(|seconds| i64::try_from(seconds).ok());
     match distance.and_then(TimeDelta::try_seconds) {
@@ -62,7 +62,7 @@ pub fn now() -> DateTime<Utc> {
     Utc::now()
 }
 
-/// A time of the API for a table: `2026-11-21 01:23:45Z`.
+/// Formats a time of the API for a table: `2026-11-21 01:23:45Z`.
 pub fn shown(time: &str) -> String {
     match DateTime::parse_from_rfc3339(time) {
         Ok(time) => time.to_utc().format("%Y-%m-%d %H:%M:%SZ").to_string(),
@@ -70,7 +70,7 @@ pub fn shown(time: &str) -> String {
     }
 }
 
-/// The same of a time that may be missing.
+/// Like [`shown`]. Returns `missing` if there is no time.
 pub fn shown_or(time: Option<&str>, missing: &str) -> String {
     time.map_or_else(|| missing.to_owned(), shown)
 }

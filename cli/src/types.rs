@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Defines structs whose fields the test can compare.
+/// Defines structs whose fields the test can compare with the document.
 macro_rules! api_types {
     ($($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
         $(#[$meta])*
@@ -21,7 +21,7 @@ macro_rules! api_types {
 }
 
 api_types! {
-    /// A page of a list. Items stay JSON, so that `--output json` shows all fields.
+    /// A page of a list. Items are kept as JSON, so that `--output json` shows all fields.
     Page { count: i64, next: Option<String>, results: Vec<Value> }
 
     LoginToken { token: String }
@@ -71,7 +71,7 @@ api_types! {
 
     Chunk { content: String }
 
-    /// What the last event of a stream has beyond the command.
+    /// The field of a stream's `end` event that a command does not have.
     CommandEnd { output_truncated: bool }
 
     ApiToken {
@@ -87,7 +87,7 @@ api_types! {
 
     Actor { name: Option<String> }
 
-    /// What an audit event is about.
+    /// The resource that an audit event is about.
     Object { id: Option<String>, name: Option<String> }
 
     AuditEvent {
@@ -116,7 +116,7 @@ mod documented {
 
     use serde_json::Value;
 
-    /// A schema of the document.
+    /// A schema in the OpenAPI document.
     pub struct Schema<'a> {
         document: &'a Value,
         value: &'a Value,
@@ -215,7 +215,7 @@ mod documented {
         fn check(schema: &Schema<'_>) {
             let (types, inner) = schema.types();
             assert!(types.contains(&"null"), "{} is never null", schema.path);
-            // A schema whose types are a list stays one; without null it is the inner schema.
+            // If the schema has a list of types, remove null from that list.
             let mut value = inner.value.clone();
             if let Value::Array(types) = &mut value["type"] {
                 types.retain(|name| name != "null");

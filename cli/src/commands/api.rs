@@ -10,10 +10,10 @@ use crate::error::{Error, Result};
 use crate::output::{Format, json_text, write};
 use crate::text::visible_lines;
 
-/// Send a request to the API, and print the answer
+/// Send a request to the API, and print the response
 #[derive(Args)]
 pub struct Arguments {
-    /// GET, POST, PUT, PATCH or DELETE
+    /// GET, HEAD, POST, PUT, PATCH or DELETE
     method: String,
     /// The path with its query, such as '/api/servers/?is_connected=true'
     path: String,

@@ -24,29 +24,29 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Action {
     List(Filters),
-    /// Verify the chain of the audit log. The exit code is 1 if it was changed
+    /// Verify the audit chain. The exit code is 1 if the audit log was changed
     Verify,
 }
 
 /// List audit events, newest first
 #[derive(Args)]
 struct Filters {
-    /// Only those of the user, agent or operator with this name
+    /// Only events of the user, agent or operator with this name
     #[arg(long, value_name = "NAME")]
     actor: Option<String>,
-    /// Only those of this action, such as command.create
+    /// Only events with this action, such as command.create
     #[arg(long)]
     action: Option<String>,
-    /// Only those about the object with this id
+    /// Only events about the object with this id
     #[arg(long, value_name = "ID")]
     object: Option<String>,
-    /// Only those with this outcome: success, failure or denied
+    /// Only events with this outcome: success, failure or denied
     #[arg(long)]
     outcome: Option<String>,
-    /// Only those since a time, or in the last 30m, 2h, 7d
+    /// Only events since a time, or in the last 30m, 2h, 7d
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Only those before a time
+    /// Only events before a time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// How many to show
@@ -97,7 +97,7 @@ fn table(items: &[Value]) -> Result<Table> {
     Ok(table)
 }
 
-/// Verifies all entries. One request verifies up to 20,000 (contract 18).
+/// Verifies all chain entries. One request verifies up to 20,000 (contract 18).
 fn verify(client: &Client, format: Format) -> Result<u8> {
     let (mut first, mut entries) = (1, 0);
     loop {

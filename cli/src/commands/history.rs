@@ -12,41 +12,41 @@ use crate::text::shortened;
 use crate::time;
 use crate::types::Command;
 
-/// The longest line that the table shows.
+/// Maximum length of a command line in the table, in characters.
 const MAX_LINE: usize = 60;
 
 /// List commands, the latest first
 #[derive(Args)]
 pub struct Arguments {
-    /// Only those of this server, by its name or id
+    /// Only commands of this server, by its name or id
     #[arg(short, long)]
     server: Option<String>,
-    /// Only those in these states, separated by commas: scheduled, queued, sent, acked, success,
+    /// Only commands in these states, separated by commas: scheduled, queued, sent, acked, success,
     /// failed, cancelled, expired, stuck
     #[arg(long)]
     state: Option<String>,
-    /// Only those that ended without success
+    /// Only commands that ended without success
     #[arg(long)]
     failed: bool,
-    /// Only those with this exit code
+    /// Only commands with this exit code
     #[arg(long, value_name = "CODE")]
     exit_code: Option<i64>,
-    /// Only those that run as this account
+    /// Only commands that run as this account
     #[arg(long = "as", value_name = "ACCOUNT")]
     account: Option<String>,
-    /// Only those that this user requested
+    /// Only commands that this user requested
     #[arg(long, value_name = "USER")]
     by: Option<String>,
-    /// Only those created since a time, or in the last 30m, 2h, 7d
+    /// Only commands created since a time, or in the last 30m, 2h, 7d
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Only those created before a time
+    /// Only commands created before a time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Only those that are scheduled for later
+    /// Only commands that are scheduled for later
     #[arg(long)]
     scheduled: bool,
-    /// Only those with these words in the server's name, the line or the requester's name
+    /// Only commands with these words in the server's name, the line or the requester's name
     #[arg(long, value_name = "WORDS")]
     search: Option<String>,
     /// How many to show

@@ -13,18 +13,19 @@ use crate::output::note;
 use crate::profile::{DEFAULT_PROFILE, Profile, ProfileFile, TokenKind};
 use crate::types::{LoginToken, User};
 
-/// A token has 128 characters (contract 4.2).
+/// Maximum number of bytes to read as a token. A token has 128 characters (contract 4.2).
 const MAX_TOKEN_BYTES: u64 = 1_024;
 
 /// Log in, and save the login in a profile
 ///
-/// Asks for the password on the terminal. The profile is `--profile`, or else "default".
+/// Asks for the password on the terminal. The profile is `--profile`, or else the current profile,
+/// or else "default".
 #[derive(Args)]
 pub struct Arguments {
-    /// The URL of the workspace. Without it, FARHAND_URL or the URL of the profile
+    /// The URL of the workspace. By default, FARHAND_URL or the URL of the profile
     #[arg(long)]
     url: Option<String>,
-    /// Without it, farhand asks
+    /// The username. By default, farhand asks for it
     #[arg(long, short)]
     username: Option<String>,
     /// Read an API token from the standard input, instead of asking for a password
@@ -81,7 +82,7 @@ fn log_in(client: &Client, username: Option<&str>) -> Result<String> {
 
 fn ask_username() -> Result<String> {
     eprint!("Username: ");
-    // If the prompt cannot be written, the answer is still read.
+    // Errors are ignored, because the user can type without a prompt.
     let _ = io::stderr().flush();
     let mut line = String::new();
     let read = io::stdin().lock().read_line(&mut line);

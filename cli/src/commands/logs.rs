@@ -1,4 +1,4 @@
-//! `farhand logs`: the output of a command, all of it or while it comes.
+//! `farhand logs`: prints the output of a command, or follows it.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Names that users type, where the API takes ids.
+//! Finds the ids of servers and users, for endpoints that do not accept names.
 
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::types::{Server, User};
 
 use super::typed;
 
-/// The id of a server with this name or id.
+/// The id of the server with this name. A UUID is returned unchanged.
 pub fn server_id(client: &Client, server: &str) -> Result<String> {
     if uuid::Uuid::try_parse(server).is_ok() {
         return Ok(server.to_owned());

@@ -25,10 +25,10 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::output::note;
 
-/// How many items a list shows without `--limit`.
+/// The default of `--limit`.
 const LIMIT: &str = "50";
 
-/// An item of a list as a type.
+/// Converts JSON of the API to a type.
 fn typed<T: DeserializeOwned>(item: &Value) -> Result<T> {
     T::deserialize(item).map_err(|error| {
         Error::local(format!(
@@ -37,7 +37,7 @@ fn typed<T: DeserializeOwned>(item: &Value) -> Result<T> {
     })
 }
 
-/// Tells a person that a list is longer than what was printed.
+/// If the user sees only a part of a list, prints how many items there are.
 fn note_rest(shown: usize, count: usize) {
     if shown < count && io::stdout().is_terminal() {
         note(&format!("{shown} of {count} shown. `--limit` shows more."));

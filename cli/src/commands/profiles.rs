@@ -9,7 +9,7 @@ use crate::profile::ProfileFile;
 /// List the profiles, or choose the current one
 #[derive(Args)]
 pub struct Arguments {
-    /// The profile that becomes the current one
+    /// The profile to use from now on
     #[arg(value_name = "NAME")]
     name: Option<String>,
 }

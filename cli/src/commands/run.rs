@@ -20,9 +20,10 @@ use crate::time;
 use crate::types::Command;
 
 const PATH: &str = "/api/events/commands/";
-/// The most that the API takes (contract 7.3).
+/// Maximum size of `stdin` (contract 7.3).
 const MAX_STDIN_BYTES: u64 = 64 * 1024;
-/// The most commands that are followed at the same time. Further servers wait.
+/// Maximum number of commands that are followed concurrently. Commands for further servers are
+/// created later.
 const MAX_PARALLEL: usize = 32;
 
 /// Run a command on servers, print its output while it comes, and exit with its exit code
@@ -74,10 +75,10 @@ pub struct Arguments {
     command: Vec<String>,
 }
 
-/// What became of the command on one server.
+/// The outcome of the command on one server.
 struct Outcome {
     exit_code: u8,
-    /// The command, unless it was refused.
+    /// The command as JSON. `None` if farhand failed to create or to follow it.
     json: Option<Value>,
 }
 
@@ -109,7 +110,7 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<u8> {
 }
 
 impl Arguments {
-    /// The servers, each once.
+    /// The servers, without repetitions.
     fn servers(&self) -> Vec<String> {
         let mut servers: Vec<String> = Vec::new();
         for text in self.servers.iter().chain(&self.more_servers) {
@@ -157,8 +158,8 @@ impl Arguments {
     }
 }
 
-/// One word is a line. Several words are quoted, so that the shell gives them to the program as
-/// they are.
+/// The line for the shell. A single word is the line itself. Several words are quoted, so that the
+/// program receives them unchanged.
 fn line(words: &[String]) -> String {
     match words {
         [line] => line.clone(),
@@ -175,7 +176,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// A variable with its value.
+/// Parses `NAME=VALUE`, or looks up the value of `NAME` in farhand's own environment.
 fn variable(text: &str) -> Result<(String, Value)> {
     match text.split_once('=') {
         Some((name, value)) => Ok((name.to_owned(), json!(value))),
@@ -199,7 +200,7 @@ fn read_input(input: impl Read) -> Result<String> {
         .map_err(|_| Error::local("The standard input is not UTF-8. Nothing was run."))
 }
 
-/// One command on all its servers.
+/// A command, and the servers to run it on.
 struct Run {
     client: Client,
     running: Running,
@@ -210,7 +211,7 @@ struct Run {
 }
 
 impl Run {
-    /// Runs the command everywhere. The outcomes are in the order of the servers.
+    /// Runs the command on all servers. Returns the outcomes in the order of the servers.
     fn all(&self) -> Result<Vec<Outcome>> {
         if !self.is_detached {
             self.running.watch()?;
@@ -282,7 +283,8 @@ impl Run {
         Ok(Outcome { exit_code: exit_code(&end.command), json: Some(end.json) })
     }
 
-    /// Prints the id of a detached command.
+    /// Prints the id of a detached command as text. JSON is printed after all commands were
+    /// created.
     fn print_id(&self, command: &Command) -> Result<()> {
         match (self.format, self.servers.len()) {
             (Format::Table, 1) => write(&format!("{}\n", visible(&command.id))),

@@ -13,13 +13,13 @@ use crate::types::Server;
 /// List servers
 #[derive(Args)]
 pub struct Arguments {
-    /// Only those with these words in the name, the address, the system or the agent's version
+    /// Only servers with these words in the name, the address, the system or the agent's version
     #[arg(long, value_name = "WORDS")]
     search: Option<String>,
-    /// Only those whose agent is connected
+    /// Only servers whose agent is connected
     #[arg(long)]
     connected: bool,
-    /// Only those whose agent is not connected
+    /// Only servers whose agent is not connected
     #[arg(long, conflicts_with = "connected")]
     offline: bool,
     /// How many to show

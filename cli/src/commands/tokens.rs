@@ -31,7 +31,7 @@ enum Action {
     Create(Creation),
     /// Delete API tokens
     Delete {
-        /// Their names or ids
+        /// The names or ids of the tokens
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
@@ -40,15 +40,15 @@ enum Action {
 /// Create an API token, and print its key
 ///
 /// The key goes to the standard output, and is shown only this once. Each limit restricts the
-/// token; without limits it can do what you can do.
+/// token. Without limits, the token can do what you can do.
 #[derive(Args)]
 struct Creation {
-    /// What people call it
+    /// The name of the token
     name: String,
-    /// When it ends: 12h, 90d, a time, or "never"
+    /// When the token expires: 12h, 90d, a time, or "never"
     #[arg(long, value_name = "TIME", default_value = "90d")]
     expires: String,
-    /// Allow only lines of this pattern, such as 'systemctl restart *'. May be repeated
+    /// Allow only lines that match this pattern, such as 'systemctl restart *'. May be repeated
     #[arg(long, value_name = "PATTERN")]
     allow: Vec<String>,
     /// Allow only programs without a shell whose words match, such as 'ls -l *' or 'ls ...'. May be
@@ -115,7 +115,7 @@ fn create(client: &Client, format: Format, creation: &Creation) -> Result<()> {
 }
 
 impl Creation {
-    /// The access control list, or null without limits.
+    /// The access control list, or null if there are no limits.
     fn acl(&self, servers: &[String]) -> Value {
         let mut acl = Map::new();
         let mut limit = |name: &str, values: Value| {
@@ -146,7 +146,7 @@ fn delete(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The id of the only token with a name.
+/// The id of the token with this name. Fails if several tokens have it.
 fn find(client: &Client, name: &str) -> Result<String> {
     let (found, count) = client.list(PATH, &[("name", name.to_owned())], 1)?;
     match (found.first(), count) {

@@ -13,7 +13,7 @@ use crate::types::User;
 /// List the users of the workspace
 #[derive(Args)]
 pub struct Arguments {
-    /// Only those with these words in the username, the address or the name
+    /// Only users with these words in the username, the email address or the name
     #[arg(long, value_name = "WORDS")]
     search: Option<String>,
     /// How many to show
