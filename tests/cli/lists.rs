@@ -1,4 +1,4 @@
-//! Lists, tokens, the audit log, and requests of any kind.
+//! Lists, API tokens, the audit log, and `farhand api`.
 
 use farhand_tests::Workspace;
 use serde_json::json;
@@ -11,7 +11,7 @@ async fn history_and_servers() {
     let farhand = Farhand::admin(&workspace);
     farhand.call(&["run", "here", "--", "echo one"]).await.success();
     assert_eq!(farhand.call(&["run", "here", "--", "exit 3"]).await.code, 3);
-    // Lists follow within a second (contract 8.1).
+    // Lists show a change within a second (contract 8.1).
     farhand_tests::eventually("both in the list", || async {
         let shown = farhand.call(&["history", "-s", "here", "--since", "1h"]).await.success();
         (shown.contains("success") && shown.contains("failed")).then_some(())
@@ -35,7 +35,7 @@ async fn tables_have_no_escape_sequences_of_others() {
     let (workspace, _agent) = start("here").await;
     let farhand = Farhand::admin(&workspace);
     let called = farhand.call(&["run", "here", "--", "printf '\x1b[31mred\x1b[0m\\n'"]).await;
-    // The output of a command is passed on as it is.
+    // The output of a command is printed unchanged.
     assert_eq!(called.success(), "\x1b[31mred\x1b[0m\n");
     let shown = farhand_tests::eventually("it in the list", || async {
         let shown = farhand.call(&["history"]).await.success();

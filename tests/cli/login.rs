@@ -63,7 +63,7 @@ async fn tokens_come_from_the_standard_input_or_the_environment() {
     let shown = farhand.call(&["-o", "json", "whoami"]).await.json();
     assert_eq!(shown["username"], USER);
     assert!(farhand.call(&["profiles"]).await.success().contains("*        ci"));
-    // The profile goes, and the API token stays.
+    // The profile is deleted, and the API token stays valid.
     farhand.call(&["logout"]).await.success();
     workspace.admin.get("/api/status/").await.expect(200);
 

@@ -15,10 +15,10 @@ use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// The user of the tests' workspaces.
+/// The superuser of the tests' workspaces.
 const USER: &str = "boss";
 
-/// A caller of `farhand` with a folder of profiles.
+/// Calls `farhand` with its own folder of profiles.
 struct Farhand {
     /// The URL of the workspace.
     url: String,
@@ -26,7 +26,7 @@ struct Farhand {
     token: Option<String>,
 }
 
-/// What a call of `farhand` left.
+/// The result of a call of `farhand`.
 #[derive(Debug)]
 struct Called {
     code: i32,
@@ -54,7 +54,7 @@ impl Called {
         serde_json::from_str(&self.success()).unwrap()
     }
 
-    /// Asserts a failure of farhand itself: one line on stderr, and nothing else.
+    /// Asserts a failure of farhand itself: exit code 125, one line on stderr, nothing on stdout.
     #[track_caller]
     fn failure(self, message: &str) {
         assert_eq!((self.code, self.out.as_str()), (125, ""), "{self:?}");
@@ -70,19 +70,19 @@ fn token_of(api: &Api) -> String {
 }
 
 impl Farhand {
-    /// Without a credential.
+    /// A caller without a credential.
     fn new(workspace: &Workspace) -> Self {
         let port = workspace.anonymous.url.rsplit(':').next().unwrap();
         let url = format!("http://{}:{port}", workspace.anonymous.host);
         Self { url, config: tempfile::tempdir().unwrap(), token: None }
     }
 
-    /// With the API token of the superuser in the environment.
+    /// A caller with the superuser's API token in the environment.
     fn admin(workspace: &Workspace) -> Self {
         Self { token: Some(token_of(&workspace.admin)), ..Self::new(workspace) }
     }
 
-    /// A program that calls farhand or is farhand, with its environment.
+    /// A program with the environment for farhand: farhand itself, or a program that starts it.
     fn program(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -105,7 +105,7 @@ impl Farhand {
         command
     }
 
-    /// A call in a terminal of its own. What is written to its standard input is typed.
+    /// A call in its own terminal. Text that the test writes to the standard input is typed there.
     fn in_terminal(&self, arguments: &str) -> Command {
         let mut command = self.program("script");
         let line = format!("{} {arguments}", setting("FARHAND_CLI"));
@@ -119,16 +119,16 @@ impl Farhand {
         self.call_with(arguments, "").await
     }
 
-    /// A call with a standard input.
+    /// Calls farhand with a standard input.
     async fn call_with(&self, arguments: &[&str], input: &str) -> Called {
         let mut child = self.command(arguments).stdin(Stdio::piped()).spawn().unwrap();
-        // Calls that do not read their input may have ended.
+        // farhand may have ended without reading its input.
         child.stdin.take().unwrap().write_all(input.as_bytes()).await.ok();
         let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
         Called::from(&output.expect("farhand ends").unwrap())
     }
 
-    /// The file of the profiles.
+    /// The path and the content of the profile file.
     fn profiles(&self) -> (std::path::PathBuf, Value) {
         let path = self.config.path().join("farhand/profiles.json");
         let profiles = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();

@@ -36,7 +36,7 @@ async fn the_exit_code_of_the_command_is_passed_through() {
     assert_eq!(ended(run(&["echo out; echo err >&2; exit 3"]).await), own(3, "out\nerr\n"));
     assert_eq!(ended(run(&["exit 255"]).await), own(255, ""));
     assert_eq!(ended(run(&["true"]).await), own(0, ""));
-    // Several words arrive as they are.
+    // The program receives several words unchanged.
     assert_eq!(
         ended(run(&["printf", "%s|", "a  b", "it's", "$HOME", ""]).await),
         own(0, "a  b|it's|$HOME||")
@@ -49,7 +49,7 @@ async fn the_exit_code_of_the_command_is_passed_through() {
     assert!(called.err.contains("There is no account no-such-account"), "{called:?}");
     let called = farhand.call(&["run", "here", "--timeout", "1s", "--", "sleep 60"]).await;
     assert_eq!(ended(called), own(124, ""));
-    // Wrong usage is no exit code of a command.
+    // The exit code for wrong usage.
     assert_eq!(farhand.call(&["run", "here", "id"]).await.code, 125);
 }
 
@@ -82,7 +82,7 @@ async fn several_servers() {
     lines.sort_unstable();
     assert_eq!(lines, ["web-1  | a", "web-1  | b", "web-22 | a", "web-22 | b"]);
 
-    // One that fails does not stop the others.
+    // A server that fails does not stop the other servers.
     let called = farhand.call(&["run", "-s", "web-1", "-s", "nowhere", "--", "echo a"]).await;
     assert_eq!(called.code, 125);
     assert_eq!(called.out, "web-1   | a\n");

@@ -6,7 +6,7 @@ use farhand_tests::PATIENCE;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-/// A program in a terminal, whose output is read until a text comes.
+/// A program in a terminal. Tests read its output until an expected text appears.
 pub struct Terminal {
     child: Child,
     shown: String,
@@ -36,7 +36,7 @@ impl Terminal {
         self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// Waits for the end. Returns the exit code and all that was shown.
+    /// Waits until the program ends. Returns its exit code and everything that it showed.
     pub async fn end(mut self) -> (i32, String) {
         let mut rest = String::new();
         let read = self.child.stdout.as_mut().unwrap().read_to_string(&mut rest);
