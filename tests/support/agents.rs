@@ -124,8 +124,8 @@ impl ScriptedAgent {
         }
     }
 
-    /// The next command. Answers pings, which the service sends if a command was not acknowledged
-    /// for a minute.
+    /// The next command. Responds to pings. The service sends a ping if a command was not
+    /// acknowledged for a minute.
     pub async fn next_command(&mut self) -> Value {
         loop {
             let message = self.next().await.unwrap();
@@ -193,7 +193,7 @@ impl ScriptedAgent {
 
 /// The project's agent, as a child process.
 pub struct RealAgent {
-    /// The agent's process. It is killed when this is dropped.
+    /// The agent's process. Dropping it kills the process.
     pub process: Process,
     _folder: TempDir,
 }

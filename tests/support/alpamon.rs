@@ -26,7 +26,7 @@ use crate::{PATIENCE, eventually_within};
 pub const BACKHAUL: &str = "/ws/servers/backhaul/";
 /// The other WebSocket, on which the agent sends nothing.
 pub const CONTROL: &str = "/ws/servers/control/";
-/// The agent's own server.
+/// The path of the agent's own server.
 const OWN_SERVER: &str = "/api/servers/servers/-/";
 /// The service may lack this path (agent-protocol 2 and 5).
 const ACCESS_POLICY: &str = "/api/servers/servers/-/access-policy/";
@@ -43,7 +43,7 @@ const MAX_RETRIES: u32 = 5;
 const CHUNK_BYTES: usize = 4 * 1024;
 /// The maximum size of a result, in bytes.
 const RESULT_BYTES: usize = 1 << 20;
-/// How long the agent waits for the answer to a close frame.
+/// How long the agent waits for the service's close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Priorities of reports. Lower numbers are sent first.
@@ -151,7 +151,7 @@ type ScriptChooser = Box<dyn Fn(&Value) -> CommandScript + Send + Sync>;
 pub struct AgentBehaviour {
     /// The real time that one second of the agent's clock takes.
     pub second: Duration,
-    /// Timeout for the response to a report. Alpamon's is 5 s, but a loaded machine may need
+    /// Timeout for the response to a report. Alpamon waits 5 s, but a loaded machine may need
     /// longer.
     pub answer_within: Duration,
     /// After this time without a data message, the agent closes a socket.
@@ -218,7 +218,7 @@ pub enum SocketEnd {
     Reconnect,
     /// The service sent `quit`.
     Quit,
-    /// The agent itself left.
+    /// The agent closed it.
     Left,
 }
 
@@ -237,7 +237,7 @@ pub struct SocketRecord {
 /// What the agent saw.
 #[derive(Clone, Default, Debug)]
 pub struct AgentLog {
-    /// What the service told the agent about itself at check-in.
+    /// The field `commissioned` of the check-in response.
     pub commissioned: Option<bool>,
     /// HTTP calls, in the order of their responses.
     pub calls: Vec<CallRecord>,
@@ -538,9 +538,9 @@ impl Inner {
         self.report_queued.notify_one();
     }
 
-    /// One of the reporting tasks. It takes the report with the highest priority. If that is not
-    /// due yet, the task puts it back and sleeps, so that even due reports of lower priority wait,
-    /// as in Alpamon.
+    /// One of the reporting tasks. It takes the report with the highest priority. If that report is
+    /// not due yet, the task puts it back and sleeps. As in Alpamon, due reports of lower priority
+    /// then wait too.
     async fn report_forever(self: Arc<Self>) {
         loop {
             let next = {
@@ -639,7 +639,7 @@ impl Inner {
         self.post_event("committed", &description, priority::FACTS);
     }
 
-    /// Reports what the service lacks about a host that it already has.
+    /// Reports the data that the service lacks about a host that it already knows.
     async fn sync(&self) {
         let host = &self.behaviour.host;
         let facts = json!({"version": host.version, "load": host.load});
@@ -661,7 +661,7 @@ impl Inner {
         let categories = answer.and_then(|answer| {
             serde_json::from_value::<Vec<String>>(answer["sync_required"].clone()).ok()
         });
-        // An older service does not say what it lacks.
+        // An older service does not list the missing categories.
         let categories = categories.unwrap_or_else(|| {
             SINGLE.iter().chain(&LISTS).map(|name| (*name).to_owned()).collect()
         });
@@ -680,7 +680,7 @@ impl Inner {
             if !remote.is_object() {
                 self.log().warnings.push(format!("{path}: {remote}"));
             } else if current != remote {
-                // If the service sent no id, it stays empty in the path.
+                // If the service sent no id, the id in the path is empty.
                 let id = remote["id"].as_str().unwrap_or_default();
                 self.report(
                     priority::FACTS,
@@ -820,7 +820,7 @@ impl Inner {
                 }
                 Some(Ok(Message::Pong(_))) => self.log().sockets[index].pongs += 1,
                 Some(Ok(Message::Close(frame))) => {
-                    // Reading once more sends the answer to the close frame.
+                    // Reading once more sends the agent's own close frame.
                     timeout(CLOSE_TIMEOUT, socket.next()).await.ok();
                     return SocketEnd::Closed(frame.map(|frame| frame.code.into()));
                 }

@@ -35,8 +35,8 @@ impl Browser {
         let mut command = Command::new(setting("FARHAND_CHROMEDRIVER"));
         command
             .arg("--port=0")
-            // The folder is in the arguments or the environment of every process, so Drop finds
-            // them all. Temporary files go there as well.
+            // Every process has the folder in its arguments or its environment, so Drop finds all
+            // processes. Temporary files go there as well.
             .arg(format!("--log-path={}", folder.path().join("driver.log").display()))
             .env("TMPDIR", folder.path())
             .stdin(Stdio::null())

@@ -62,7 +62,7 @@ impl Reply {
         assert_eq!(body["code"].as_str(), code.or_else(|| code_of(status)), "{body}");
     }
 
-    /// Asserts an error with exactly these fields beside `code` and `detail`, each with messages.
+    /// Asserts an error with exactly these fields besides `code` and `detail`, each with messages.
     #[track_caller]
     pub fn expect_fields(&self, status: u16, fields: &[&str]) -> Value {
         let body = self.expect(status);
@@ -140,8 +140,8 @@ impl SentRequest {
 impl Api {
     /// A client for a URL and a `Host` header.
     pub fn new(url: &str, host: &str) -> Self {
-        // A kept connection belongs to the async runtime of the test that opened it, so none is
-        // kept.
+        // A kept connection belongs to the async runtime of the test that opened it, so the client
+        // keeps no connections.
         let client = Client::builder()
             .redirect(redirect::Policy::none())
             .no_proxy()

@@ -56,9 +56,9 @@ pub fn state_folder() -> TempDir {
     }
 }
 
-/// A port that is free now. It is below the range from which the system takes ports of outgoing
-/// connections, because the instance binds it later, and again after a restart. Each test process
-/// starts at another number, as several may run on one machine.
+/// A port that is free now. The instance binds it later, and again after a restart. So the port is
+/// below the range that the system uses for outgoing connections. Each test process starts at
+/// another number, because several may run on one machine.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -131,7 +131,7 @@ impl Instance {
         (Self::without_demo(free_port(), folder.path(), variables).await, folder)
     }
 
-    /// Starts an instance like [`Instance::new`] with the state of an earlier one.
+    /// Starts an instance like [`Instance::new`] with the state of an earlier instance.
     pub async fn restart(state: &Path) -> Self {
         Self::restart_with(state, &[]).await
     }
@@ -141,14 +141,15 @@ impl Instance {
         Self::without_demo(free_port(), state, variables).await
     }
 
-    /// Like [`Instance::restart`], on the port of the earlier one, so that agents can reconnect.
+    /// Like [`Instance::restart`], on the port of the earlier instance, so that agents can
+    /// reconnect.
     pub async fn restart_at(port: u16, state: &Path, variables: &[(&str, &str)]) -> Self {
         Self::without_demo(port, state, variables).await
     }
 
     async fn without_demo(port: u16, state: &Path, more: &[(&str, &str)]) -> Self {
-        // Tests insert commands with end times in the past. Only tests of retention want those
-        // purged.
+        // Tests insert commands with end times in the past. Only tests of retention purge such
+        // commands.
         let variables = [
             ("OPERATOR_TOKEN", OPERATOR_TOKEN),
             ("PBKDF2_ITERATIONS", "100000"),
@@ -396,7 +397,7 @@ impl Instance {
 }
 
 impl Instance {
-    /// Changes D1 while the service runs, as somebody with access to the database could.
+    /// Changes D1 while the service runs, as an attacker with access to the database could.
     pub fn tamper_with_d1(&self, sql: &str) {
         let connection = open(&self.state.join(D1), OpenFlags::default());
         connection.execute_batch(&format!("BEGIN IMMEDIATE; {sql}; COMMIT")).unwrap();
@@ -558,7 +559,7 @@ pub(crate) fn kill_processes_with(folder: &Path) {
             return;
         }
         for pid in left {
-            // The process may have ended with another one.
+            // The process may have ended together with another process.
             kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -599,8 +600,8 @@ fn running(folder: &Path) -> Vec<Running> {
     found
 }
 
-/// The process groups of an instance: those with a process that mentions the state folder. The
-/// runtime does not mention it, but is in such a group.
+/// The process groups of an instance: each has a process that mentions the state folder. The
+/// runtime does not mention the folder, but is in such a group.
 fn process_groups_of(state: &Path) -> Vec<i32> {
     let own_group = getpgid(None).unwrap().as_raw();
     let named =

@@ -45,8 +45,8 @@ pub fn far_ahead() -> Timestamp {
     now().plus_seconds(300 * 24 * 3_600)
 }
 
-/// A deadline for repeating what this test did since `began`: the time that took, plus ten seconds.
-/// Slow machines get more time this way.
+/// A deadline for a test to repeat its steps since `began`: they may take ten seconds longer than
+/// before. Slow machines get more time this way.
 pub fn deadline_at_pace_since(began: Timestamp) -> Timestamp {
     let now = now();
     now.plus_seconds(now.seconds_since(began).ceil() as i64 + 10)

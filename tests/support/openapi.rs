@@ -15,7 +15,7 @@ pub static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
         .unwrap_or_else(|error| panic!("{path}: {error}"))
 });
 
-/// The members of the document that hold paths. `x-catch-alls` has those that OpenAPI cannot
+/// The members of the document that hold paths. `x-catch-alls` has the paths that OpenAPI cannot
 /// express.
 const PATH_MEMBERS: [&str; 2] = ["paths", "x-catch-alls"];
 /// The URI under which schemas refer to the document.
@@ -31,7 +31,7 @@ const TRANSPORT_HEADERS: [&str; 8] = [
     "transfer-encoding",
     "upgrade",
 ];
-/// The local runtime itself answers under this path.
+/// The local runtime itself responds under this path.
 const RUNTIME_PATHS: &str = "/cdn-cgi/";
 /// Every response over https has this header (`info` in the document).
 const HTTPS_HEADER: &str = "strict-transport-security";
@@ -157,8 +157,8 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 impl Exchange<'_> {
-    /// The pointer to the operation in the document. If the path or the method has none, returns
-    /// the statuses of the common responses that are allowed instead.
+    /// The pointer to the operation in the document. If there is none for the path or the method,
+    /// returns the statuses of common responses that are allowed instead.
     fn operation(&self) -> Result<String, [u16; 3]> {
         let method = if self.method == "HEAD" { "GET" } else { self.method };
         // A few paths have no slash at the end. Agents may always leave it out.

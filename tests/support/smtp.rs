@@ -24,7 +24,8 @@ pub const PASSWORD: &str = r#"open $HOME ${sesame} \n "post" #master"#;
 pub struct SmtpServer {
     /// The port on 127.0.0.1.
     pub port: u16,
-    /// The server's self-signed certificate, for `localhost`. A client must be told to trust it.
+    /// The server's self-signed certificate, for `localhost`. A client must be configured to trust
+    /// it.
     pub certificate: PathBuf,
     events: Lines<BufReader<ChildStdout>>,
     _process: Process,
