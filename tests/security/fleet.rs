@@ -760,7 +760,7 @@ async fn access_follows_every_change_immediately() {
     set(&path, json!({"groups": [group["id"]]})).await;
     is("it left the group", false).await;
 
-    // Access through two groups: losing one of them keeps it.
+    // Access through two groups: without one of them, the user still has access.
     set(&path, json!({"groups": [group["id"], other["id"]]})).await;
     let joined = workspace.add_member(&group, &alice, "member").await;
     set(&path, json!({"groups": [group["id"]]})).await;
@@ -780,7 +780,7 @@ async fn access_follows_every_change_immediately() {
     workspace.admin.delete(&one).await.expect(204);
     is("the group was deleted", false).await;
 
-    // An API token has the access of its user, and its list can only reduce that.
+    // An API token has the access of its user, and its list can only reduce that access.
     let made =
         api.post("/api/auth/tokens/", &json!({"name": "x", "expires_at": null})).await.expect(201);
     let token = workspace.anonymous.with_token(made["key"].as_str().unwrap());

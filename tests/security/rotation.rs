@@ -1,5 +1,5 @@
 //! Rotation of `SECRET_KEY` and `OPERATOR_TOKEN` (`docs/authentication.md`). An instance is
-//! restarted several times with other secrets. Credentials survive; reset links and keyed hashes
+//! restarted several times with other secrets. Credentials stay valid. Reset links and keyed hashes
 //! depend on the secrets.
 
 use farhand_domain::secret::{Purpose, Secret, credential_hash};
@@ -159,7 +159,7 @@ async fn credentials_survive_the_rotation_of_secrets() {
         .await
         .expect(200);
     // Idempotency keys are stored as a hash under the current key, so keys from before the rotation
-    // are forgotten.
+    // have no effect.
     for replayed in ["", "true"] {
         assert_eq!(
             queue_with_key(&workspace.admin, "one", "true").await.header("Idempotent-Replayed"),
@@ -236,8 +236,8 @@ async fn a_waiting_environment_survives_a_rotation_encrypted() {
     let plain = json!({"server": "web-1", "line": "echo next", "on_offline": "queue"});
     let next = workspace.admin.post(COMMANDS, &plain).await.expect(201);
 
-    // If no secret holds the key any more, the command ends with an explanation. The commands
-    // behind it are delivered.
+    // If neither secret contains the key any more, the command ends with an explanation. The
+    // commands behind it are delivered.
     let instance = restart(instance, lost).await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     assert_eq!(agent.next_command().await["id"], next["id"]);

@@ -177,7 +177,7 @@ async fn plain_http_is_accepted_only_from_this_machine() {
         named.with_host(local).get("/healthz").await.expect(200);
     }
 
-    // A trusted proxy terminates https and says so.
+    // A trusted proxy terminates https, and sends `X-Forwarded-Proto`.
     let https = async |path: &str, scheme: &str| {
         named.send(named.request("GET", path).header("X-Forwarded-Proto", scheme)).await
     };
