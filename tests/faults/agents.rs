@@ -11,8 +11,8 @@ use super::proxy::{CutPoint, Direction, Proxy, Step};
 use super::rounds;
 
 /// The steps of a command on the wire, and how the command may end if its agent dies there. After
-/// its restart, an agent reports ends that are in its journal. It reports commands without an end
-/// there as failed.
+/// its restart, an agent reports the ends in its journal. It reports a command as failed if the
+/// journal does not contain its end.
 const STEPS: [(Step, &[&str]); 9] = [
     (
         step("order not received", Direction::ToAgent, "\"query\":\"command\"", CutPoint::Before),

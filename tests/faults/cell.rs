@@ -477,7 +477,7 @@ impl AgentHost {
         self.process.as_mut().unwrap().child().id().unwrap().try_into().unwrap()
     }
 
-    /// Kills the agent with SIGKILL. Its commands' processes are left alone.
+    /// Kills the agent with SIGKILL. Its commands' processes keep running.
     pub async fn kill(&mut self) {
         self.process.as_ref().unwrap().signal(Signal::SIGKILL);
         self.wait_for_exit().await;

@@ -60,7 +60,7 @@ async fn a_full_outbox_drains_when_d1_accepts_writes_again() {
         agent.until("its commands", |log| log.delivered.len() == WINDOW).await;
     }
     let lock = cell.instance().lock_d1().await;
-    // Commands that were not acknowledged in time may be stuck. Their report replaces that.
+    // Commands that were not acknowledged in time may be stuck. A later report replaces that state.
     let over = "SELECT id || ' ' || state FROM commands WHERE handled_at IS NOT NULL ORDER BY id";
     let before = cell.instance().read_d1(over);
     for agent in &agents {

@@ -22,7 +22,7 @@ pub struct Figures {
     pub ran: usize,
     /// How many accepted commands were not found afterwards, or did not end.
     pub losses: usize,
-    /// How many commands ran, or were delivered, twice.
+    /// How many commands ran, were delivered or were created more than once.
     pub repeats: usize,
     /// How many commands ended in each state.
     pub ends: BTreeMap<String, usize>,

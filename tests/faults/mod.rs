@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Time limit for the rounds of one kind of fault. It bounds the long form on slow machines.
 const MAX_DURATION: Duration = Duration::from_secs(8 * 60);
 
-/// Numbers the rounds of a kind of fault, until [`MAX_DURATION`] is over.
+/// The numbers of the rounds for one kind of fault. No round starts after [`MAX_DURATION`].
 fn rounds(few: usize, many: usize) -> impl Iterator<Item = usize> {
     let until = Instant::now() + MAX_DURATION;
     (0..few_or_many(few, many)).take_while(move |_| Instant::now() < until)

@@ -22,7 +22,7 @@ use super::cell::{AgentHost, Cell, CommandKind};
 use super::{few_or_many, rounds};
 
 /// A clock for workerd: the machine's time of day plus an offset in seconds. Monotonic clocks are
-/// not changed, as when somebody sets the clock of a machine.
+/// not changed, as when an administrator sets the clock.
 struct Clock {
     folder: TempDir,
 }
@@ -165,8 +165,8 @@ async fn commands_survive_late_and_repeated_alarms() {
         cell.count_fault();
         cell.wait_for_connections(&connected[1..]).await;
         cell.check(&[&agent]).await;
-        // Much too late: the alarm comes after an hour, unless the object notices when it is
-        // called.
+        // Much too late: the alarm fires after an hour, unless a call makes the object notice the
+        // delay.
         schedule_commands(&cell, &servers, 2).await;
         cell.kill().await;
         assert!(delay_alarms(cell.state(), "ServerLink", 3_600) >= servers.len());
@@ -179,7 +179,7 @@ async fn commands_survive_late_and_repeated_alarms() {
     cell.settle_and_check(&[&agent]).await;
 }
 
-/// The runtime dies shortly before an alarm, which then comes an hour late. The agent reconnects
+/// The runtime dies shortly before an alarm, which then fires an hour late. The agent reconnects
 /// just after the time for which the object believes its alarm is set. Nothing else calls the
 /// object.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
