@@ -31,7 +31,8 @@ const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
 
 /// All events that match a query, from all pages, oldest first.
 async fn events(api: &Api, path: &str, query: &[(&str, String)]) -> Vec<Value> {
-    // An event that is added meanwhile moves others to the next page. Then this reads again.
+    // An event that is added between two requests moves other events to the next page. If the pages
+    // do not fit together, this reads all pages again.
     eventually("consistent pages", || async {
         let found = read_pages(api, path, query).await?;
         let ids: BTreeSet<_> =
@@ -56,7 +57,7 @@ async fn read_pages(api: &Api, path: &str, query: &[(&str, String)]) -> Option<V
     }
 }
 
-/// Waits until there are `number` events with some actions, and returns them.
+/// Waits until there are `number` events with the given actions, and returns them.
 async fn wait_for_events(api: &Api, actions: &[&str], number: usize) -> Vec<Value> {
     eventually("the events", || async {
         let mut found = events(api, EVENTS, &[]).await;
@@ -646,8 +647,8 @@ async fn instance_with_chain() -> (Instance, tempfile::TempDir, Workspace, i64) 
     (instance, state, workspace, links)
 }
 
-/// A page of a verification reads its own entries, two before it and one behind the end of the
-/// chain.
+/// A page of a verification reads its own entries, two entries before them, and one behind the end
+/// of the chain.
 #[tokio::test]
 async fn a_verification_reads_only_its_own_page() {
     let (instance, _state, workspace, last) = instance_with_chain().await;
@@ -816,7 +817,7 @@ async fn every_change_of_the_stored_log_is_detected() {
     instance.tamper_with_d1(&rewritten);
     instance.tamper_with_d1(&resealed(&instance, id).0);
     check("all hashes are computed again", last, "rewritten").await;
-    // The chain continues from the end that the sealer keeps, and the break stays.
+    // The chain continues from the end that the sealer keeps, and the break is still found.
     send(admin, "POST", TOKENS, json!({"name": "later", "expires_at": null})).await;
     eventually("the seal", || async {
         (verify(admin, VERIFY).await["unsealed"] == 0).then_some(())
@@ -940,8 +941,8 @@ async fn a_crash_loses_no_event_and_seals_none_twice() {
     assert_eq!(links.len(), found.len());
 }
 
-/// The janitor finds unsealed events of any number of workspaces: more than it handles in one step.
-/// It skips a deleted workspace.
+/// The janitor finds the unsealed events even if more workspaces have some than it handles in one
+/// step. It skips a deleted workspace.
 #[tokio::test]
 async fn events_without_a_call_to_the_sealer_are_sealed() {
     let (instance, state) = Instance::new().await;
@@ -1006,8 +1007,8 @@ async fn a_long_list_is_recorded_in_part_with_its_length() {
     }
 }
 
-/// An isolate remembers for a while which workspace has a slug. Events of anonymous requests belong
-/// to the workspace that handled them, even if the remembered one differs.
+/// An isolate caches for a while which workspace has a slug. Events of anonymous requests belong to
+/// the workspace that handled them, even if the cached workspace differs.
 #[tokio::test]
 async fn anonymous_events_belong_to_the_handling_workspace() {
     let (instance, _state) = Instance::new().await;
@@ -1248,7 +1249,7 @@ async fn a_new_address_or_version_of_an_agent_is_recorded() {
         assert_eq!(summary(event), "server.connect success web-1/agent_key");
         assert_eq!((&event["remote_ip"], &event["object"]["id"]), (&json!(address), &server["id"]));
     }
-    // When all events are sealed, a superfluous one would be in the list.
+    // After all events are sealed, a superfluous event would be in the list.
     wait_until_sealed(admin, VERIFY).await;
     wait_for_events(admin, &["server.connect"], 4).await;
 }

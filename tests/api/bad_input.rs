@@ -1,5 +1,5 @@
-//! Malformed and hostile requests, most of them sent byte by byte. Each gets a clear response that
-//! is no failure of the service, and changes nothing.
+//! Malformed and hostile requests, most of them sent byte by byte. Each request gets a clear
+//! response without a server error, and changes nothing.
 //!
 //! Responses of the Worker have an `X-Request-Id`. Responses without one come from the runtime in
 //! front of it, which rejects some requests itself. For those, the tests check only that they
@@ -420,7 +420,7 @@ async fn slow_and_incomplete_bodies_block_nothing() {
             0 => [content_length(NEW_TOKEN.len()), NEW_TOKEN[..7].to_vec()].concat(),
             1 => content_length(1 << 20),
             2 => b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n".to_vec(),
-            // Not even a complete head.
+            // An incomplete head.
             _ => Vec::new(),
         };
         stream.write_all(&[head(api), body].concat()).await.unwrap();

@@ -58,7 +58,7 @@ async fn only_workspaces_have_the_page() {
     }
 }
 
-/// A browser on the page of a workspace of its own.
+/// A browser on the page of its own workspace.
 struct Visit {
     workspace: Workspace,
     browser: Browser,
@@ -118,7 +118,7 @@ impl Visit {
         field.send_keys(credential).await.unwrap();
     }
 
-    /// Asserts that nothing broke the policy.
+    /// Asserts that the console is empty. It would show violations of the Content Security Policy.
     async fn end(self) {
         assert_eq!(self.browser.console().await, Vec::<Value>::new());
     }
@@ -143,7 +143,7 @@ async fn a_token_gets_its_quotes_and_a_request_its_answer() {
         shown.as_str().unwrap().contains("\"status\": \"ok\"").then_some(())
     })
     .await;
-    // A whole header is not changed.
+    // A complete header is sent unchanged.
     visit.enter(&format!("token=\"{token}\"")).await;
     let header = visit.execute("Service", "status", "/api/status/").await.1;
     assert_eq!(header, format!("token=\"{token}\""));
@@ -179,8 +179,8 @@ async fn the_page_suits_everyone() {
     for scheme in ["light", "dark"] {
         visit.browser.set_color_scheme(scheme).await;
         let found = visit.browser.axe_violations().await;
-        // Of Swagger UI itself: headings of tags are one level too low, and its title is outside
-        // of `main`.
+        // Swagger UI itself violates two rules: headings of tags are one level too low, and its
+        // title is outside of `main`.
         let rules: Vec<&Value> = found.as_array().unwrap().iter().map(|rule| &rule["id"]).collect();
         assert_eq!(rules, ["heading-order", "region"], "{scheme}: {found:#}");
     }

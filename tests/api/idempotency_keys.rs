@@ -143,7 +143,7 @@ async fn a_key_creates_one_workspace() {
     let (key, slug) = (unique("key"), unique("once"));
     let body = new_workspace(&slug);
     post(&operator, PATH, "a b", &body).await.expect_fields(400, &["non_field_errors"]);
-    // Only a 201 is remembered.
+    // Only a 201 is stored for a replay.
     let mut invalid = body.clone();
     invalid["admin"]["password"] = json!("12345");
     post(&operator, PATH, &key, &invalid).await.expect_fields(400, &["password"]);

@@ -64,7 +64,7 @@ async fn a_login_token_lives_in_kv_and_in_d1_as_a_session() {
     ));
     let expires_at = Timestamp::parse(rows[0]["expires_at"].as_str().unwrap()).unwrap();
     assert_eq!(rows[0]["remote_ip"], "127.0.0.1");
-    // The expiry in KV has some slack, because it only cleans up.
+    // The expiry in KV may be later, because KV uses it only to delete the entry.
     let slack = entries[0]["expiration"].as_f64().unwrap() - expires_at.as_millis() as f64 / 1000.0;
     assert!((60.0..=24.0 * 3600.0).contains(&slack), "{slack}");
 
@@ -117,7 +117,7 @@ async fn an_isolate_caches_kv_entries_but_d1_decides() {
     assert_eq!(reads(&elsewhere, 403).await, 1);
     assert_eq!(reads(&session, 200).await, 0);
     // Simulates another isolate that moved the expiry. This isolate reads the entry again, and
-    // remembers the new expiry.
+    // caches the new expiry.
     let entries = instance.kv_entries(&workspace.slug);
     instance.d1("UPDATE sessions SET expires_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', expires_at, '+1 seconds')");
     assert_eq!(reads(&session, 200).await, 0);

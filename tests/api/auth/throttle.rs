@@ -121,7 +121,7 @@ async fn one_address_cannot_lock_out_a_user() {
     })
     .await;
     assert!(refusals.get() > 0);
-    // One address can fill at most 20 of these 100, so others fill the rest.
+    // One address can fill at most 20 of these 100, so other addresses fill the rest.
     for number in 3..11 {
         fail_logins(&from(number), "boss", 10).await;
     }
@@ -129,8 +129,8 @@ async fn one_address_cannot_lock_out_a_user() {
         let seconds = expect_throttled(&from(number).log_in("boss", PASSWORD).await);
         assert!((4..=3600).contains(&seconds), "{seconds}");
     }
-    // Failures of unknown addresses do not count for addresses from which the user has logged in.
-    // Their own failures do.
+    // Failures from unknown addresses do not count against addresses from which the user has logged
+    // in. Failures from such a known address do.
     fail_logins(&from(2), "boss", 9).await;
     from(2).log_in("boss", PASSWORD).await.expect(200);
     eventually_within(Duration::from_secs(120), "the address's own limit", || async {
@@ -148,7 +148,7 @@ async fn one_address_cannot_lock_out_a_user() {
 async fn concurrent_attempts_are_all_counted() {
     let workspace = Workspace::new().await;
     workspace.user_with("alice", &json!({})).await;
-    // Uses a known address: of unknown ones, fewer logins may wait for hashing.
+    // Uses a known address, because fewer logins from unknown addresses may wait for hashing.
     let from_home = workspace.anonymous.from_address("192.0.2.7");
     for username in ["alice", "boss"] {
         from_home.log_in(username, PASSWORD).await.expect(200);
@@ -170,7 +170,7 @@ async fn concurrent_attempts_are_all_counted() {
         };
     // Concurrent logins with the right password do not block each other.
     assert_eq!(log_in_concurrently("boss", PASSWORD, 12).await, [200; 12]);
-    // Uses another user, because the counter's object may learn of a success only after the
+    // Uses another user, because a success may be reported to the counter's object only after the
     // response.
     let statuses = log_in_concurrently("alice", WRONG, 30).await;
     assert_eq!(statuses, [[403; 10].as_slice(), &[429; 20]].concat());

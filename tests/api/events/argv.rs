@@ -51,7 +51,7 @@ async fn argv_stdin_and_cwd_reach_the_agent() {
         (&json!("printf a b  it's $(id) x\ny --é=*"), &json!("system"))
     );
     agent.fin(id_of(&made), 0, "ok").await;
-    // Neither input nor directory is shown anywhere.
+    // Neither the input nor the directory is shown anywhere.
     let one = workspace.admin.get(&path_of(&made)).await.expect(200);
     assert_eq!((&one["line"], &one["status"]["text"]), (&made["line"], &json!("Success")));
     for field in ["argv", "stdin", "cwd", "env"] {
@@ -209,7 +209,7 @@ async fn access_control_lists_check_words() {
             (&made["id"], &words, &json!(false))
         );
     }
-    // Patterns for lines say nothing about words.
+    // Patterns for lines do not allow words.
     let lines = workspace.limited(&json!({"commands": ["ls *", "*"]})).await;
     expect_refused(&run(&lines, &json!({"argv": ["ls"]})).await, &json!("ls"));
     run(&lines, &json!({"line": "ls"})).await.expect(201);

@@ -231,7 +231,7 @@ async fn the_real_agent_kills_the_whole_process_group() {
     let pids =
         eventually("the command's processes", || async { std::fs::read_to_string(&file).ok() })
             .await;
-    // A zombie has no command line. The test may not wait for it, as it is no child.
+    // A zombie has no command line. The test cannot wait for it, because it is not a child.
     let runs = |pid: &str| {
         std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
     };

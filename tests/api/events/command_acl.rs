@@ -30,8 +30,8 @@ impl LimitedWorkspace {
         Self { workspace, servers, agents, accepted: 0 }
     }
 
-    /// Posts an allowed command. It must be the next message of its agent, so nothing refused was
-    /// delivered before it.
+    /// Posts an allowed command. It must be the next message of its agent, so no refused command
+    /// was delivered before it.
     async fn expect_allowed(&mut self, api: &Api, body: &Value) -> Value {
         let made = api.post(PATH, body).await;
         assert_eq!(made.status, 201, "{body} must be allowed: {}", made.text);
@@ -43,7 +43,7 @@ impl LimitedWorkspace {
         made
     }
 
-    /// Asserts that only accepted commands are stored, and that no others were delivered.
+    /// Asserts that only accepted commands are stored, and that no other commands were delivered.
     async fn expect_nothing_else(&mut self) {
         let list = self.workspace.admin.get(PATH).await.expect(200);
         assert_eq!(list["count"], self.accepted, "no refused command is stored");
@@ -82,7 +82,7 @@ async fn check(groups: &[(Value, Vec<Value>, Vec<Value>)], minimum: usize) {
     for (acl, allowed, not_allowed) in groups {
         let token = limited_workspace.workspace.limited(acl).await;
         for changes in not_allowed {
-            // Immediate, scheduled and waiting requests are decided alike.
+            // Immediate, scheduled and waiting requests get the same decision.
             let body = body_with(changes);
             expect_refused(
                 &token.post(PATH, &body).await,
@@ -659,8 +659,8 @@ async fn a_token_ends_only_commands_it_could_create() {
                 ("POST", format!("{path}kill/")),
                 ("DELETE", path.clone()),
             ] {
-                // Commands that the token cannot read look unknown. Commands that it can read, but
-                // could not have created, stay.
+                // Commands that the token cannot read look unknown. It cannot end commands that it
+                // can read, but could not have created.
                 token.call(method, &path).await.expect_detail(404, NOT_FOUND);
                 expect_refused(&reader.call(method, &path).await, &json!([changes, method, path]));
             }
@@ -668,7 +668,7 @@ async fn a_token_ends_only_commands_it_could_create() {
             assert_eq!(admin.get(&path).await.expect(200)["status"]["text"], expected, "{changes}");
         }
     }
-    // The token can end its own commands, and others that it could have created.
+    // The token can end its own commands, and other commands that it could have created.
     for (api, end) in [(&token, "cancel/"), (&admin, "cancel/"), (&admin, "kill/")] {
         let body = body_with(&json!({"line": "ls -l", "scheduled_at": far_ahead()}));
         let made = api.post(PATH, &body).await.expect(201);

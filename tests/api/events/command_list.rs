@@ -184,7 +184,7 @@ const LINES: [&str; 22] = [
     "ß STRASSE",
     "db-2 web-1 anna",
 ];
-/// Lines of more than 1,024 characters, which is the indexed part.
+/// Lines of more than 1,024 characters. Only the first 1,024 characters are indexed.
 static LONG_LINES: LazyLock<[String; 5]> = LazyLock::new(|| {
     let filler = |characters: usize| "run it ".repeat(400)[..characters].to_owned();
     [
@@ -377,7 +377,7 @@ async fn create_commands(
         (carol_id, "carol".to_owned()),
         (user_id(&staff).await, "bob".to_owned()),
     ]);
-    // Server names when commands are created, and later. An empty name: the server is deleted.
+    // Server names when commands are created, and later. An empty name stands for a deleted server.
     let names = [
         ("web-1", "web-1"),
         ("web-10", "web-10"),

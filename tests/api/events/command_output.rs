@@ -151,7 +151,7 @@ async fn assert_order(
         (&json!(false), &json!(48)),
         "{case}"
     );
-    // A second stream from the beginning gets the same.
+    // A second stream from the beginning gets the same chunks.
     let (chunks, again) = follow(&workspace.admin, id).await.rest().await;
     assert_eq!((chunks, again), (numbered(0..6), end), "{case}");
 }
@@ -266,7 +266,7 @@ async fn test_a_stuck_command() {
     let (chunks, end) = events.rest().await;
     assert_eq!((chunks, &end["status"]["text"]), (numbered(0..1), &json!("Stuck")));
     assert_end_event(&workspace.admin, &end, false).await;
-    // After the end, chunks far beyond the others are dropped.
+    // After the end, chunks far beyond the other chunks are dropped.
     agent.chunk(&id, 257, "far\n").await;
     agent.chunk(&id, u32::MAX, "far\n").await;
     assert_eq!(seqs(&all_chunks(&workspace.admin, &id).await), [0]);
@@ -299,8 +299,8 @@ async fn test_a_gap_of_a_running_command() {
     assert_eq!(events.next_chunk().await.0, 3);
     agent.chunk(&id, 4, "chunk 4\n").await;
     assert_eq!(events.next_chunk().await.0, 4);
-    // A chunk that fills the gap later is not sent on this stream, which says so in its end event.
-    // A later stream has it.
+    // A chunk that fills the gap later is not sent on this stream. The end event says that output
+    // is missing. A later stream has the chunk.
     agent.chunk(&id, 1, "chunk 1\n").await;
     finish(&agent, &id, Some(&text(&numbered(0..5))), Some(5)).await;
     let (chunks, end) = events.rest().await;
@@ -533,7 +533,7 @@ async fn a_stream_ends_when_its_command_is_cancelled() {
         let (chunks, end) = events.rest().await;
         assert_eq!((chunks.len(), &end["status"]["text"]), (0, &json!("Cancelled")));
         assert_end_event(&workspace.admin, &end, false).await;
-        // A stream that is opened afterwards has the same end.
+        // A stream that is opened afterwards has the same end event.
         let (chunks, again) = follow(&workspace.admin, id).await.rest().await;
         assert_eq!((chunks.len(), again), (0, end));
     }
@@ -926,7 +926,7 @@ async fn output_does_not_grow_after_the_end() {
     let chunks = all_chunks(api, &counted).await;
     assert_eq!((seqs(&chunks), text(&chunks)), (vec![0, 1, 2], "zeroonetwo".to_owned()));
     assert_eq!(api.get(&path_of(&counted)).await.expect(200)["output_bytes"], 10);
-    // The agent did not report the number. Chunks far beyond the others are dropped.
+    // The agent did not report the number. Chunks far beyond the other chunks are dropped.
     let uncounted = deliver(&workspace, &mut agent).await;
     agent.chunk(&uncounted, 0, "zero").await;
     finish(&agent, &uncounted, Some("zeroone"), None).await;

@@ -704,7 +704,7 @@ async fn queued_commands_are_delivered_in_order() {
     for command in &made {
         assert_eq!(agent.next_command().await["id"], command["id"]);
     }
-    // New commands come after them.
+    // New commands are delivered after them.
     let last =
         workspace.admin.post(PATH, &json!({"server": "web-1", "line": "last"})).await.expect(201);
     assert_eq!(agent.next_command().await["id"], last["id"]);
@@ -839,7 +839,7 @@ async fn an_agent_gets_a_limited_number_of_commands() {
     agent.fin(&sent[7], 0, "").await;
     assert!(agent.stays_silent().await);
     // The permission of a command that waited for room is rechecked too. A cancelled command gives
-    // its place to the next one.
+    // its place to the next command.
     person.change_token(json!({"enabled": false})).await;
     agent.fin(&sent[8], 1, "").await;
     assert_eq!(agent.next_command().await["id"], queue[3]["id"]);

@@ -69,7 +69,7 @@ async fn a_command_is_stuck_a_minute_after_an_agent_restart() {
     api.post("/api/events/events/", &event).await.expect(204);
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let new = start_command(&workspace, &mut agent, 1_800).await;
-    // The new process knows the end of this command.
+    // The new process reports the end of this command.
     agent.fin(id_of(&reported), 137, "The agent was restarted.").await;
     for command in [&lost, &after] {
         let seen = wait_for_stuck(&workspace, command).await;

@@ -37,7 +37,7 @@ async fn a_token_deleted_while_waiting_gets_no_result() {
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let command = json!({"server": "web-1", "line": "cat secret"});
 
-    // First a command of another token, then one of its own.
+    // First a command of another token, then a command of the same token.
     let (api, token_path) = create_token(&workspace).await;
     let made = workspace.admin.post(PATH, &command).await.expect(201);
     let waiting = waiting_read(api, &made);

@@ -134,7 +134,7 @@ async fn a_narrow_token_reads_only_what_its_list_allows() {
         .post(PATH, &json!({"server": "web-1", "line": "id", "username": "deploy"}))
         .await
         .expect(403);
-    // A list with servers only does not narrow the commands that are read there.
+    // A list with servers only does not limit which commands of these servers can be read.
     let of_server = workspace.limited(&json!({"servers": [server["id"]]})).await;
     assert_eq!(ids(&of_server, "").await, ids(admin, "").await);
     let nothing = workspace.limited(&json!({"commands": []})).await;
@@ -268,7 +268,7 @@ async fn an_expensive_list_covers_fewer_commands() {
     }
 }
 
-/// Many commands of another requester, or for later, do not hide the matching one.
+/// Many commands of another requester, or scheduled for later, do not hide the matching command.
 #[tokio::test]
 async fn many_other_commands_do_not_hide_a_command() {
     let (instance, _state) = Instance::new().await;

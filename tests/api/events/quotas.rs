@@ -48,7 +48,7 @@ async fn waiting_commands_are_limited() {
         staff.send(request).await
     };
     expect_quota_error(&with_key("echo 2").await);
-    // A cancelled command makes room, as soon as D1 has it.
+    // A cancelled command makes room, as soon as D1 has the change.
     workspace.admin.delete(&path_of(&made[0])).await.expect(204);
     eventually("room", || async { (with_key("echo 2").await.status == 201).then_some(()) }).await;
     with_key("echo 2").await.expect(201);

@@ -196,8 +196,8 @@ async fn ranks_decide_who_creates_and_changes_whom() {
     let path = async |name: &str| path_by_name(&workspace, name).await;
     let (boss, steve, bob) = (path("boss").await, path("steve").await, path("bob").await);
 
-    // Creation: staff create ordinary users, superusers create any, and others none. The permission
-    // is checked before the input.
+    // Creation: staff create ordinary users, superusers create any user, and other users create
+    // none. The permission is checked before the input.
     for body in [new_user("new"), json!({}), new_user("boss")] {
         alice.post(PATH, &body).await.expect_detail(403, Some("PERMISSION_DENIED"));
     }
@@ -290,7 +290,7 @@ async fn users_change_their_names_and_confirmed_address() {
     whole["last_name"] = json!("Quill");
     assert_eq!(alice.put(ME, &whole).await.expect(200), whole);
     alice.put(ME, &json!({"first_name": "x"})).await.expect_fields(400, &["email", "username"]);
-    // PUT resets omitted fields to those of an ordinary user.
+    // PUT resets omitted fields to the values of an ordinary user.
     let plain = alice.put(ME, &json!({"username": "alice", "email": email})).await.expect(200);
     assert_eq!((&plain["first_name"], &plain["is_active"]), (&json!(""), &json!(true)));
     // A repetition of the same request, after a lost response, is valid.
@@ -452,7 +452,7 @@ async fn the_last_active_superuser_cannot_be_removed() {
     let second = path_by_name(&workspace, "second").await;
     workspace.admin.patch(&second, &json!({"is_active": true})).await.expect(200);
     let other = workspace.anonymous.logged_in("second", PASSWORD).await;
-    // Of two superusers who demote each other concurrently, one stays.
+    // Of two superusers who demote each other concurrently, one keeps the rank.
     let (a, b) = tokio::join!(
         async { session.patch(&second, &json!({"is_superuser": false})).await },
         async { other.delete(&me).await },

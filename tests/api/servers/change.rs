@@ -341,7 +341,7 @@ async fn a_new_name_is_shown_everywhere() {
     let second = workspace.admin.post(COMMANDS, &by_name("db-7")).await.expect(201);
     assert_eq!(second["server"], server["id"]);
     workspace.admin.post(COMMANDS, &by_name("web-1")).await.expect_fields(400, &["server"]);
-    // The agent stays the same when its server is renamed.
+    // Renaming a server does not affect its agent.
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     eventually("the name", || async {
         (agent.api.get(OWN).await.expect(200)["name"] == "db-7").then_some(())
@@ -611,8 +611,8 @@ async fn history_of_a_deleted_server_is_for_staff_and_requesters() {
         }
         assert_eq!(texts[0], texts[1], "{who}");
     }
-    // The new server with its name does not have its history, and its deletion does not affect
-    // that.
+    // The new server with the same name does not have the old server's history. Its deletion does
+    // not change that history.
     let of_next = workspace
         .admin
         .get(&format!("{COMMANDS}?server={}", next["id"].as_str().unwrap()))

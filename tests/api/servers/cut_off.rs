@@ -62,7 +62,7 @@ async fn send(api: &Api, method: &str, path: &str) -> Option<(u16, Value)> {
 
 #[tokio::test]
 async fn d1_and_object_agree_after_a_crash() {
-    // If all requests were answered before the crash, the crash came too late, so try again.
+    // If all requests got a response, the crash came too late, so try again.
     for _ in 0..5 {
         if crash_amid_changes().await > 0 {
             return;

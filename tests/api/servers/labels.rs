@@ -50,7 +50,7 @@ async fn labels_are_shown_and_changed_as_a_whole() {
     let list = workspace.admin.get("/api/servers/?name=web-1").await.expect(200);
     assert_eq!(list["results"][0]["labels"], labels);
 
-    // A change replaces all labels, and its event has the old and the new ones.
+    // A change replaces all labels, and its event has the old and the new labels.
     let changed = workspace.admin.patch(&path, &json!({"labels": {"env": "test"}})).await;
     assert_eq!(changed.expect(200)["labels"], json!({"env": "test"}));
     let details = event(&workspace, "server.update").await["details"].clone();
@@ -58,12 +58,12 @@ async fn labels_are_shown_and_changed_as_a_whole() {
         details,
         json!({"fields": ["labels"], "labels": {"env": "test"}, "old": {"labels": labels}})
     );
-    // Other fields leave them, and sending them as they are is no change.
+    // Changes of other fields keep the labels, and unchanged labels are no change.
     let same = json!({"name": "web-2", "labels": {"env": "test"}});
     let renamed = workspace.admin.patch(&path, &same).await.expect(200);
     assert_eq!(renamed["labels"], json!({"env": "test"}));
     assert_eq!(event(&workspace, "server.update").await["details"]["fields"], json!(["name"]));
-    // PUT without labels removes them, as it removes groups.
+    // PUT without labels removes the labels.
     let bare = workspace.admin.put(&path, &json!({"name": "web-2"})).await.expect(200);
     assert_eq!(bare["labels"], json!({}));
     let details = event(&workspace, "server.update").await["details"].clone();
@@ -73,7 +73,7 @@ async fn labels_are_shown_and_changed_as_a_whole() {
     );
     let whole = json!({"name": "web-2", "labels": {"a": "1"}});
     assert_eq!(workspace.admin.put(&path, &whole).await.expect(200)["labels"], whole["labels"]);
-    // What a client read can be sent back.
+    // A client can send back the server that it read.
     let shown = workspace.admin.get(&path).await.expect(200);
     assert_eq!(workspace.admin.put(&path, &shown).await.expect(200)["labels"], whole["labels"]);
 }
@@ -136,13 +136,13 @@ async fn only_staff_and_superusers_change_them() {
     own.put(&path, &json!({"name": "web-1", "labels": {}})).await.expect_detail(403, DENIED);
     member.api.patch(&path, &other).await.expect_detail(403, DENIED);
     assert_eq!(own.get(&path).await.expect(200)["labels"], json!({"env": "prod"}));
-    // An unchanged value is no change, and a PUT of the owner without labels keeps them.
+    // An unchanged value is no change. A PUT without labels by the owner keeps the labels.
     let same = json!({"name": "web-2", "labels": {"env": "prod"}});
     assert_eq!(own.patch(&path, &same).await.expect(200)["name"], "web-2");
     let kept = own.put(&path, &json!({"name": "web-3"})).await.expect(200);
     assert_eq!(kept["labels"], json!({"env": "prod"}));
     assert_eq!(staff.api.patch(&path, &other).await.expect(200)["labels"], other["labels"]);
-    // An agent's report does not change them.
+    // An agent's report does not change the labels.
     let agent = workspace.anonymous.with_authorization(&farhand_tests::agents::credential(&server));
     let report = json!({"version": "1", "labels": {"env": "mine"}});
     agent.send_json("PATCH", "/api/servers/servers/-/sync/", &report).await.expect(200);
@@ -222,7 +222,7 @@ async fn the_filter_finds_what_a_selector_matches() {
         }
     }
     assert!(filled > 30, "{filled}");
-    // With other filters, and in pages whose links keep it.
+    // The filter works together with other filters, and the links to other pages keep it.
     let page = workspace.admin.get(&format!("{SERVERS}?label=%21x&page_size=5")).await.expect(200);
     assert_eq!(page["count"], 12);
     let next = page["next"].as_str().unwrap();
@@ -316,14 +316,16 @@ async fn a_registration_token_gives_labels_and_allows_keys() {
     let labels = json!({"env": "prod", "role": "web", "b": ""});
     assert_eq!(labels_of(&made).await, labels);
     assert_eq!(event(&workspace, "server.register").await["details"]["labels"], labels);
-    // Stored as all others: staff can change them, which compares the old ones.
+    // Staff can change these labels like any others. The event has the labels from the registration
+    // as the old labels.
     let path = item_path(SERVERS, &made);
     workspace.admin.patch(&path, &json!({"labels": {"env": "test"}})).await.expect(200);
     assert_eq!(event(&workspace, "server.update").await["details"]["old"]["labels"], labels);
     let made = register("web-2", json!({})).await.expect(201);
     assert_eq!(labels_of(&made).await, json!({"env": "prod"}));
 
-    // Other keys are refused, also those that the token sets. A refusal uses up no registration.
+    // Other keys are refused, including keys that the token itself sets. A refused registration
+    // does not count as a use of the token.
     for (labels, key) in [
         (json!({"env": "test"}), "env"),
         (json!({"env": "prod"}), "env"),
@@ -339,7 +341,7 @@ async fn a_registration_token_gives_labels_and_allows_keys() {
     assert_eq!(workspace.admin.get(&item_path(TOKENS, &token)).await.expect(200)["uses"], 1);
     assert_eq!(workspace.admin.get(SERVERS).await.expect(200)["count"], 2);
 
-    // By default an agent sets none.
+    // By default, agents cannot set labels.
     let plain = workspace.admin.post(TOKENS, &json!({"name": "y"})).await.expect(201);
     let host = workspace.anonymous.with_token(plain["key"].as_str().unwrap());
     let body = json!({"name": "web-4", "labels": {"role": "web"}});
@@ -416,14 +418,14 @@ async fn a_token_with_a_selector_reaches_the_servers_that_match() {
             token.post(COMMANDS, &queue(server)).await.expect_detail(403, REFUSED);
         }
     }
-    // What a change of labels does is seen at the next request.
+    // A change of labels takes effect at the next request.
     let path = item_path(SERVERS, &two);
     workspace.admin.patch(&path, &json!({"labels": {"env": "prod"}})).await.expect(200);
     staff_token.get(&path).await.expect(200);
     staff_token.get(&item_path(COMMANDS, &commands[1])).await.expect(200);
     workspace.admin.patch(&path, &json!({"labels": {}})).await.expect(200);
     staff_token.get(&path).await.expect_detail(404, None);
-    // A deleted server has no labels, and matches no selector, not even this one.
+    // A deleted server has no labels, and matches no selector, not even `!env`.
     let without = workspace.limited(&json!({"selector": "!env"})).await;
     without.get(&item_path(COMMANDS, &commands[1])).await.expect(200);
     workspace.admin.delete(&path).await.expect(204);
@@ -442,7 +444,7 @@ async fn the_selector_is_checked_again_before_a_waiting_command_is_delivered() {
     let queue = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
     let first = token.post(COMMANDS, &queue).await.expect(201);
     let of_admin = workspace.admin.post(COMMANDS, &queue).await.expect(201);
-    // While they wait, the server gets other labels.
+    // While the commands wait, the server gets other labels.
     let path = item_path(SERVERS, &server);
     workspace.admin.patch(&path, &json!({"labels": {"env": "test"}})).await.expect(200);
     token.post(COMMANDS, &queue).await.expect_detail(403, REFUSED);
@@ -454,7 +456,8 @@ async fn the_selector_is_checked_again_before_a_waiting_command_is_delivered() {
     let message = ended["status"]["message"].as_str().unwrap();
     assert!(message.contains("access control list"), "{message}");
 
-    // A server that matches by then gets its command, and one that matches still keeps it.
+    // Commands are delivered if the server matches: after its labels are set back, and after a
+    // label is added that the selector does not mention.
     workspace.admin.patch(&path, &json!({"labels": {"env": "prod"}})).await.expect(200);
     let made = token.post(COMMANDS, &json!({"server": "web-1", "line": "id"})).await.expect(201);
     assert_eq!(agent.next_command().await["id"], made["id"]);
@@ -485,7 +488,7 @@ async fn a_check_says_that_the_selector_does_not_match() {
     let reason =
         "The access control list does not allow this: selector does not match the server's labels.";
     assert_eq!(refused, json!({"allowed": false, "reason": reason}));
-    // Both limit.
+    // With both fields, the server must match both.
     let both = json!({"selector": "env", "servers": [one["id"]]});
     assert_eq!(check(&admin, both.clone(), "web-1").await, allowed);
     let reason = check(&admin, both, "web-2").await["reason"].clone();

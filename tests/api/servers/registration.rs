@@ -506,7 +506,7 @@ async fn a_token_ends_with_its_expiry_and_its_creator() {
     let made = create_token(&session, json!({})).await;
     session.call("POST", "/api/auth/logout/").await.expect(200);
     is("logged out", &made, true).await;
-    // Servers and their agents stay when the token is deleted.
+    // Servers and their agents keep working after the token is deleted.
     let server = register_server(&client_with(&workspace, &made), "stays").await;
     workspace.admin.delete(&staff.path()).await.expect(204);
     is("creator deleted", &made, false).await;
