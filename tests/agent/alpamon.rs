@@ -1,4 +1,4 @@
-//! An unmodified Alpamon 2.x (agent-protocol): its start, its daily work, and its late reports.
+//! An emulated Alpamon 2.x (agent-protocol): its start, its daily work, and its late reports.
 //! Nothing that the service does may cause a warning in its log.
 
 use std::collections::HashSet;
@@ -572,7 +572,7 @@ async fn reports_of_agents_read_nothing_from_d1() {
         agent.until_idle(LONG_TIMEOUT).await;
         assert_no_complaints(&agent);
         agent.leave().await;
-        // Now the service knows the host from before.
+        // Now the service already has the host's facts.
         let agent = Alpamon::connect(&workspace, server, fast_clock()).await;
         agent
             .until("the end of its start", |log| {

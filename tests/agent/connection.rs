@@ -1,5 +1,5 @@
-//! The connection of an agent (agent-protocol 5): what the API shows when it opens, closes or
-//! breaks, and which of several sockets counts.
+//! The connection of an agent (agent-protocol 5): what the API shows when the connection opens,
+//! closes or breaks, and which of several sockets counts.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -76,7 +76,7 @@ async fn the_api_shows_when_an_agent_was_connected() {
     assert!(time_of(&connected, "last_seen_at") >= connected_at, "{connected}");
     assert_eq!(connected["remote_ip"], "127.0.0.1");
 
-    // A clean close: the time of the last connection stays readable.
+    // A clean close: the API still shows the time of the last connection.
     first.close().await;
     let gone = wait_for_connection(&workspace, &server, false).await;
     assert_eq!(
@@ -89,7 +89,7 @@ async fn the_api_shows_when_an_agent_was_connected() {
         .await
         .expect_detail(503, Some("SERVER_NOT_CONNECTED"));
 
-    // A broken connection, like that of a killed process.
+    // A broken connection, as after the agent's process is killed.
     let second = ScriptedAgent::connect(&workspace, &server).await;
     let again = wait_for_connection(&workspace, &server, true).await;
     assert!(time_of(&again, "connected_at") > connected_at, "{again}");
@@ -174,7 +174,7 @@ async fn forward(
     to.shutdown().await.ok();
 }
 
-/// A network namespace with one link to the default one. Dropping it removes it.
+/// A network namespace with one link to the default namespace. Dropping it removes it.
 struct Namespace {
     name: String,
     /// The address of the link in the default namespace.
@@ -194,8 +194,8 @@ fn ip(arguments: &str) -> Result<(), String> {
 impl Namespace {
     fn new() -> Self {
         let name = unique("fh").replace('-', "");
-        // The address block for network benchmarks (RFC 2544). The rest is random, because tests
-        // run concurrently.
+        // The address block for network benchmarks (RFC 2544). The rest of the address is random,
+        // because tests run concurrently.
         let octet = |at: usize| u8::from_str_radix(&name[at..at + 2], 16).unwrap();
         let prefix = format!("198.{}.{}", 18 + octet(2) % 2, octet(4));
         let first = octet(6) & !3;
@@ -490,7 +490,8 @@ async fn pings_and_older_sockets_survive_hibernation() {
             alive_socket.send(pong.clone()).await.unwrap();
         }
     };
-    // An agent without an answer is disconnected, even if messages arrived on its older sockets.
+    // An agent that does not answer the ping is disconnected, even if messages arrived on its older
+    // sockets.
     let wait_until_disconnected = async |mut socket: WebSocketStream<TcpStream>, server: &Value| {
         let code = loop {
             match next_message(&mut socket).await {
@@ -525,8 +526,8 @@ async fn of_twenty_concurrent_connections_one_gets_commands() {
         workspace.admin.post(PATH, &body).await.expect(201)["id"].as_str().unwrap().to_owned()
     }))
     .await;
-    // The newest connection is the one that receives commands. The others are closed, and not asked
-    // to quit.
+    // Only the newest connection receives commands. The service closes the other connections, and
+    // does not send `quit` to them.
     let fates = join_all(agents.into_iter().map(async |mut agent| {
         let mut got = Vec::new();
         while got.len() < COMMANDS {

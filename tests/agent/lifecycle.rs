@@ -208,7 +208,7 @@ async fn a_restart_loses_no_command_and_repeats_none() {
     wait_for_command(&workspace.admin, made["id"].as_str().unwrap(), "the command to begin", acked)
         .await;
     assert_ended(&run(&workspace, "here", "internal", "restart").await, 0, "restarting");
-    // A restarting agent takes no commands. This one waits for the restarted agent.
+    // A restarting agent takes no commands. This command waits for the restarted agent.
     wait_until_connected(&workspace, id, false).await;
     let next = workspace.admin.post(COMMANDS, &body).await.expect(201);
     assert_eq!(workspace.admin.get(&path).await.expect(200)["handled_at"], json!(null));
@@ -262,7 +262,7 @@ async fn a_host_registers_with_labels() {
         let path = format!("/api/servers/servers/{}/", host.config_value("id").unwrap());
         workspace.admin.get(&path).await.expect(200)["labels"].clone()
     };
-    // Refused by the program, and by the service. Nothing is left.
+    // The program refuses some labels, and the service refuses others. Nothing is left.
     for (more, code, expected) in [
         (&["--label", "role"][..], 2, "KEY=VALUE"),
         (&["--label", "Role=web"], 2, "Not a valid key"),
@@ -278,12 +278,12 @@ async fn a_host_registers_with_labels() {
     let (code, out, errors) = host.register_with(&workspace, &token, &more).await;
     assert_eq!((code, errors.as_str()), (0, ""), "{out}");
     assert_eq!(labels().await, json!({"env": "prod", "role": "web", "a.b/c": ""}));
-    // The file has them, and the agent runs with it.
+    // The file contains the labels, and the agent runs with this file.
     let id = host.config_value("id").unwrap();
     let agent = host.run(&[]);
     wait_until_connected(&workspace, &id, true).await;
     drop(agent);
-    // The next registration uses those of the file, unless flags replace them.
+    // The next registration uses the labels in the file, unless flags replace them.
     let more = ["--name", "web-2", "--force", "--label", "role=db"];
     assert_eq!(host.register_with(&workspace, &token, &more).await.0, 0);
     assert_eq!(labels().await, json!({"env": "prod", "role": "db", "a.b/c": ""}));

@@ -45,7 +45,7 @@ pub async fn send(api: &Api, method: &str, path: &str, body: Value) -> Value {
 
 /// Calls each endpoint of users and agents, as a superuser with the given kind of token.
 async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
-    // An isolate remembers an API token from its first request on.
+    // An isolate caches an API token from its first request on.
     let server = send(admin, "POST", "/api/servers/", json!({"name": "web-1"})).await;
     let second = send(admin, "POST", SERVERS, json!({"name": "web-2"})).await;
     let third = send(admin, "POST", SERVERS, json!({"name": "web-3"})).await;

@@ -1,5 +1,5 @@
 //! The programs in `examples/` run commands on a real service with the real agent, and report
-//! errors. Those that need another service are only parsed.
+//! errors. Programs that need another service are only parsed.
 
 use std::path::{Path, PathBuf};
 
@@ -126,7 +126,7 @@ async fn check_program(demo: &Demo, program: &[String]) {
 async fn check_ansible(demo: &Demo) {
     let playbook = folder().join("ansible/run.yml");
     let program = words(&[&setting("FARHAND_ANSIBLE"), playbook.to_str().unwrap()]);
-    // Its messages would be wrapped and coloured for a person otherwise.
+    // Otherwise its messages would be wrapped and coloured.
     let plain = [("ANSIBLE_NOCOLOR", "1"), ("LC_ALL", "C.UTF-8")];
     let variables = demo.with_key(&plain);
     let play = async |server: &str, line: &str| {
@@ -156,7 +156,7 @@ async fn the_examples_run_a_command_and_report_errors() {
     let binary = binaries.path().join("run").to_str().unwrap().to_owned();
     let mut build = Command::new(setting("FARHAND_GO"));
     build.args(["build", "-o", &binary, "."]).current_dir(folder().join("go"));
-    // It has no dependencies, so it must not ask the network for any.
+    // The example has no dependencies, so the build must not use the network.
     build.envs([("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "-mod=readonly")]);
     let built = build.output().await.unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

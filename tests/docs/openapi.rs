@@ -76,7 +76,7 @@ fn the_document_requires_the_same_credentials_as_the_routes() {
 }
 
 /// Calls `visit` for every object with a schema: with the JSON pointer of the schema and the
-/// examples beside it.
+/// examples next to the schema.
 fn visit_schemas(pointer: &str, value: &Value, visit: &mut impl FnMut(&str, Vec<&Value>)) {
     // Inside schemas, examples have another form.
     if pointer.starts_with("/components/schemas") {
@@ -291,7 +291,7 @@ fn the_comparison_finds_differences_from_the_document() {
         "text/html",
     );
     // An error in another form, a code that the status does not allow, a 401 without its header,
-    // and an answer from a path or a method that does not exist.
+    // and a response from a path or a method that does not exist.
     assert_found(|sample| (sample.status, sample.body) = (404, json!({"error": "x"})), "error");
     assert_found(
         |sample| (sample.status, sample.body) = (403, json!({"code": "THROTTLED", "detail": "x"})),

@@ -1,5 +1,5 @@
-//! The documentation site. `npm test -- lint` builds it and fails on a dead link; here is what the
-//! build does not check: the generated API reference.
+//! The documentation site. `npm test -- lint` builds it and fails on a dead link. The build does
+//! not check the generated API reference, so these tests do.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -178,7 +178,7 @@ async fn an_export_recreates_the_service_in_an_empty_cell() {
         assert_eq!(&found, expected, "{list}");
     }
     assert_eq!(read_trigger_tables(&cell).await, kept);
-    // Login tokens are valid, although the new cell's KV is empty.
+    // Login tokens are valid, although the KV of the new cell is empty.
     alice.get("/api/status/").await.expect(200);
 
     // The documented statement ends commands that had not ended.
@@ -296,7 +296,7 @@ async fn a_resync_restores_lost_commands_to_an_older_database() {
     .await;
     assert_eq!(read_trigger_tables(&instance).await, kept);
     // The output of restored commands does not count as stored today. Only the late output of a
-    // command that D1 knew does.
+    // command that D1 still had counts.
     assert_eq!(stored_bytes(&instance).await, stored_then + "late".len() as i64);
     let whole = admin.get(&path(&later)).await.expect(200);
     assert_eq!(whole["result"].as_str().unwrap().len(), 20_000);
@@ -310,7 +310,7 @@ async fn a_resync_restores_lost_commands_to_an_older_database() {
         .find(|c| c["line"] == "planned, and cancelled")
         .unwrap();
     admin.post(&format!("{}cancel/", path(planned)), &json!({})).await.expect(200);
-    // The valid key is the one in D1.
+    // The key in D1 is valid.
     let mut replaced = other.clone();
     replaced["key"] = new_key["key"].clone();
     let dialed =

@@ -1,5 +1,5 @@
-//! `DEPLOYMENT=cloud`: endpoints that contract 4.15 marks as on-prem only do not exist, and all
-//! others do.
+//! `DEPLOYMENT=cloud`: endpoints that contract 4.15 marks as on-prem only do not exist. All other
+//! endpoints exist.
 
 use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_tests::client::PASSWORD;

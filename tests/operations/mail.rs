@@ -104,7 +104,7 @@ async fn starttls_is_used_and_temporary_failures_are_retried() {
     assert_headers(&mail);
 
     // The permanently refused mail is sent first. If the service retried it, the retry would arrive
-    // before those of the other mails.
+    // before the retries of the other mails.
     request_reset(&operator, &gone).await;
     assert_eq!(server.next("recipient").await["answer"], 550);
     request_reset(&operator, &cut).await;
@@ -125,8 +125,8 @@ async fn starttls_is_used_and_temporary_failures_are_retried() {
         let is_mail = |event: &&Value| event["event"] == "mail" && event["to"] == json!([address]);
         let tries: Vec<Value> = events.iter().filter(is_mail).cloned().collect();
         assert_eq!(answers(&tries), expected.iter().collect::<Vec<_>>());
-        // The retry is the same mail, with the same Message-ID. Of the interrupted mail, the server
-        // has only the beginning.
+        // The retry is the same mail, with the same Message-ID. The server received only the
+        // beginning of the interrupted mail.
         let [first, second] = [&tries[0], &tries[1]].map(|event| event["mime"].as_str().unwrap());
         assert!(
             first.contains("\r\nMessage-ID: ") && second.starts_with(first),

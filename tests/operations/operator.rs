@@ -342,7 +342,7 @@ async fn a_workspace_can_be_undeleted_in_its_grace_period() {
     workspace.anonymous.log_in("boss", PASSWORD).await.expect_detail(404, None);
     assert_eq!(agent.next().await, Err(Some(1000)));
     assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(404));
-    // The slug stays taken, and the list shows when the purge begins.
+    // The slug is still taken, and the list shows when the purge begins.
     operator.post(PATH, &new_workspace("acme")).await.expect_fields(400, &["slug"]);
     let item = listed_workspace(&operator, "acme").await.unwrap();
     assert!(

@@ -8,7 +8,7 @@ use farhand_tests::people::Person;
 use farhand_tests::{Api, Workspace, eventually, instance_setting};
 use serde_json::{Value, json};
 
-/// Sends a request. Returns all log text with its id, and the one line at its end.
+/// Sends a request. Returns all log text with its id, and the line that ends the request.
 async fn send_and_read_log(api: &Api, method: &str, path: &str) -> (String, Value) {
     let id = unique("log");
     let status = api.send(api.request(method, path).header("X-Request-Id", &id)).await.status;

@@ -344,7 +344,7 @@ async fn old_commands_are_deleted_everywhere_and_no_others() {
     boss.get(&single(is_gone)).await.expect_detail(404, Some("COMMAND_NOT_FOUND"));
     run_command(&boss, &mut agent, &one, "old but new").await;
 
-    // A deleted server is forgotten with its last command.
+    // The object of a deleted server is empty after the deletion of its last command.
     instance.stop_when_d1_is_current().await;
     age(&state, "young half", 31);
     let (instance, deleted) = run_retention(&state, "30").await;

@@ -49,8 +49,8 @@ async fn the_demo_runs_a_command_and_survives_a_restart() {
     .await
     .expect(200);
 
-    // Runs the printed line unchanged. It names no account, because the server's default is the one
-    // that its agent can use.
+    // Runs the printed line unchanged. It names no account, because the agent can use the server's
+    // default account.
     let line = printed
         .lines()
         .find(|line| line.starts_with("curl "))

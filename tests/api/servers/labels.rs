@@ -316,8 +316,8 @@ async fn a_registration_token_gives_labels_and_allows_keys() {
     let labels = json!({"env": "prod", "role": "web", "b": ""});
     assert_eq!(labels_of(&made).await, labels);
     assert_eq!(event(&workspace, "server.register").await["details"]["labels"], labels);
-    // Staff can change these labels like any others. The event has the labels from the registration
-    // as the old labels.
+    // Staff can change these labels like all other labels. The event has the labels from the
+    // registration as the old labels.
     let path = item_path(SERVERS, &made);
     workspace.admin.patch(&path, &json!({"labels": {"env": "test"}})).await.expect(200);
     assert_eq!(event(&workspace, "server.update").await["details"]["old"]["labels"], labels);
