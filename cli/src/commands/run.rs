@@ -26,11 +26,11 @@ const MAX_STDIN_BYTES: u64 = 64 * 1024;
 /// created later.
 const MAX_PARALLEL: usize = 32;
 
-/// Run a command on servers, print its output while it comes, and exit with its exit code
+/// Run a command on servers, print its output as it arrives, and exit with its exit code
 ///
 /// One word is a line for the server's /bin/sh: 'ps aux | grep nginx'. Several words reach the
 /// program as they are. The output is written as it is, so escape sequences in it reach the
-/// terminal. Ctrl-C kills the command; a second Ctrl-C leaves it running.
+/// terminal. Ctrl-C kills the command. A second Ctrl-C exits and does not wait for its end.
 #[derive(Args)]
 pub struct Arguments {
     /// Names or ids of servers, separated by commas
