@@ -406,7 +406,7 @@ async fn a_hibernated_connection_receives_commands() {
         ..AgentBehaviour::default()
     };
     let agent = Alpamon::connect(&workspace, &server, behaviour).await;
-    // While a caller waits for the end of a command, the object stays in memory.
+    // While a caller waits for the end of a command, the object is kept in memory.
     let awake = async {
         agent.until("the command", |log| log.delivered.len() == 1).await;
         eventually("the object to be in memory", || async {

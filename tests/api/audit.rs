@@ -1544,7 +1544,7 @@ async fn old_events_are_deleted_and_the_chain_stays_valid() {
          VALUES (({id} << 40) + 3, 'x', {id}, '{old}', 'user', 'x.y', 'success', '{{}}')"
     ));
     assert_eq!(verify(&api, VERIFY).await["first_broken"]["problem"], "foreign");
-    // The operator's own events stay.
+    // The operator's own events are kept.
     assert_eq!(wait_until_sealed(&instance.operator(), "/operator/audit/verify/").await, 1);
 }
 

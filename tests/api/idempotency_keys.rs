@@ -170,7 +170,7 @@ async fn a_key_creates_one_workspace() {
     let created = api.get("/api/audit/events/?action=workspace.create").await.expect(200);
     assert_eq!(created["count"], 1);
 
-    // Of two concurrent requests, one creates. The same holds if their bodies differ.
+    // Of two concurrent requests, one creates the resource. The same holds if their bodies differ.
     let (key, body) = (unique("twins"), new_workspace(&unique("twins")));
     let replies =
         futures_util::future::join_all((0..4).map(|_| post(&operator, PATH, &key, &body))).await;

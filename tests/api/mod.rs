@@ -1,4 +1,5 @@
-//! What API clients see. The files mirror the URL tree; some hold rules for all endpoints.
+//! The API as clients see it. The files mirror the URL tree. Some files test rules for all
+//! endpoints.
 
 mod audit;
 mod auth;

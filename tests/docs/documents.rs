@@ -15,9 +15,9 @@ const SEPARATOR: char = '\u{1e}';
 
 /// The output that a page shows for an example.
 enum Answer {
-    /// JSON, in any form; `…` stands for any value.
+    /// JSON in any form. `…` stands for any value.
     Json(Value),
-    /// Text; `…` stands for any characters.
+    /// Text. `…` stands for any characters.
     Text(String),
 }
 

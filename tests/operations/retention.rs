@@ -585,8 +585,8 @@ async fn late_reports_of_possibly_deleted_commands_are_accepted() {
     assert!(instance.read_objects("ServerLink", "SELECT command FROM chunks").is_empty());
 }
 
-/// Rows stay for a day, and as long as their user has a waiting command. Commands of the session
-/// may still need them.
+/// Rows are kept for a day, and as long as their user has a waiting command. Commands of the
+/// session may still need them.
 #[tokio::test]
 async fn revoked_sessions_are_deleted_after_a_day() {
     let (instance, state) = Instance::new().await;

@@ -324,7 +324,7 @@ async fn a_plain_member_runs_only_as_their_own_account() {
     cast.workspace.add_member(&other, member, "owner").await;
     let reply = member.api.post(COMMANDS, &body(json!({"username": "root"}))).await;
     reply.expect_detail(403, Some("PERMISSION_DENIED"));
-    // The highest of a user's roles in the server's groups counts.
+    // If a user has several roles in the server's groups, the highest role counts.
     cast.workspace
         .admin
         .patch(&group_path(&other), &json!({"servers": [server["id"]]}))

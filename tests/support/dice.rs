@@ -1,6 +1,6 @@
 //! Pseudo-random numbers that are the same in each run.
 
-/// A pseudo-random generator; the field is its seed.
+/// A pseudo-random generator. The field is its seed.
 #[derive(Debug)]
 pub struct Dice(pub u64);
 

@@ -311,7 +311,7 @@ impl Instance {
     }
 
     /// Executes statements on D1 through wrangler, and returns the rows of each. This uses the
-    /// platform's own SQLite, and takes seconds; [`Instance::d1`] is faster.
+    /// platform's own SQLite, and takes seconds. [`Instance::d1`] is faster.
     pub async fn d1_through_wrangler(&self, sql: &str) -> Vec<Value> {
         let file = tempfile::Builder::new().suffix(".sql").tempfile_in(&self.state).unwrap();
         std::fs::write(file.path(), sql).unwrap();

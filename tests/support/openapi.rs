@@ -20,7 +20,7 @@ pub static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
 const PATH_MEMBERS: [&str; 2] = ["paths", "x-catch-alls"];
 /// The URI under which schemas refer to the document.
 const DOCUMENT_URI: &str = "urn:farhand";
-/// Headers that the connection and the clock add; the document does not describe them.
+/// Headers that the connection and the clock add. The document does not describe them.
 const TRANSPORT_HEADERS: [&str; 8] = [
     "connection",
     "content-length",

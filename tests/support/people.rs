@@ -237,7 +237,7 @@ impl Cast {
         }
         let deputy = workspace.add_member(&group, &self.deputy, "manager").await;
         let bystander = workspace.add_member(&group, &self.bystander, "member").await;
-        // The creator of a group becomes its owner; remove the superuser, who needs no membership.
+        // The creator of a group becomes its owner. The cast's superuser must have no membership.
         let made = workspace
             .admin
             .get(&format!("{MEMBERSHIPS}?group={}&role=owner", group["id"]))

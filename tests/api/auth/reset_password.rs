@@ -236,8 +236,8 @@ async fn known_and_unknown_addresses_get_equal_responses() {
         .await
         .expect(200);
     let stranger = format!("{}@example.com", unique("stranger"));
-    // An address may have five pending requests. The sixth is refused, whatever its spelling, and
-    // whether the address is registered or not.
+    // An address may have five pending requests. The sixth request is refused, whatever the
+    // spelling of the address, and whether the address is registered or not.
     for (email, client) in
         [(&known, "192.0.2.1"), (&stranger, "192.0.2.2"), (&inactive, "192.0.2.3")]
     {

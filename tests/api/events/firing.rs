@@ -450,8 +450,8 @@ async fn assert_cancelled(admin: &Api, name: &str, made: &Value, reason: &str) {
     );
 }
 
-/// Asserts that exactly the permitted commands are delivered, in order, and that the others are
-/// cancelled.
+/// Asserts that exactly the permitted commands are delivered, in order, and that the other commands
+/// are cancelled.
 async fn assert_outcomes(
     workspace: &Workspace,
     agent: &mut ScriptedAgent,
@@ -803,8 +803,8 @@ async fn an_agent_gets_a_limited_number_of_commands() {
         let made = person.api.post(PATH, &body).await.expect(201);
         assert_eq!(made["status"]["text"], "Sent");
         assert_eq!(agent.next_command().await["id"], made["id"]);
-        // The last one is not acknowledged. The others would be stuck after a minute on a slow
-        // machine.
+        // The last command is not acknowledged. The other commands would be stuck after a minute on
+        // a slow machine.
         if sent.len() + 1 < MAX_UNFINISHED {
             agent.ack(id_of(&made)).await;
         }

@@ -233,8 +233,8 @@ async fn post_all<'a>(
     posted
 }
 
-/// Asserts that exactly the permitted commands are delivered, in order, and that the others are
-/// cancelled.
+/// Asserts that exactly the permitted commands are delivered, in order, and that the other commands
+/// are cancelled.
 async fn assert_outcomes(
     workspace: &Workspace,
     agent: &mut ScriptedAgent,

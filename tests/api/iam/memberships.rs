@@ -492,7 +492,7 @@ async fn the_only_owner_of_a_group_cannot_be_removed() {
     assert_eq!(workspace.admin.get(&user).await.expect(200)["is_active"], true);
     olga.api.get("/api/status/").await.expect(200);
     assert_eq!(members(&workspace, &group).await, before);
-    // A deactivated user stays an owner.
+    // A deactivated user is still an owner.
     workspace.admin.patch(&user, &json!({"is_active": false})).await.expect(200);
     assert_eq!(members(&workspace, &group).await, before);
     expect_only_owner_error(&workspace.admin.delete(&user).await);

@@ -722,7 +722,7 @@ async fn a_deleted_server_frees_its_name_and_groups() {
         workspace.admin.delete(&group_path(&group)).await.expect(204);
         assert!(!is_key_accepted(&workspace, &made).await);
     }
-    // Of concurrent deletions, at least one succeeds, and the others get a 404.
+    // Of concurrent deletions, at least one succeeds, and the other requests get a 404.
     let path = item_path(SERVERS, &server);
     let replies = future::join_all((0..4).map(|_| workspace.admin.delete(&path))).await;
     assert!(replies.iter().all(|reply| matches!(reply.status, 204 | 404)), "{replies:?}");
