@@ -139,10 +139,14 @@ pub fn exit_code(command: &Command) -> u8 {
     }
 }
 
-/// Prints commands as JSON: one command as an object, several commands as an array.
-pub fn print_json(commands: &[Value], format: Format) -> Result<()> {
+/// Prints commands: as one JSON value on each line for `ndjson`, else as one object if `is_single`,
+/// or as an array.
+pub fn print_json(commands: &[Value], is_single: bool, format: Format) -> Result<()> {
     match commands {
-        [command] => write(&json_text(command, format)),
+        _ if format == Format::Ndjson => {
+            commands.iter().try_for_each(|command| write(&json_text(command, format)))
+        }
+        [command] if is_single => write(&json_text(command, format)),
         _ => write(&json_text(&Value::from(commands), format)),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -14,6 +14,8 @@ use crate::types::{Chunk, Command, CommandEnd};
 /// The pauses before each attempt to reconnect, in seconds. Then farhand stops following the
 /// command, which keeps running.
 const RECONNECT_PAUSES: [u64; 8] = [0, 1, 2, 4, 8, 15, 30, 60];
+/// After this time a connection counts as stable, also without output. The pauses begin again.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// How a command ended.
 pub struct End {
@@ -100,13 +102,13 @@ pub fn follow(
     let mut last = None;
     let mut failures = 0;
     loop {
-        let before = last.clone();
+        let (before, began) = (last.clone(), Instant::now());
         let failure = match client.stream(&path, last.as_deref()) {
             Ok(stream) => {
                 if let Some(end) = read(stream, &mut last, &mut on_chunk)? {
                     return Ok(end);
                 }
-                if last != before {
+                if last != before || began.elapsed() >= STABLE_AFTER {
                     failures = 0;
                 }
                 "The stream was cut off.".to_owned()

@@ -39,7 +39,10 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<()> {
     let name = options.profile.clone().or_else(|| profiles.current.clone());
     let name = name.unwrap_or_else(|| DEFAULT_PROFILE.to_owned());
     let saved = profiles.profiles.get(&name);
-    let (url, insecure_http) = match arguments.url.clone().or_else(|| variable("FARHAND_URL")) {
+    // A profile that is named takes precedence over the variable, as for all commands.
+    let from_environment =
+        || variable("FARHAND_URL").filter(|_| options.profile.is_none() || saved.is_none());
+    let (url, insecure_http) = match arguments.url.clone().or_else(from_environment) {
         Some(url) => (url, options.insecure_http),
         None => {
             let saved = saved.ok_or_else(|| {

@@ -36,7 +36,7 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<u8> {
         let end = follow(&client, &arguments.id, |content| view.chunk(content))?;
         view.end(&end)?;
         if options.output == Format::Json {
-            print_json(&[end.json], options.output)?;
+            print_json(&[end.json], true, options.output)?;
         }
         return Ok(exit_code(&end.command));
     }
@@ -46,7 +46,7 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<u8> {
         stdout.write_all(&output.body)?;
         stdout.flush()?;
     } else {
-        print_json(&[client.get_json::<Value>(&path)?], options.output)?;
+        print_json(&[client.get_json::<Value>(&path)?], true, options.output)?;
     }
     Ok(0)
 }

@@ -87,6 +87,7 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<u8> {
     if servers.is_empty() {
         return Err(Error::local("Name a server. `farhand servers` lists them."));
     }
+    let is_single = servers.len() == 1;
     let body = arguments.body()?;
     let client = options.connect()?;
     let running = Running::new(&client);
@@ -103,7 +104,7 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<u8> {
         let commands: Vec<Value> =
             outcomes.iter().filter_map(|outcome| outcome.json.clone()).collect();
         if !commands.is_empty() {
-            print_json(&commands, options.output)?;
+            print_json(&commands, is_single, options.output)?;
         }
     }
     Ok(outcomes.iter().map(|outcome| outcome.exit_code).max().unwrap_or(EXIT_FAILURE))
