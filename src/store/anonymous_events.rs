@@ -1,5 +1,5 @@
-//! The table that counts anonymous audit events (`docs/audit.md`). For each action and object, at
-//! most one audit event a minute is written, with the number of occurrences.
+//! The D1 table that counts anonymous audit events (`docs/audit.md`). For each action and object,
+//! at most one audit event per minute is written. It contains the number of occurrences.
 
 use farhand_domain::audit::{AuditEvent, AuditObject, AuditOutcome, Source};
 use farhand_domain::error::Error;
@@ -20,9 +20,9 @@ const MIN_INTERVAL_SECONDS: i64 = 60;
 /// The maximum number of overdue events that one cron trigger writes.
 const MAX_OVERDUE: u64 = 100;
 
-/// SQL for the users whose reset requests were counted since the last event of `anonymous_events
-/// a`, as a JSON array of ids. A request expires 24 hours after its creation, so `expires_at` tells
-/// when it was created.
+/// SQL for the ids of the users whose reset requests were counted since the last event of
+/// `anonymous_events a`, as a JSON array. A request expires 24 hours after its creation, so
+/// `expires_at` shows when it was created.
 const RESET_USERS: &str = "(SELECT json_group_array(DISTINCT CAST(p.user_id AS TEXT)) FROM reset_requests p
     WHERE p.workspace_id = a.workspace_id AND p.user_id IS NOT NULL
     AND p.expires_at > iif(a.written_at = '', '', strftime('%Y-%m-%dT%H:%M:%f000+00:00', a.written_at, '+1 day')))";
@@ -39,7 +39,7 @@ fn event_with_count(action: &str) -> String {
 }
 
 /// The statements that count an anonymous event. If no event of the same action and object was
-/// written within the last minute, they also write an event for all that were counted.
+/// written within the last minute, they also write one event for all counted occurrences.
 pub fn count_event(
     workspace_id: i64,
     event: &AuditEvent,
@@ -79,10 +79,10 @@ fn write_pending(
     Ok(vec![insert, reset_count])
 }
 
-/// The statements that count a reset request, and write an event as [`anonymous`] does. They must
-/// directly follow the insertion of the request. All requests of a workspace are counted together,
-/// so the work is the same for every address. The event's object is the user of this request;
-/// `users` in its details are the users of all counted requests.
+/// The statements that count a reset request, and write an event under the same condition as
+/// [`count_event`]. They must directly follow the insertion of the request. All requests of a
+/// workspace share one counter, so the work is the same for every address. The event's object is
+/// the user of this request. `users` in its details are the users of all counted requests.
 pub fn after_reset_request(
     id: Uuid,
     event: &AuditEvent,
@@ -95,7 +95,7 @@ pub fn after_reset_request(
     let rest = "FROM reset_requests r JOIN anonymous_events a
             ON a.workspace_id = r.workspace_id AND a.action = :action AND a.object_id = ''
         WHERE r.id = :id AND changes() > 0 AND a.written_at <= :until";
-    // Only the id: a lookup of the name would be extra work for registered addresses.
+    // Without the user's name: its lookup would be extra work for registered addresses.
     let user = Some("CAST(r.user_id AS TEXT)");
     let insert = Insert {
         object_id: user,
@@ -115,13 +115,13 @@ pub fn after_reset_request(
     ])
 }
 
-/// Runs the statements of [`anonymous`].
+/// Runs the statements of [`count_event`].
 pub async fn write_anonymous(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
     db::execute_all(env, statements).await
 }
 
-/// Writes the counted occurrences that are overdue because no further event of the same action and
-/// object followed. Returns the workspaces.
+/// Writes events for occurrences that were counted but not written, because no further event of the
+/// same action and object followed. Returns the workspaces of these events.
 pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error> {
     #[derive(Deserialize)]
     struct Overdue {

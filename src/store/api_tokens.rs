@@ -1,4 +1,4 @@
-//! The table of API tokens.
+//! The D1 table of API tokens.
 
 use farhand_domain::acl::{Acl, MAX_IN_EVENT};
 use farhand_domain::api_token::{NewToken, TokenChanges, TokenFilter};
@@ -31,7 +31,7 @@ pub const REPLAY: ReplaySource = ReplaySource {
     row: "api_tokens t ON t.id = :resource AND t.workspace_id = me.workspace_id AND t.user_id = me.user_id",
 };
 
-/// SQL for the condition that a row of `api_tokens t` is the caller's own.
+/// SQL for the condition that a row of `api_tokens t` belongs to the caller.
 const IS_OWN: &str = "t.workspace_id = me.workspace_id AND t.user_id = me.user_id";
 
 /// The caller's tokens, newest first.
@@ -56,7 +56,7 @@ pub fn by_id(id: Uuid) -> Query {
     )
 }
 
-/// Reads what a check of an access control list needs, as `{target, token}`: the server as
+/// Reads the data to check an access control list, as `{target, token}`: the server as
 /// [`servers::for_command`] returns it, and a token of the caller.
 pub fn for_check(server: &ServerRef, token: Option<Uuid>) -> Query {
     let (target, server) = servers::for_command(server);
@@ -116,7 +116,7 @@ fn bind_change(statement: Statement, changes: &TokenChanges) -> Statement {
 }
 
 /// Creates a token of the caller, unless it would outlive the API token of the request, or the
-/// caller has `most` tokens already. The reply is the token.
+/// caller already has `most` tokens. The reply is the token.
 pub fn insert(
     scope: &Scope<'_>,
     id: Uuid,
@@ -180,8 +180,8 @@ fn before_update(
     mut event: AuditEvent,
     changes: &TokenChanges,
 ) -> Result<Statement, Error> {
-    // The event has the old access control list and the new one. If the old one is long, the event
-    // has only its size; the hash is in the event that set the list.
+    // The event contains the old and the new access control list. If the old list is long, the
+    // event contains only its size. The event that set the old list has its hash.
     let old = format!(
         "json_set(:event -> '$.details', '$.old', json(iif(length(CAST(d.acl AS BLOB)) > {MAX_IN_EVENT},
             json_object('acl_bytes', length(CAST(d.acl AS BLOB))), json_object('acl', json(d.acl)))))"

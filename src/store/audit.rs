@@ -1,9 +1,9 @@
-//! The table of audit events (`docs/audit.md`).
+//! The D1 table of audit events (`docs/audit.md`).
 //!
 //! An event is inserted in the transaction of its change, directly after the statement that makes
 //! the change. There, `changes()` is the number of rows that the change itself affected, without
-//! those of triggers. So there is no event without its change, no change without its event, and no
-//! extra round trip.
+//! rows that triggers affected. So an event exists if and only if its change was made, and it costs
+//! no extra round trip.
 
 use farhand_domain::audit::{ActorType, AuditEvent, AuditOutcome, EventFilter};
 use farhand_domain::audit_chain::COLUMNS;
@@ -41,7 +41,8 @@ fn object() -> String {
 const BY_ME: [&str; 5] =
     ["'user'", "CAST(me.user_id AS TEXT)", "me.username", "me.kind", "me.credential_id"];
 
-/// The statement that inserts one event. Fields that are `None` are taken from the event itself.
+/// The statement that inserts one event. For a field that is `None`, it uses the value in the
+/// event's JSON.
 pub struct Insert<'a> {
     /// SQL for the workspace's id.
     pub workspace: &'a str,
@@ -76,7 +77,7 @@ impl Insert<'static> {
         }
     }
 
-    /// An event whose fields are all taken from the event itself.
+    /// An event whose fields all come from the event's JSON.
     pub fn from_event(workspace: &'static str, event: &'static str, rest: &'static str) -> Self {
         Self { workspace, event, by: None, object_id: None, object_name: None, details: None, rest }
     }
@@ -104,8 +105,8 @@ impl Insert<'_> {
             (own("id"), own("occurred_at"), own("action"), own("object.type"));
         let (outcome, remote_ip, request_id) =
             (own("outcome"), own("source.remote_ip"), own("source.request_id"));
-        // A number is never used again, even if its event was deleted because of its age. So the
-        // seals count, too.
+        // A number is never used again, even after its event was deleted because of its age. So the
+        // numbers in seals count, too.
         let last = [("audit_events", "seq"), ("audit_seals", "last")]
             .map(|(table, key)| highest(table, key, workspace));
         format!(
@@ -192,7 +193,7 @@ pub fn service_event(action: &str) -> Result<AuditEvent, Error> {
     ))
 }
 
-/// Inserts an event that belongs to no change of D1. Does nothing if the workspace was deleted. The
+/// Inserts an event that belongs to no change in D1. Does nothing if the workspace was deleted. The
 /// workspace 0 is the region cell.
 pub async fn record(env: &Env, workspace_id: i64, event: &AuditEvent) -> Result<(), Error> {
     let rest = "WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL)";
@@ -208,8 +209,8 @@ pub async fn record(env: &Env, workspace_id: i64, event: &AuditEvent) -> Result<
 }
 
 /// SQL for the number of events in a workspace, without reading them all. Events are numbered
-/// without gaps. Expired events are missing between the first and the last event; they have
-/// consecutive numbers of their own (`audit_expired.number`).
+/// without gaps. Expired events between the first and the last event are missing. They have
+/// consecutive numbers of their own (`audit_expired.number`), so that SQL can subtract their count.
 fn total(workspace: &str) -> String {
     let is_of = is_of("seq", workspace);
     let end =
@@ -227,9 +228,9 @@ fn total(workspace: &str) -> String {
     format!("coalesce({last} - {first} + 1 - coalesce({end} - {beginning} + 1, 0), 0)")
 }
 
-/// The common table `span`, which follows `me`: the range of keys (after `after`, up to `last`)
-/// that contains all events in the filter's range of time, according to the times of the seals.
-/// Unsealed events have no such times: they are all within the range if one of them may match.
+/// The common table `span`, which follows `me`: a range of keys (after `after`, up to `last`) that
+/// contains all events in the filter's range of time. The times in the seals give the range.
+/// Unsealed events have no seal, so the range contains all of them if one of them may match.
 fn span(filter: &EventFilter) -> String {
     let workspace = "me.workspace_id";
     let (first, last) = (key(workspace, "0"), highest("audit_events", "seq", workspace));
@@ -253,15 +254,15 @@ fn span(filter: &EventFilter) -> String {
 }
 
 /// The common table `actions`, which follows `me`: the distinct actions of the workspace's events.
-/// There are few. It makes one search in the index for each.
+/// A workspace has few actions. The query searches the index once for each.
 const ACTIONS: &str = ", actions AS (
     SELECT (SELECT min(a.action) FROM audit_events a WHERE a.workspace_id = me.workspace_id) AS action FROM me
     UNION ALL
     SELECT (SELECT min(a.action) FROM audit_events a WHERE a.workspace_id = me.workspace_id AND a.action > actions.action)
     FROM me CROSS JOIN actions WHERE actions.action IS NOT NULL)";
 
-/// The events of a workspace, the last written first. `may_read` is SQL for the condition that the
-/// caller may read them.
+/// The events of a workspace, in reverse order of writing. `may_read` is SQL for the condition that
+/// the caller may read them.
 fn events(filter: EventFilter, may_read: &str) -> List {
     let is_unfiltered = filter.is_empty();
     let (index, tables, condition) = match &filter {
@@ -304,13 +305,13 @@ fn events(filter: EventFilter, may_read: &str) -> List {
     list
 }
 
-/// The workspace's events, the last written first, for staff.
+/// The workspace's events for staff, in reverse order of writing.
 pub fn list(filter: EventFilter) -> List {
     events(filter, "(me.is_staff OR me.is_superuser)")
 }
 
-/// A page of the events of the region cell, the last written first, and their number. `workspace`
-/// is the id that stands for the cell.
+/// A page of the events of the region cell, in reverse order of writing, and the number of all its
+/// events. `workspace` is the id that stands for the cell.
 pub async fn list_of_cell(
     env: &Env,
     workspace: i64,

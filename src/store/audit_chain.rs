@@ -24,9 +24,9 @@ fn hash(workspace: &str, key: &str, condition: &str) -> String {
     )
 }
 
-/// SQL for the hash of a row of `audit_events e`; null until the event is sealed. A seal whose
-/// range of times does not include the event is ignored: someone changed one of them, and the
-/// filter by time would not find the event.
+/// SQL for the hash of a row of `audit_events e`. Null until the event is sealed. Also null if the
+/// event's time is outside the seal's range of times: then one of the two was tampered with, and
+/// the filter by time would not find the event.
 pub(super) fn hash_of_event() -> String {
     hash("e.workspace_id", "e.seq", "e.occurred_at BETWEEN s.earliest AND s.latest")
 }
@@ -58,8 +58,9 @@ pub struct Unsealed {
 
 /// Reads the next events of a workspace after the end of its chain.
 ///
-/// If D1 was restored to an earlier time (Time Travel), it has lost chain entries, and new events
-/// may have got their numbers. These events first get new numbers, after the end of the chain.
+/// After D1 was restored to an earlier time (Time Travel), chain entries are missing, and new
+/// events may use their numbers. This function first gives such events new numbers after the end of
+/// the chain.
 pub async fn unsealed(
     env: &Env,
     workspace_id: i64,
@@ -115,12 +116,12 @@ pub async fn write_seals(env: &Env, workspace_id: i64, seals: &Seals) -> Result<
     db::execute(env, Statement::new(sql).bind_all(parameters)).await
 }
 
-/// A range of chain entries, and what a verification compares them with.
+/// A range of chain entries, and the rows around it that a verification needs.
 pub struct Links {
     /// Up to two entries before the range, the last one first.
     pub before: Vec<ChainEntry>,
-    /// The entries of the range, in order. There may be one row more than numbers, so that a number
-    /// with two rows is noticed.
+    /// The entries of the range, in order. The query reads one row more than the range has numbers,
+    /// so that a number with two rows is noticed.
     pub rows: Vec<ChainEntry>,
     /// A sealed entry after the end of the chain.
     pub beyond: Option<ChainEntry>,
@@ -128,8 +129,8 @@ pub struct Links {
     pub unsealed: u64,
 }
 
-/// Reads the entries of a workspace's chain from `first` to `last`. `end` is the last entry of the
-/// chain.
+/// Reads the entries of a workspace's chain from `first` to `last`. `end` is the number of the
+/// chain's last entry.
 pub async fn links(
     env: &Env,
     workspace_id: i64,
@@ -211,8 +212,8 @@ fn first_anonymous(workspace: &str) -> String {
     )
 }
 
-/// Reads the first sealed anonymous events of a workspace, in the order of the chain. Returns none
-/// if the first one is not older than `until`.
+/// Reads the first sealed anonymous events of a workspace, in the order of the chain. Returns an
+/// empty list if the first of them is not older than `until`.
 pub async fn first_anonymous_links(
     env: &Env,
     workspace_id: i64,
@@ -256,7 +257,8 @@ pub async fn expire(env: &Env, workspace_id: i64, rows: &[ChainEntry]) -> Result
     db::execute_all(env, vec![statement(insert), statement(delete)]).await
 }
 
-/// Events before these times are to be deleted; `None`: events are kept forever.
+/// The cutoffs of retention: events before these times are to be deleted. `None` means that events
+/// are kept forever.
 #[derive(Clone, Copy)]
 pub struct KeptUntil {
     /// For all events of workspaces.
@@ -274,7 +276,7 @@ pub async fn workspaces_to_seal(
     limit: u64,
 ) -> Result<Vec<i64>, Error> {
     let (sealed, last, first) = (sealed("w.id"), numbering::last("w.id"), first_anonymous("w.id"));
-    // Events are deleted from the first one on, so the time of the first one decides.
+    // Events are deleted in order, so comparing the time of the first event is enough.
     let sql = format!(
         "SELECT w.id FROM (SELECT 0 AS id UNION ALL SELECT id FROM workspaces WHERE deleted_at IS NULL) w
          WHERE w.id > :after AND (EXISTS (SELECT 1 FROM audit_events e WHERE e.seq > {sealed} AND e.seq <= {last})

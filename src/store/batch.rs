@@ -14,9 +14,10 @@ pub enum Part {
     Change,
     /// Selects the reply as `body`. The reply is used only if there was a change.
     Reply,
-    /// Selects the hashes of the login tokens that the change ends, as a JSON array in `body`.
+    /// Selects the hashes of the login tokens that the change invalidates, as a JSON array in
+    /// `body`.
     EndedTokens,
-    /// Makes the change by deleting a session. Its `body` has the roles of [`Part::Change`] and
+    /// Makes the change by deleting a session. Its `body` is used for both [`Part::Change`] and
     /// [`Part::EndedTokens`].
     DeleteSession,
 }
@@ -37,15 +38,16 @@ impl Batch {
         self.add(Part::Step, statement)
     }
 
-    /// Adds the statement that makes the change, and directly after it that for the audit event,
-    /// which reads `changes()`.
+    /// Adds the statement that makes the change. Directly after it, adds the statement for the
+    /// audit event, which reads `changes()`.
     pub fn change(self, change: impl Into<Statement>, event: impl Into<Statement>) -> Self {
         self.add(Part::Change, change).then(event)
     }
 
-    /// Adds the statement for the audit event, and then the one that makes the change. Use this if
-    /// the change may invalidate the credential of the request, or delete a name that the event
-    /// needs. The event must not read `changes()`; its `Insert::rest` needs its own condition.
+    /// Adds the statement for the audit event, and then the statement that makes the change. Use
+    /// this if the change may invalidate the credential of the request, or delete a name that the
+    /// event needs. The event must not read `changes()`. Its `Insert::rest` needs its own
+    /// condition.
     pub fn change_after_event(
         self,
         event: impl Into<Statement>,
@@ -54,8 +56,8 @@ impl Batch {
         self.then(event).add(Part::Change, change)
     }
 
-    /// Adds the statement for the audit event, and then the one that deletes a session. The `body`
-    /// of the latter is the hash of the session's token, in a JSON array.
+    /// Adds the statement for the audit event, and then the statement that deletes a session. The
+    /// `body` of the deletion is a JSON array with the hash of the session's token.
     pub fn delete_session_after_event(
         self,
         event: impl Into<Statement>,
@@ -69,8 +71,8 @@ impl Batch {
         self.add(Part::Reply, reply)
     }
 
-    /// Adds a statement that selects the hashes of the login tokens that the change ends. Call this
-    /// before the change is added.
+    /// Adds a statement that selects the hashes of the login tokens that the change invalidates.
+    /// Call this before the change is added.
     pub fn ending(self, tokens: impl Into<Statement>) -> Self {
         self.add(Part::EndedTokens, tokens)
     }
@@ -86,7 +88,7 @@ impl Batch {
 pub struct BatchResult {
     /// The reply; `None`: nothing changed.
     pub reply: Option<String>,
-    /// The hashes of the login tokens that the change ended, as a JSON array.
+    /// The hashes of the login tokens that the change invalidated, as a JSON array.
     pub ended_tokens: Option<String>,
 }
 

@@ -8,8 +8,8 @@ use super::list::{List, Select};
 use super::within_acl::{COST, COST_OF_ROW, MAX_COST, line_patterns, within, word_lists};
 
 /// Pages up to this size are read as one text, which D1 limits to 2 MB. In the worst case, lines of
-/// 16,384 and results of 4,096 characters take six bytes per character in JSON (`\u0001`). Then
-/// this page has 1.9 MB.
+/// 16,384 and results of 4,096 characters take six bytes per character in JSON (`\u0001`). Then a
+/// page of this size has 1.9 MB.
 const MAX_IN_ONE_TEXT: u64 = 15;
 
 /// A list of the commands that the caller can read, for a page with this offset.

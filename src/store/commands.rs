@@ -13,7 +13,7 @@ use super::servers;
 use super::within_acl::{line_patterns, within, word_lists};
 
 /// SQL for the command object (contract 7.1) of a row of `commands c`, as JSON. `result` is SQL for
-/// the result, and `truncated` for whether the result is cut. `:now` is the present time.
+/// the result, and `truncated` for whether the result is cut. `:now` is the current time.
 fn object(result: &str, truncated: &str) -> String {
     let (state, status) = (command_object::state_sql(":now"), command_object::status_sql(":now"));
     let boolean = |column: &str| {
@@ -40,13 +40,13 @@ fn detail_object() -> String {
     object("coalesce(c.full_result, c.result)", "c.result_truncated")
 }
 
-/// SQL for the command object in a list, where results are cut shorter.
+/// SQL for the command object in a list, where results have a lower length limit.
 pub(super) fn list_object() -> String {
     object("c.result", "(c.result_truncated OR c.full_result IS NOT NULL)")
 }
 
 /// SQL for whether the access control list of the caller's API token allows a row of `commands c`.
-/// True if there is no list.
+/// True if the token has no list.
 fn is_within_acl() -> String {
     within(
         "me.acl",
@@ -55,9 +55,9 @@ fn is_within_acl() -> String {
     )
 }
 
-/// SQL for what a cancellation or kill of a row of `commands c` is checked against, as
-/// `{is_within, command}`: whether the API token's access control list allows the command, and the
-/// command object.
+/// SQL for the data that a cancellation or kill of a row of `commands c` checks, as `{is_within,
+/// command}`: whether the API token's access control list allows the command, and the command
+/// object.
 fn endable_object() -> String {
     let (is_within, object) = (is_within_acl(), detail_object());
     format!(
@@ -71,9 +71,9 @@ fn endable_object() -> String {
 /// - The caller can access the server, or the server was deleted and the caller requested the
 ///   command.
 /// - The server's labels match the selector of the API token, if it has one. A deleted server has
-///   none, and matches no selector.
-/// - The API token can read commands that its access control list does not allow, or the list
-///   allows this one.
+///   no labels, and matches no selector.
+/// - The API token's access control list allows this command, or the token can also read commands
+///   that the list does not allow.
 fn readable() -> String {
     format!(
         "c.workspace_id = me.workspace_id AND (NOT me.reads_narrowly OR {})
@@ -103,7 +103,7 @@ pub fn by_id(id: Uuid) -> Query {
     readable_part(&detail_object(), id)
 }
 
-/// Reads what a cancellation or kill is checked against: see [`endable_object`].
+/// Reads the data that a cancellation or kill checks: see [`endable_object`].
 pub fn endable(id: Uuid) -> Query {
     readable_part(&endable_object(), id)
 }

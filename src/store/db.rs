@@ -130,7 +130,7 @@ fn json_value(value: Value) -> serde_json::Value {
     }
 }
 
-/// Why D1 did not run a statement.
+/// The reason why D1 did not run a statement.
 #[derive(Debug)]
 pub enum Failure {
     /// A uniqueness rule was violated. The text is `table.column` of the rule's last column.
@@ -154,8 +154,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// D1's errors have several types and prefixes. Only their text says whether a uniqueness rule was
-/// violated.
+/// D1's errors have several types and prefixes. Only the text of an error shows whether a
+/// uniqueness rule was violated.
 impl From<JsValue> for Failure {
     fn from(error: JsValue) -> Self {
         let text = error
@@ -188,7 +188,7 @@ pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<Outcome>
 /// Runs one statement.
 ///
 /// # Errors
-/// As [`batch`].
+/// See [`batch`].
 pub async fn run(env: &Env, statement: Statement) -> Result<Outcome, Failure> {
     let outcome = batch(env, vec![statement]).await?.pop();
     outcome.ok_or_else(|| Error::internal("D1 gave no result").into())
@@ -198,7 +198,7 @@ pub async fn run(env: &Env, statement: Statement) -> Result<Outcome, Failure> {
 /// Returns the first row and the items.
 ///
 /// # Errors
-/// As [`batch`].
+/// See [`batch`].
 pub async fn run_page(
     env: &Env,
     statement: &PageStatement,
@@ -217,7 +217,7 @@ pub async fn execute(env: &Env, statement: Statement) -> Result<(), Error> {
     Ok(run(env, statement).await.map(drop)?)
 }
 
-/// Runs statements whose results are not used, as [`batch`].
+/// Runs statements whose results are not used, in one transaction: see [`batch`].
 pub async fn execute_all(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
     Ok(batch(env, statements).await.map(drop)?)
 }
@@ -238,7 +238,7 @@ pub fn returned(object: &str, alias: &str) -> String {
     object.replace(&format!("{alias}."), "")
 }
 
-/// The number of rows that a statement changed, without those that triggers changed.
+/// The number of rows that a statement changed, without rows that triggers changed.
 pub fn changes(outcome: &Outcome) -> Result<usize, Error> {
     outcome.changes.ok_or_else(|| Error::internal("D1 gave no number of changes"))
 }

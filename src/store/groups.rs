@@ -1,5 +1,5 @@
-//! The tables of groups and of memberships. If a deletion affects other rows, the triggers of the
-//! tables delete or change them.
+//! The D1 tables of groups and memberships. If a deletion affects other rows, triggers of the
+//! tables delete or change those rows.
 
 use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
@@ -31,10 +31,11 @@ pub const REPLAY: ReplaySource = ReplaySource {
     row: "groups g ON g.workspace_id = me.workspace_id AND g.name = :resource AND g.added_at = :now",
 };
 
-/// SQL for the condition that the caller is staff, and so can see all groups.
+/// SQL for the condition that the caller is staff, and therefore can see all groups.
 const IS_STAFF: &str = "(me.is_superuser OR me.is_staff)";
 
-/// SQL for the caller's role in a group, or null. `group` is SQL for the group's id.
+/// SQL for the caller's role in a group; null if the caller is not a member. `group` is SQL for the
+/// group's id.
 fn role_in(group: &str) -> String {
     format!(
         "(SELECT v.role FROM memberships v
@@ -98,7 +99,7 @@ fn has_unknown_server(parameter: &str) -> String {
     )
 }
 
-/// What a change of a group is checked against.
+/// The data that the checks of a group change need.
 #[derive(Debug, Deserialize)]
 pub struct GroupForChange {
     pub name: String,
@@ -110,7 +111,7 @@ pub struct GroupForChange {
     pub has_unknown_server: bool,
 }
 
-/// Reads a group as [`GroupForChange`]. `servers` are those after the change.
+/// Reads a group as [`GroupForChange`]. `servers` are the group's servers after the change.
 pub fn for_change(id: i64, servers: &[Uuid]) -> Query {
     let sql = format!(
         "(SELECT json_object('name', g.name, 'role', {},
@@ -128,8 +129,9 @@ pub fn for_change(id: i64, servers: &[Uuid]) -> Query {
 /// Creates a group owned by the caller, if the caller is staff. The reply is the group.
 ///
 /// D1 assigns the group's id, so the other statements need another way to find the group. The
-/// second statement finds it by its name, and by the fact that it has no member yet. It adds the
-/// caller with the id `membership`, by which the others find the group.
+/// second statement finds the group by its name, and because it has no member yet. It inserts the
+/// caller's membership with the id `membership`. The remaining statements find the group by this
+/// id.
 pub fn insert(
     scope: &Scope<'_>,
     new: &GroupChanges,
@@ -300,7 +302,7 @@ pub fn list_memberships(filter: MembershipFilter) -> List {
     List::new("", ("memberships m", MEMBERSHIP), &branches, order, parameters)
 }
 
-/// What the creation of a membership is checked against.
+/// The data that the checks of a new membership need.
 #[derive(Debug, Deserialize)]
 pub struct ForJoining {
     /// Whether the group exists.
@@ -324,8 +326,8 @@ pub fn for_joining(group: i64, user: i64) -> Query {
     Query::new(sql, params! { group, user })
 }
 
-/// Adds a user to a group, if the caller still has the permission and both still exist. The reply
-/// is the membership.
+/// Adds a user to a group, if the caller still has the permission, and group and user still exist.
+/// The reply is the membership.
 pub fn insert_membership(
     scope: &Scope<'_>,
     id: Uuid,
@@ -349,7 +351,7 @@ pub fn insert_membership(
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
-/// What a change of a membership is checked against.
+/// The data that the checks of a membership change need.
 #[derive(Debug, Deserialize)]
 pub struct MembershipForChange {
     pub membership: Membership,

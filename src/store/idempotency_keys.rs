@@ -1,5 +1,5 @@
-//! The table of responses to requests with an Idempotency-Key. Those for commands are stored with
-//! the commands.
+//! The D1 table of responses to requests with an Idempotency-Key. Responses to the creation of
+//! commands are stored with the commands.
 
 use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
 use farhand_domain::error::Error;
@@ -23,10 +23,10 @@ pub fn earlier(key_hash: &str, since: Timestamp) -> Query {
 
 /// The maximum number of expired rows that one statement deletes.
 const PURGE_BATCH: usize = 1_000;
-/// The maximum number of such statements in one purge.
+/// The maximum number of deletion statements in one purge.
 const MAX_PURGE_BATCHES: usize = 20;
 
-/// How to read a new resource, to store it as the response that a repeated request gets.
+/// How to read a new resource. The JSON is stored as the response to repeated requests.
 #[derive(Debug)]
 pub struct ReplaySource {
     /// SQL for the resource as JSON.
@@ -38,8 +38,8 @@ pub struct ReplaySource {
 /// Adds the statements that store the response to a creation, in the transaction of the creation.
 /// If no row was created, no response is stored. `resource` is the new resource's id or name.
 ///
-/// A second row with the same key violates a uniqueness rule. So of concurrent requests with one
-/// key, only one creates a resource.
+/// A second row with the same key violates a uniqueness rule. So of concurrent requests with the
+/// same key, only one creates a resource.
 pub fn insert(
     batch: Batch,
     scope: &Scope<'_>,
@@ -60,8 +60,8 @@ pub fn insert(
         .then(scope.statement(&insert).bind_all(params! { key_hash, request_hash, resource }))
 }
 
-/// SQL for the condition that a row is of an operator's request. No workspace and no user has the
-/// id 0.
+/// SQL for the condition that a row belongs to an operator's request. No workspace and no user has
+/// the id 0.
 const OPERATOR: &str = "workspace_id = 0 AND user_id = 0";
 
 /// Reads the operator's earlier request with the same key, made after `since`, as
@@ -79,7 +79,7 @@ pub async fn earlier_of_operator(
 }
 
 /// The statements that store the response to the creation of a workspace. They add the id of the
-/// workspace's admin, which D1 assigns.
+/// workspace's admin to the response, because D1 assigns that id.
 pub fn insert_of_operator(
     (key_hash, request_hash): (&str, &str),
     answer: &str,

@@ -19,12 +19,12 @@ pub struct List {
     pub narrow: Option<Select>,
 }
 
-/// The SQL of a page. Besides `parameters`, it uses those of the page: `:page_size` and
+/// The SQL of a page. It uses `parameters`, and the page's parameters `:page_size` and
 /// `:page_offset`.
 #[derive(Clone, Debug)]
 pub struct Select {
-    /// Common table expressions that follow `me`, each after a comma. One is `total`, with the
-    /// number of all items.
+    /// Common table expressions that follow `me`, each preceded by a comma. One of them is `total`,
+    /// with the number of all items.
     pub tables: String,
     /// The query for the page's items: one row per item, as JSON text in the column `body`.
     pub items: String,
@@ -36,8 +36,8 @@ pub struct Select {
 
 impl Select {
     /// The text of the statement for a page, after the common table `me`. The first row has `total`
-    /// and the given `columns`. The items are in the column `body` of that row, or, on a large
-    /// page, of one further row each.
+    /// and the given `columns`. The items are in the column `body` of that row. On a large page,
+    /// each item has a row of its own instead.
     pub fn text(&self, columns: &[&str], page: Page) -> String {
         let Self { tables, items, .. } = self;
         let names: String = columns.iter().map(|column| format!(", {column}")).collect();
@@ -77,10 +77,10 @@ pub fn total(outcome: &Outcome) -> Result<Option<u64>, Error> {
 impl List {
     /// A list of rows of one table.
     ///
-    /// - `tables`: further common table expressions, each after a comma.
+    /// - `tables`: further common table expressions, each preceded by a comma.
     /// - `table`: the table with its alias. `object`: SQL for a row as JSON.
-    /// - `branches`: the texts after FROM of queries that read the rows. For each caller, all but
-    ///   one branch must be empty.
+    /// - `branches`: the texts after FROM of queries that read the rows. For each caller, at most
+    ///   one branch may return rows.
     /// - `order`: the text after ORDER BY.
     pub fn new(
         tables: &str,
@@ -102,8 +102,8 @@ impl List {
             )
         };
         let row_ids = branches.iter().map(row_id).collect::<Vec<_>>().join(" UNION ALL ");
-        // First the rowids of the page, in the order of an index, then their objects. A page past
-        // the end reads no rows: OFFSET would step over all rows before it.
+        // Select the page's rowids in the order of an index first, and build objects only for these
+        // rows. A page past the end must not read rows: OFFSET would read all rows before it.
         let items = format!(
             "SELECT {object} AS body
              FROM me CROSS JOIN json_each(iif(:page_offset = 0 OR (SELECT total FROM total) > :page_offset,
@@ -121,7 +121,7 @@ impl List {
 /// SQLite can pick an index for them.
 #[derive(Default, Debug)]
 pub struct Filters {
-    /// The conditions, each after an AND.
+    /// The conditions, each preceded by AND.
     pub sql: String,
     pub parameters: Parameters,
 }

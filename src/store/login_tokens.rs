@@ -1,4 +1,4 @@
-//! The entries of login tokens in KV: the session of a token, and when the token expires.
+//! The entries of login tokens in KV. An entry contains the token's session and expiry.
 //!
 //! An entry is only a cached hint (contract 4.3): D1 decides whether a token is valid. So a stale
 //! or missing entry is harmless. A later request with the token corrects it.
@@ -25,7 +25,7 @@ const EXPIRY_SLACK_SECONDS: i64 = 3_600;
 pub struct Entry {
     /// The session in D1.
     pub session: Uuid,
-    /// When the token expires, unless it is used before.
+    /// When the token expires, unless a request extends the session.
     pub expires_at: Timestamp,
 }
 

@@ -25,12 +25,12 @@ pub mod users;
 pub mod within_acl;
 pub mod workspaces;
 
-/// What a bounded step of background work left to do.
+/// Whether background work remains after a bounded step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
     /// There may be more work. The next step can follow immediately.
     More,
-    /// Something failed. The next step is to follow after a delay.
+    /// Something failed. The next step should follow after a delay.
     Retry,
     /// There is no more work now.
     Done,

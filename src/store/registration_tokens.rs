@@ -1,4 +1,4 @@
-//! The table of registration tokens, and the servers that are registered with them.
+//! The D1 table of registration tokens, and the registration of servers with them.
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ use super::scope::{Query, Scope};
 use super::servers;
 
 /// SQL for the registration token object (contract 6.4) of a row of `registration_tokens t`, as
-/// JSON. The key is not in it.
+/// JSON. It does not contain the key.
 const OBJECT: &str = "json_object('id', t.id, 'name', t.name,
     'groups', json((SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM registration_token_groups
         WHERE workspace_id = t.workspace_id AND token_id = t.id ORDER BY group_id) i)),
@@ -34,8 +34,8 @@ pub const REPLAY: ReplaySource = ReplaySource {
     row: "registration_tokens t ON t.id = :resource AND t.workspace_id = me.workspace_id",
 };
 
-/// SQL for the condition that the caller can see a row of `registration_tokens t`: it is of the
-/// caller's workspace, and the caller is staff.
+/// SQL for the condition that the caller can see a row of `registration_tokens t`: the token
+/// belongs to the caller's workspace, and the caller is staff.
 const IS_VISIBLE: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
 
 /// Creates a token, if the caller is staff. The reply is the token.
@@ -119,11 +119,11 @@ const IS_VALID: &str =
         AND EXISTS (SELECT 1 FROM users u WHERE u.id = t.creator_id AND u.workspace_id = t.workspace_id
             AND u.is_active = 1 AND (u.is_staff = 1 OR u.is_superuser = 1))";
 
-/// A name that is in use gets a number appended. This is the limit of that number.
+/// The maximum number that is appended to a name that is in use.
 const MAX_NAME_NUMBER: u32 = 10_000;
 
-/// SQL for the labels of a new server: those of a row of `registration_tokens t`, and `:labels`,
-/// those of the agent. They are in the order of their keys, as all labels in D1 are.
+/// SQL for the labels of a new server: the labels of a row of `registration_tokens t`, and the
+/// agent's `:labels`. They are sorted by key, like all labels in D1.
 const ALL_LABELS: &str = "(SELECT json_group_object(l.key, l.value) FROM (
     SELECT key, value FROM json_each(t.labels) UNION ALL SELECT key, value FROM json_each(:labels) ORDER BY key) l)";
 
@@ -135,7 +135,7 @@ pub struct RegisteringServer<'a> {
     pub key_hash: &'a str,
     /// The fingerprint of that key.
     pub fingerprint: &'a str,
-    /// What the agent sent.
+    /// The data that the agent sent.
     pub registration: &'a Registration,
     /// The agent's address.
     pub remote_ip: &'a str,
@@ -178,12 +178,12 @@ fn refused_label(labels: &str) -> String {
     )
 }
 
-/// Fails if an agent cannot register a server with a token. `registration` is `None` if the request
-/// is not valid. Does not check whether a number for the name is left.
+/// Fails if an agent cannot register a server with a token. `registration` is `None` if the
+/// request's input is invalid. Does not check whether the name can still get a number.
 ///
 /// # Errors
-/// The token is invalid, expired or used up; it does not allow the address, the name or a label; one
-/// of its groups is full.
+/// The token is invalid, expired or used up. Or it does not allow the address, the name or a label.
+/// Or one of its groups is full.
 pub async fn check_registration(
     env: &Env,
     workspace: &str,
@@ -245,7 +245,7 @@ fn has_full_group() -> String {
 }
 
 /// Registers a server with a token, and subtracts one from the token's uses. Returns `None` if
-/// [`refusal`] fails, or if all numbers for the name are in use.
+/// [`check_registration`] would fail, or if all numbers for the name are in use.
 pub async fn register(
     env: &Env,
     workspace: &str,

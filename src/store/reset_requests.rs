@@ -20,8 +20,8 @@ use super::{sessions, users};
 const MAX_PENDING: u64 = 5;
 /// The seconds after which a request expires: 24 hours (contract 4.10).
 const LIFETIME_SECONDS: i64 = 24 * 3600;
-/// The number of expired requests that are deleted with each new request. More than one, so that
-/// expired requests do not accumulate.
+/// The maximum number of expired requests that each new request deletes. It is more than one, so
+/// that expired requests do not accumulate.
 const PURGED_PER_REQUEST: u64 = 20;
 
 /// The outcome of [`insert`].
@@ -109,7 +109,7 @@ pub async fn find(
     Ok(db::first_value::<String>(&result)?.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
-/// The recipient of the mail for a request, and what the mail says.
+/// The recipient and the content of the mail for a request.
 #[derive(Debug, Deserialize)]
 pub struct Recipient {
     /// The slug of the workspace.
@@ -135,9 +135,9 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
 }
 
 /// Sets the password of a request's user, and writes the audit event. Triggers end the user's
-/// sessions and void the user's requests, so of two concurrent uses of a request only one succeeds.
-/// Returns the workspace's id and the hashes of the revoked login tokens, or `None` if the request
-/// is not open.
+/// sessions and invalidate the user's requests, so of two concurrent uses of a request only one
+/// succeeds. Returns the workspace's id and the hashes of the revoked login tokens. Returns `None`
+/// if the request is not open.
 pub async fn consume(
     env: &Env,
     workspace: &str,
@@ -157,7 +157,7 @@ pub async fn consume(
         hashes.bind_all(params! { id, now, slug: workspace }),
         update.bind_all(params! { id, now, slug: workspace }),
     );
-    // The update's trigger has voided the request, so this query takes the user's id from the
+    // The update's trigger has invalidated the request, so this query takes the user's id from the
     // event.
     let rest = "FROM workspaces w JOIN users u ON u.workspace_id = w.id AND u.id = :event ->> '$.object.id'
         WHERE w.slug = :slug AND w.deleted_at IS NULL AND changes() > 0";

@@ -1,9 +1,8 @@
 //! Finds commands that ended long ago, and deletes them together with the rows that exist only for
 //! commands (contract 7.13; docs/contributing/scaling.md).
-//!
-//! A command's id begins with the time of its creation, and a command ends after it was created. So
+//! A command's id begins with the time of its creation, and a command ends after its creation. So
 //! old commands are among the first ids of a workspace. The search also reads commands that were
-//! created long ago but have not ended, or ended later.
+//! created long ago but are not old: they have not ended, or ended recently.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +16,7 @@ use worker::Env;
 
 use super::db::{self, params};
 
-/// The number of workspaces that one statement searches.
+/// The maximum number of workspaces that one statement searches.
 const WORKSPACES_PER_SCAN: u64 = 500;
 
 /// A command that is old enough to be deleted.
@@ -60,8 +59,7 @@ pub async fn scan_workspaces(
     db::first(&result)?.ok_or_else(|| Error::internal("D1 gave no row"))
 }
 
-/// The lowest id of a command that is created at a time. Commands that were created before have
-/// lower ids.
+/// An id for the time `until`. All commands that were created before that time have lower ids.
 fn created_before(until: Timestamp) -> String {
     id::new(until, [0; 10]).to_string()
 }
@@ -84,12 +82,12 @@ pub async fn find(
     db::rows(&db::run(env, statement).await?)
 }
 
-/// Deletes commands that their objects have already deleted, all of them or none. The counters of
-/// lists are corrected here, the search index by triggers.
+/// Deletes commands that their servers' objects have already deleted, all in one transaction. This
+/// function corrects the counters of lists; triggers correct the search index.
 ///
-/// Also deletes the rows that exist only for commands, if these were the last ones: counters that
-/// are 0; and, for a server without commands, its names, its requesters, and its row as a deleted
-/// server. The object of such a deleted server has wiped itself.
+/// Also deletes rows that no command needs any more: counters that are 0, and, for a server without
+/// commands, its names, its requesters, and its row as a deleted server. The object of such a
+/// deleted server has already wiped itself.
 pub async fn delete(
     env: &Env,
     workspace_id: i64,

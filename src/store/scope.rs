@@ -14,13 +14,13 @@ use serde::Deserialize;
 use super::list::Select;
 
 /// The common table `credential`: the caller and the credential. Its parameters are the workspace's
-/// `:slug`, the `:token_hash`, `:now`, and `:dead_until`: sessions that expired by then are
-/// invalid. It is a little before `:now`, because a login token is accepted for some time after its
-/// expiry.
+/// `:slug`, the `:token_hash`, `:now`, and `:dead_until`. Sessions that expired by `:dead_until`
+/// are invalid. It is slightly before `:now`, because a login token is accepted for some time after
+/// its expiry.
 ///
-/// The table `me` follows it and has the same columns. `me` is empty for an API token with an
-/// access control list if the endpoint does not accept such tokens. So the statement of a handler
-/// writes nothing for them.
+/// The table `me` follows `credential` and has the same columns. If the endpoint does not accept
+/// API tokens with an access control list, `me` is empty for such tokens. So the handler's
+/// statement writes nothing for them.
 const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     SELECT w.id AS workspace_id, u.id AS user_id, u.username, u.email, u.is_staff, u.is_superuser,
         'session' AS kind, s.id AS credential_id, s.refreshed_at AS moved_at, s.expires_at,
@@ -58,7 +58,7 @@ const ME: &str =
         'acl', json(acl))
      FROM credential) AS me";
 
-/// The columns on the caller, in the first row of every read for a caller.
+/// The columns about the caller, in the first row of every read for a caller.
 #[derive(Deserialize)]
 pub struct CallerRow {
     /// The workspace's id; `None` if it does not exist.
@@ -95,7 +95,7 @@ pub struct Scope<'a> {
     pub workspace: &'a str,
     /// The hash of the credential.
     pub hash: String,
-    /// The time with which expiries are compared.
+    /// The time that expiries are compared with.
     pub now: Timestamp,
     limited: LimitedTokens,
 }
@@ -105,7 +105,7 @@ impl<'a> Scope<'a> {
         Self { workspace, hash, now, limited }
     }
 
-    /// This scope at another time.
+    /// Copies this scope with another `now`.
     #[must_use]
     pub fn at(&self, now: Timestamp) -> Self {
         Self { workspace: self.workspace, hash: self.hash.clone(), now, limited: self.limited }
@@ -139,7 +139,7 @@ impl<'a> Scope<'a> {
         ]
     }
 
-    /// The statement that selects [`CallerRow`] alone.
+    /// The statement that selects only [`CallerRow`].
     pub fn check(&self) -> Statement {
         self.statement(&format!("SELECT {WORKSPACE}, {ME}"))
     }
@@ -150,8 +150,8 @@ impl<'a> Scope<'a> {
             .bind_all(parameters)
     }
 
-    /// The statement for a page of a list. Its first row also has [`CallerRow`], so that caller and
-    /// total are read once.
+    /// The statement for a page of a list. Its first row also has [`CallerRow`], so that the
+    /// database computes caller and total only once.
     pub fn list(&self, select: &Select, page: Page) -> Statement {
         select.bind(self.statement(&select.text(&[WORKSPACE, ME], page)), page)
     }

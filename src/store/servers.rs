@@ -1,4 +1,4 @@
-//! The table of servers.
+//! The D1 table of servers.
 
 use farhand_domain::audit::AuditEvent;
 use farhand_domain::command::ServerRef;
@@ -102,14 +102,13 @@ pub struct NewServer<'a> {
     pub key_hash: &'a str,
     /// The ids of the server's groups.
     pub groups: &'a [i64],
-    /// The account for commands that name none.
+    /// The account for commands that do not name an account.
     pub default_username: Option<&'a str>,
-    /// Its labels.
     pub labels: &'a Labels,
 }
 
-/// Creates a server owned by the caller, if the caller is staff and the groups accept it. The reply
-/// is the server.
+/// Creates a server owned by the caller, if the caller is staff and [`group_problem`] finds no
+/// problem. The reply is the server.
 pub fn insert(scope: &Scope<'_>, new: &NewServer<'_>, event: &AuditEvent) -> Result<Batch, Error> {
     let insert = scope
         .statement(&format!(
@@ -176,7 +175,7 @@ pub fn is_full(workspace: &str, group: &str) -> String {
     )
 }
 
-/// What a change of a server is checked against.
+/// The data that the checks of a server change need.
 #[derive(Debug, Deserialize)]
 pub struct ServerForChange {
     pub workspace_id: i64,
@@ -190,8 +189,8 @@ pub struct ServerForChange {
     pub server: Json,
 }
 
-/// Reads a server as [`ServerForChange`]. `groups` and `owner` are those after the change. Groups
-/// that the server is in already are no problem, even if they are full.
+/// Reads a server as [`ServerForChange`]. `groups` and `owner` are the values after the change. A
+/// full group is no problem if the server is already in it.
 pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
     let sql = format!(
         "(SELECT json_object('workspace_id', s.workspace_id,
@@ -208,9 +207,9 @@ pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
 }
 
 /// Changes a server, if the caller still has the permission. Staff and the owner may change the
-/// name; staff may change the groups and the labels; superusers may change the owner. Nothing
-/// changes if the new owner does not exist, or if the labels are to change and are not
-/// `labels_before`, which the audit event shows. The reply is the server.
+/// name. Staff may change the groups and the labels. Superusers may change the owner. Nothing
+/// changes if the new owner does not exist. If the labels are to change, the stored labels must
+/// still equal `labels_before`, which the audit event contains. The reply is the server.
 pub fn update(
     scope: &Scope<'_>,
     id: Uuid,
@@ -250,7 +249,7 @@ pub fn update(
     Ok(batch.returning(select(scope, id)))
 }
 
-/// What the approval of a server is checked against.
+/// The data that the checks of a server's approval need.
 #[derive(Debug, Deserialize)]
 pub struct ForApproval {
     pub name: String,
@@ -299,8 +298,8 @@ pub struct Unapproved {
     pub name: String,
 }
 
-/// Finds pending servers that were registered by the time `before`, in the order of their ids after
-/// `after`.
+/// Finds pending servers that were registered by the time `before`, in the order of their ids,
+/// after the id `after`.
 pub async fn unapproved(
     env: &Env,
     before: Timestamp,
@@ -313,7 +312,8 @@ pub async fn unapproved(
     db::rows(&db::run(env, Statement::new(sql).bind_all(params! { before, after, limit })).await?)
 }
 
-/// Lists the servers that the caller can access. A caller with partial access reads only those.
+/// Lists the servers that the caller can access. For a caller without full access, only these
+/// servers are read.
 pub fn list(list: &ServerList) -> List {
     // SQLite's lower() works for ASCII only. `folded` has the other reported texts in lower case.
     let text = "lower(concat_ws(char(10), s.name, s.remote_ip, s.platform, s.os_name, s.os_version, s.agent_version))
@@ -340,7 +340,7 @@ pub fn list(list: &ServerList) -> List {
          WHERE NOT {HAS_FULL_ACCESS} AND a.all_commands{filters}"
     );
     let direction = |descending: bool| if descending { "DESC" } else { "ASC" };
-    // The ids of servers sort by the time at which the servers were added.
+    // Server ids sort by the time at which the servers were added.
     let column =
         |key: ServerOrderField| if key == ServerOrderField::Added { "id" } else { key.as_str() };
     let keys = list
@@ -359,7 +359,7 @@ pub fn list(list: &ServerList) -> List {
     )
 }
 
-/// The next ids of a workspace's servers, in order after `after`.
+/// The next ids of a workspace's servers, in order, after the id `after`.
 pub async fn ids_after(
     env: &Env,
     workspace_id: i64,
@@ -372,7 +372,8 @@ pub async fn ids_after(
     )
 }
 
-/// The next ids of a workspace's deleted servers that still have objects, in order after `after`.
+/// The next ids of a workspace's deleted servers that still have objects, in order, after the id
+/// `after`.
 pub async fn deleted_ids_after(
     env: &Env,
     workspace_id: i64,

@@ -1,5 +1,5 @@
-//! The table of login sessions. A login token is valid while its session is in this table and has
-//! not expired.
+//! The D1 table of login sessions. A login token is valid while its session is in this table and
+//! has not expired.
 
 use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
@@ -45,8 +45,8 @@ pub struct NewSession<'a> {
     pub id: Uuid,
     /// The user who logs in.
     pub user_id: i64,
-    /// The PHC string that the password was checked against. If another one is stored by now, the
-    /// login fails.
+    /// The PHC string that the password was checked against. The login fails if another PHC string
+    /// is stored by now.
     pub checked_password: &'a str,
     /// The PHC string to store from now on. It differs if the password was hashed again.
     pub password: &'a str,
@@ -56,9 +56,9 @@ pub struct NewSession<'a> {
     pub user_agent: &'a str,
     /// The client's address.
     pub remote_ip: &'a str,
-    /// When the token expires, unless it is used before.
+    /// When the token expires, unless a request extends the session.
     pub expires_at: Timestamp,
-    /// The maximum number of sessions of the user. The oldest ones beyond it are deleted.
+    /// The maximum number of sessions of the user. The oldest sessions beyond it are deleted.
     pub most: i64,
 }
 
@@ -100,7 +100,7 @@ pub async fn insert(
         slug: workspace, user_id: new.user_id, checked_password: new.checked_password, now,
         password: new.password,
     });
-    // Delete expired sessions, and those beyond the maximum. The ids of sessions sort by creation.
+    // Delete expired sessions, and sessions beyond the maximum. Session ids sort by creation time.
     let delete_old = Statement::new(
         "DELETE FROM sessions WHERE user_id = :user_id
          AND workspace_id = (SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL)
@@ -129,7 +129,7 @@ pub fn delete_own(scope: &Scope<'_>, event: &AuditEvent) -> Result<Batch, Error>
     Ok(Batch::default().delete_session_after_event(event, delete))
 }
 
-/// Deletes a live session of the caller, which may be that of the request. Unless
+/// Deletes a live session of the caller, which may be the session of the request. Unless
 /// `keep_scheduled`, the session is also marked as revoked: its waiting commands must not be
 /// delivered.
 pub fn delete(
@@ -187,7 +187,7 @@ pub struct Revoked {
 }
 
 /// Finds the next user with revoked sessions, in the order of workspace and user after `after`.
-/// After the last user comes the first one again.
+/// After the last user, the first user follows again.
 pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked>, Error> {
     #[derive(Deserialize)]
     struct RevokedRow {
@@ -238,10 +238,10 @@ pub async fn mark_cancelled(env: &Env, revoked: &Revoked) -> Result<(), Error> {
     db::execute(env, statement).await
 }
 
-/// The seconds for which a revoked session is kept. No request that creates a command takes that
-/// long.
+/// The seconds for which the mark of a revoked session is kept. No request that creates a command
+/// takes that long.
 const KEEP_REVOKED_SECONDS: i64 = 24 * 60 * 60;
-/// The maximum number of revoked sessions that one statement deletes.
+/// The maximum number of marks that one statement deletes.
 const MAX_PURGED: u64 = 10_000;
 
 /// Deletes the marks of sessions that were revoked long ago, if their users have no waiting
@@ -259,7 +259,7 @@ pub async fn purge_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
 }
 
 /// The maximum number of KV entries that are deleted together with their sessions. Further entries
-/// expire; they grant nothing.
+/// expire later. They grant no access, because D1 decides.
 const MAX_TOKEN_HASHES: u64 = 500;
 
 /// SQL for the hashes of a user's login tokens, as a JSON array. The arguments are SQL for the ids
@@ -276,7 +276,7 @@ pub fn read_token_hashes(array: Option<String>) -> Result<Vec<String>, Error> {
     Ok(array.map_or(Ok(vec![]), |array| serde_json::from_str(&array))?)
 }
 
-/// Extends a session. A session that another request has deleted stays deleted.
+/// Extends a session. Does nothing if another request has deleted the session.
 pub async fn refresh(
     env: &Env,
     workspace_id: i64,

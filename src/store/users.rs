@@ -1,5 +1,5 @@
-//! The table of users. If a change of a user ends sessions, API tokens or reset requests, triggers
-//! of the table end them.
+//! The D1 table of users. If a change of a user invalidates sessions, API tokens or reset requests,
+//! triggers of the table do this.
 
 use farhand_domain::audit::{AuditEvent, MAX_IDS};
 use farhand_domain::caller::Caller;
@@ -42,7 +42,7 @@ pub fn list(filter: &UserFilter) -> List {
     List::new("", ("users u", OBJECT), &[rows], "u.id", parameters)
 }
 
-/// What a login is checked against.
+/// The data that the checks of a login need.
 #[derive(Debug, Deserialize)]
 pub struct ForLogin {
     pub workspace_id: i64,
@@ -67,7 +67,7 @@ pub async fn for_login(
     )
 }
 
-/// The user that a request is about.
+/// The user that a request names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum UserRef {
     /// The caller.
@@ -105,7 +105,7 @@ pub fn by_ref(target: UserRef) -> Query {
     target.query(format!("(SELECT {OBJECT} FROM users u WHERE {})", target.condition()))
 }
 
-/// What a change of a user is checked against.
+/// The data that the checks of a user change need.
 #[derive(Deserialize)]
 pub struct UserForChange {
     /// The user to be changed.
@@ -132,8 +132,8 @@ pub fn for_change(target: &UserRef) -> Query {
     ))
 }
 
-/// The fields whose value another user than `own_id` has already, as a JSON array of `username` and
-/// `email`.
+/// The names of the fields (`username`, `email`) whose value belongs to a user other than `own_id`,
+/// as a JSON array.
 pub fn duplicate_fields(
     username: Option<&String>,
     email: Option<&String>,
@@ -147,7 +147,8 @@ pub fn duplicate_fields(
     Query::new(sql, params! { username, email, own_id })
 }
 
-/// Creates a user, if the caller still has this rank. The reply is the user.
+/// Creates a user, if the caller's staff and superuser flags still equal `rank`. The reply is the
+/// user.
 pub fn insert(
     scope: &Scope<'_>,
     rank: Rank,
@@ -210,7 +211,7 @@ fn bind_unchanged(
 /// deactivation or a lower rank ends the user's login tokens.
 ///
 /// `proved` is the PHC string of the caller's own password, if the caller had to enter it. The
-/// audit event names the caller itself, and does not read `me`: the caller may be inactive after
+/// audit event contains the caller and does not read `me`, because the caller may be inactive after
 /// the change.
 pub fn update(
     scope: &Scope<'_>,
@@ -300,7 +301,8 @@ pub fn delete(
     event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let is_only_owner = is_only_owner("users");
-    // `me` is empty after the deletion if the caller is the deleted user. So this comes first.
+    // `me` is empty after the deletion if the caller is the deleted user. So this statement comes
+    // first.
     let insert_deleted = scope.statement(&format!(
         "INSERT OR IGNORE INTO departed_users (workspace_id, user_id)
          SELECT workspace_id, id FROM users WHERE {IS_UNCHANGED} AND NOT {is_only_owner}"
@@ -322,8 +324,8 @@ pub fn delete(
 /// `keep_scheduled`, the sessions are marked as revoked.
 ///
 /// `stored` is the PHC string of the password that was checked. With `stored`, the user is the
-/// caller, and nothing changes if another password is stored by now. Without it, the caller must
-/// still be a superuser. The audit event does not read `me`: the caller's own session may end.
+/// caller, and nothing changes if another PHC string is stored by now. Without `stored`, the caller
+/// must still be a superuser. The audit event does not read `me`: the caller's own session may end.
 pub fn set_password(
     scope: &Scope<'_>,
     caller: &Caller,

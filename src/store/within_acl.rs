@@ -11,9 +11,10 @@
 const NOT_PLAIN: &str = "char(42, 91, 1, 45, 31, 127, 45, 159, 8232, 45, 8233,
     59, 38, 124, 60, 62, 96, 36, 40, 41, 123, 125, 92, 35, 39, 34, 126, 93, 42)";
 
-/// SQL for the number of patterns that match their texts, as `n`. `seed` is a query for pairs: the
-/// rest of a pattern after its first `*`, and the rest of the text from there on, if the parts
-/// before the `*` are equal. If `is_plain`, `*` matches only plain text.
+/// SQL for the number of patterns that match their texts, as `n`. `seed` is a query that returns
+/// pairs. For each pattern whose part before its first `*` equals the beginning of the text, it
+/// returns the rest of the pattern and the rest of the text. If `is_plain`, `*` matches only plain
+/// text.
 ///
 /// As in Rust, each literal part of a pattern is matched at its first occurrence.
 fn count_matches(seed: &str, is_plain: bool) -> String {
@@ -38,9 +39,8 @@ fn count_matches(seed: &str, is_plain: bool) -> String {
     )
 }
 
-/// The limit of the cost of comparing commands with an access control list, in the unit of
-/// [`COST`]. One unit takes about 0.1 µs. When the comparisons have cost this much, no older
-/// command is compared.
+/// The maximum cost of comparing commands with an access control list, in the unit of [`COST`]. One
+/// unit takes about 0.1 µs. After comparisons of this cost, older commands are not compared.
 pub const MAX_COST: u32 = 1_500_000;
 
 /// SQL that selects the patterns of lines in an access control list. `acl` is SQL for the list as
@@ -58,8 +58,8 @@ pub fn line_patterns(acl: &str) -> String {
     )
 }
 
-/// SQL that selects the words of a row of [`word_lists`] that contain a `*`. A word that is just
-/// `*` matches every word, and is not selected.
+/// SQL that selects the words of a row of [`word_lists`] that contain a `*`. It does not select the
+/// word `*`, which matches every word.
 const STARRED: &str =
     "FROM json_each(l.words) w WHERE w.key < l.length AND w.value <> '*' AND instr(w.value, '*')";
 

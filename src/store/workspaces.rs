@@ -1,4 +1,4 @@
-//! The table of workspaces, and the cached hints of this isolate on which workspaces exist.
+//! The D1 table of workspaces, and this isolate's cache of existing workspaces.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::db::{self, Failure, Items, PageStatement, boolean, params};
 use super::list;
 use crate::platform::hints::Hints;
 
-/// How long an isolate may remember that a workspace exists (contract 1.1).
+/// How long an isolate may cache that a workspace exists (contract 1.1).
 const HINT_TIME_TO_LIVE: Duration = Duration::from_secs(60);
 
 thread_local! {
@@ -34,7 +34,8 @@ pub fn forget(slug: &str) {
     IDS.with(|ids| ids.forget(slug));
 }
 
-/// The id of a workspace, from the cache or from D1; `None`: the workspace does not exist.
+/// Returns the id of a workspace, from the cache or from D1. Returns `None` if the workspace does
+/// not exist.
 pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
     if let Some(id) = IDS.with(|ids| ids.get(slug, now)) {
         return Ok(Some(id));
@@ -121,8 +122,8 @@ pub async fn insert(
     }
 }
 
-/// A page of the workspaces whose purge has not begun, oldest first, and their number. Deleted
-/// workspaces within their grace period are included.
+/// A page of the workspaces whose purge has not begun, oldest first, and the number of all of them.
+/// Deleted workspaces within their grace period are included.
 pub async fn list(env: &Env, region: &str, page: Page) -> Result<(Items, u64), Error> {
     let sql = "SELECT (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total, NULL AS body
         UNION ALL SELECT NULL, body FROM (SELECT json_object('slug', slug, 'name', name, 'region', :region,
@@ -141,8 +142,8 @@ async fn update_with_event(
     slug: &str,
     event: &AuditEvent,
 ) -> Result<Option<i64>, Error> {
-    // Several workspaces can have had the slug one after the other. Only the last one can be live
-    // or within its grace period, so only that one can have changed.
+    // Several workspaces may have used the slug one after the other. Only the newest of them can be
+    // live or within its grace period, so only that workspace can have changed.
     let rest =
         "FROM workspaces w WHERE w.slug = :slug AND changes() > 0 ORDER BY w.id DESC LIMIT 1";
     let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::from_event("0", ":event", rest) };
@@ -152,10 +153,10 @@ async fn update_with_event(
     db::first_value(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
 }
 
-/// Marks a workspace as deleted. From then on all credentials in it are refused. If `is_now`, the
-/// purge begins, also if the workspace is within its grace period. The caller sets `is_now` because
-/// its clock, which set `purge_at`, can differ from the clock here. Returns the workspace's id, or
-/// `None` if nothing changed.
+/// Marks a workspace as deleted. From then on all its credentials are refused. If `is_now`, the
+/// purge begins immediately, even if the workspace is within its grace period. `is_now` is a
+/// parameter, because the caller's clock, which set `purge_at`, can differ from the clock here.
+/// Returns the workspace's id, or `None` if nothing changed.
 pub async fn mark_deleted(
     env: &Env,
     slug: &str,
@@ -170,8 +171,8 @@ pub async fn mark_deleted(
     update_with_event(env, update, slug, event).await
 }
 
-/// Undeletes a workspace within its grace period. Returns its id, or `None` if there is no such
-/// workspace.
+/// Undeletes a workspace within its grace period. Returns its id, or `None` if no such workspace
+/// has the slug.
 pub async fn undelete(env: &Env, slug: &str, event: &AuditEvent) -> Result<Option<i64>, Error> {
     let sql = "UPDATE workspaces SET deleted_at = NULL, purge_at = NULL
         WHERE slug = :slug AND is_purging = 0 AND deleted_at IS NOT NULL RETURNING id";
@@ -184,7 +185,7 @@ pub async fn begin_due_purges(env: &Env, now: Timestamp) -> Result<(), Error> {
     db::execute(env, Statement::new(sql).bind("now", now)).await
 }
 
-/// The workspace that holds a slug: no other one can use the slug.
+/// The workspace that holds a slug: no other workspace can use the slug.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct SlugHolder {
     pub id: i64,
@@ -193,7 +194,7 @@ pub struct SlugHolder {
     pub is_deleted: bool,
 }
 
-/// The workspace that holds a slug: a live one, or a deleted one within its grace period.
+/// Finds the workspace that holds a slug: it is live, or deleted and within its grace period.
 pub async fn slug_holder(env: &Env, slug: &str) -> Result<Option<SlugHolder>, Error> {
     let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM workspaces WHERE slug = :slug AND is_purging = 0";
     db::first(&db::run(env, Statement::new(sql).bind("slug", slug)).await?)
@@ -210,8 +211,8 @@ pub struct WorkspaceToPurge {
     pub slug_is_used: bool,
 }
 
-/// Finds the next workspace to purge, in the order of the ids after `after`. After the last one
-/// comes the first one again.
+/// Finds the next workspace to purge, in the order of the ids after `after`. After the last
+/// workspace, the first one follows again.
 pub async fn next_to_purge(env: &Env, after: i64) -> Result<Option<WorkspaceToPurge>, Error> {
     let sql = "SELECT d.id, d.slug, EXISTS (
             SELECT 1 FROM workspaces w WHERE w.slug = d.slug AND w.is_purging = 0) AS slug_is_used
@@ -223,8 +224,8 @@ pub async fn next_to_purge(env: &Env, after: i64) -> Result<Option<WorkspaceToPu
 
 /// The maximum number of rows that one statement purges, so that it does not run long.
 const MAX_PURGED_ROWS: u64 = 200;
-/// The tables whose rows are deleted when the objects of their servers are wiped, before all
-/// others.
+/// The tables whose rows are deleted when the objects of their servers are wiped, before the rows
+/// of all other tables.
 const SERVER_TABLES: [&str; 2] = ["servers", "gone_servers"];
 
 /// A table with a column `workspace_id`.
@@ -275,8 +276,8 @@ pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, E
     db::column(&db::run(env, Statement::new(sql).bind("workspace_id", workspace_id)).await?)
 }
 
-/// Deletes some rows of a deleted workspace from each table, and the workspace's own row when no
-/// other is left. Call this after all of its servers are deleted.
+/// Deletes some rows of a deleted workspace from each table. Deletes the workspace's own row when
+/// no other row is left. Call this after all of its servers are deleted.
 pub async fn purge_rows(env: &Env, workspace_id: i64) -> Result<(), Error> {
     // Read from the schema, so that rows of a new table are purged, too.
     let sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql LIKE '%workspace_id INTEGER%'";
