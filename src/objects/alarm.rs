@@ -1,5 +1,5 @@
-//! The alarm of an object: the platform gives each object one. The platform may run an alarm late.
-//! If an object is called while its alarm is overdue, it sets the alarm again.
+//! The alarm of a Durable Object. The platform gives each object one alarm, and may run it late. If
+//! an object is called while its alarm is overdue, it sets the alarm again.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -9,10 +9,11 @@ use worker::{ScheduledTime, Storage, js_sys};
 
 /// An alarm that is overdue by more than this is set again.
 const MAX_OVERDUE: Duration = Duration::from_secs(5);
-/// An alarm is set at most this far ahead. The platform accepts none after the year 2189.
+/// The maximum time from now for which an alarm is set. The platform accepts no time after the year
+/// 2189.
 const MAX_AHEAD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// What the object remembers of its alarm.
+/// What the object knows about its alarm.
 #[derive(Default)]
 pub struct Alarm {
     /// The alarm is set for this time or earlier; `None`: unknown.
@@ -27,8 +28,8 @@ impl Alarm {
         self.armed.set(None);
     }
 
-    /// Sets the alarm for `at`, unless it is already set for an earlier time. If `at` is too far
-    /// ahead, sets an earlier alarm, whose handler must call this again.
+    /// Sets the alarm for `at`, unless it is already set for an earlier time. If `at` is more than
+    /// [`MAX_AHEAD`] away, sets an earlier alarm, whose handler must call this again.
     ///
     /// # Errors
     /// The storage failed.
@@ -69,8 +70,8 @@ impl Alarm {
         storage.delete_alarm().await
     }
 
-    /// The time to set the alarm for; `None` if it is known to be set for that time or earlier, and
-    /// not overdue.
+    /// The time to set the alarm for. Returns `None` if the alarm is known to be set for that time
+    /// or earlier, and is not overdue.
     fn begin(&self, at: Timestamp, now: Timestamp) -> Option<Timestamp> {
         let at = at.clamp(now, now.plus_seconds(MAX_AHEAD.as_secs().cast_signed()));
         let overdue = now.plus_seconds(-MAX_OVERDUE.as_secs().cast_signed());
@@ -81,16 +82,16 @@ impl Alarm {
         Some(at)
     }
 
-    /// Whether to set the alarm for `at`, if the storage has it set for `current`. A time that has
-    /// passed does not count: the object may have crashed after that alarm was set, and the alarm
-    /// may come late.
+    /// Whether to set the alarm for `at`. `current` is the time for which the storage has it set. A
+    /// current time that has passed does not count: the object may have crashed after it set that
+    /// alarm, and the alarm may run late.
     fn is_needed(&self, at: Timestamp, current: Option<Timestamp>, now: Timestamp) -> bool {
         // Another task may have begun to set an earlier alarm while this one awaited the storage.
         let is_earliest = self.armed.get().is_none_or(|armed| armed >= at);
         is_earliest && current.is_none_or(|current| current <= now || current > at)
     }
 
-    /// Returns the storage's result. If it failed, the time of the alarm is unknown.
+    /// Returns the storage's result. After an error, the time of the alarm is unknown.
     fn forget_on_error<T>(&self, result: worker::Result<T>) -> worker::Result<T> {
         result.inspect_err(|_| self.armed.set(None))
     }

@@ -1,10 +1,10 @@
-//! The Durable Object that sends the mails for password resets. It sends them after the response to
-//! the client, and retries those that failed. The region cell has one such object.
+//! The Durable Object that sends the mails for password resets. It sends a mail after the response
+//! to the client, and retries after a temporary failure. The region cell has one mailer.
 //!
-//! The object stores only the ids of reset requests and when to try next. It looks up the address
-//! and builds the link when it sends the mail. Requests for unknown addresses are stored in the
-//! same way and dropped at that time, so that the duration of a response does not reveal which
-//! addresses are registered.
+//! The object stores only the ids of reset requests and the times of the next tries. It looks up
+//! the address and builds the link when it sends the mail. Requests for unknown addresses are
+//! stored in the same way and dropped when they are due. So the duration of a response does not
+//! reveal which addresses are registered.
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
@@ -22,14 +22,14 @@ use crate::store::reset_requests::{self, Recipient};
 
 /// The name of the object.
 const NAME: &str = "mailer";
-/// How many mails are sent concurrently. The platform allows six connections.
+/// The maximum number of mails that are sent concurrently. The platform allows six connections.
 const MAX_CONCURRENT: i64 = 5;
-/// Seconds before the first retry. The delay grows by a factor of four with each retry.
+/// Seconds before the first retry. Each further retry has a delay four times as long.
 const MIN_RETRY_SECONDS: i64 = 5;
-/// The maximum seconds before a retry.
+/// The maximum delay before a retry, in seconds.
 const MAX_RETRY_SECONDS: i64 = 3_600;
-/// After this many seconds without an outcome, a mail is tried again: the object was cut off. No
-/// transport takes that long.
+/// After this many seconds without an outcome, a mail is tried again, because the object was
+/// terminated during the try. No transport takes that long.
 const TRY_SECONDS: i64 = 120;
 
 const SCHEMA: [&str; 2] = [
@@ -48,14 +48,14 @@ struct SendReset {
 #[derive(Deserialize)]
 struct QueuedMail {
     request: Uuid,
-    /// Tries before this one.
+    /// The number of earlier tries.
     tries: i64,
 }
 
 /// Queues the mail for a request for a password reset.
 ///
 /// # Errors
-/// The call did not get through. The mail will not be sent.
+/// The object did not respond. The mail may never be sent.
 pub async fn send_reset(env: &Env, request: Uuid) -> Result<(), Error> {
     objects::call(env, platform::MAILER, NAME, &SendReset { request }).await
 }
@@ -110,7 +110,7 @@ impl Mailer {
             .exec(sql, vec![now.to_string().into(), MAX_CONCURRENT.into()])?
             .to_array::<QueuedMail>()?;
         for mail in &due {
-            // Stored before the try. If the object is cut off, the mail is tried again, but not
+            // Stored before the try. If the object is terminated, the mail is tried again, but not
             // immediately.
             self.postpone(mail, now.plus_seconds(TRY_SECONDS))?;
         }
@@ -119,7 +119,7 @@ impl Mailer {
         self.set_alarm().await
     }
 
-    /// Counts a try, and stores when the next one is due.
+    /// Counts a try, and stores when the next try is due.
     fn postpone(&self, mail: &QueuedMail, due_at: Timestamp) -> worker::Result<()> {
         let sql = "UPDATE mails SET tries = ?, due_at = ? WHERE request = ?";
         let values = vec![
@@ -170,8 +170,8 @@ impl Mailer {
         }
     }
 
-    /// Sends the mail for a request. Succeeds without a mail if the request has no recipient: it is
-    /// for an unknown address, was used, or has expired.
+    /// Sends the mail for a request. Succeeds without a mail if the request has no recipient: its
+    /// address is unknown, or the request was used or has expired.
     async fn send(&self, request: Uuid) -> Result<(), MailFailure> {
         let temporary = |error: Error| MailFailure::Temporary(error.detail.into_owned());
         let now = platform::now();
@@ -185,7 +185,7 @@ impl Mailer {
     }
 }
 
-/// Seconds to the next try. `tries` is the number of tries before the one that failed now.
+/// Seconds to the next try. `tries` is the number of tries before the one that just failed.
 fn retry_after(tries: i64) -> i64 {
     let exponent = u32::try_from(tries).unwrap_or(0).min(10);
     (MIN_RETRY_SECONDS << (2 * exponent)).min(MAX_RETRY_SECONDS)

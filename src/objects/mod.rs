@@ -1,6 +1,6 @@
-//! The Durable Objects. This module has the calls between the Worker and any object: JSON request
-//! and response messages over `fetch`. The cost of an object's work is added to the cost of the
-//! request that called the object.
+//! The Durable Objects. This file has the calls between the Worker and any object: JSON request and
+//! response messages over `fetch`. The cost of an object's work is added to the cost of the request
+//! that called the object.
 
 mod alarm;
 pub mod audit_sealer;
@@ -17,12 +17,12 @@ use worker::{Env, Method, Request, RequestInit, Response, Stub};
 use crate::platform::cost::{self, Cost};
 use crate::platform::internal;
 
-/// The origin of requests to objects. The runtime routes them by the object's stub, so the name
-/// must not exist.
+/// The origin of requests to objects. The runtime routes them by the object's stub, so the host
+/// name need not exist.
 pub const ORIGIN: &str = "https://object.invalid";
 
-/// The header of an object's response with the [`Cost`] of the call, as JSON. Absent if it cost
-/// nothing.
+/// The header of an object's response that contains the [`Cost`] of the call as JSON. Absent if the
+/// call cost nothing.
 const COST_HEADER: &str = "X-Farhand-Cost";
 
 /// A stub of the object `name` in a namespace.
@@ -36,7 +36,7 @@ pub fn stub(env: &Env, namespace: &str, name: &str) -> Result<Stub, Error> {
 /// Sends an object a request message and returns its response message.
 ///
 /// # Errors
-/// The call did not get through, the object failed, or its response has another type.
+/// The object did not respond, it failed, or its response has another type.
 pub async fn call<T: DeserializeOwned>(
     env: &Env,
     namespace: &str,
@@ -54,7 +54,7 @@ pub async fn call<T: DeserializeOwned>(
 /// Sends an object an HTTP request, and adds the cost of the object's work to the current cost.
 ///
 /// # Errors
-/// The request did not get through.
+/// The object did not respond.
 pub async fn fetch(stub: &Stub, request: Request) -> Result<Response, Error> {
     let response = stub.fetch_with_request(request).await?;
     let header = response.headers().get(COST_HEADER).ok().flatten();
@@ -62,7 +62,7 @@ pub async fn fetch(stub: &Stub, request: Request) -> Result<Response, Error> {
     Ok(response)
 }
 
-/// In an object: does the work for a request, and adds its cost to the response as a header.
+/// In an object: runs the work for a request, and adds its cost to the response as a header.
 ///
 /// # Errors
 /// The work failed.

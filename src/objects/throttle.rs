@@ -106,7 +106,7 @@ const SCHEMA: [&str; 4] = [
     "CREATE INDEX IF NOT EXISTS known_addresses_by_time ON known_addresses (logged_in_at)",
 ];
 
-/// An address is known if its user logged in from it after this time.
+/// An address is known if its user logged in from it after the returned time.
 fn known_since(now: Timestamp) -> String {
     now.plus_seconds(-KNOWN_DAYS * 24 * 3_600).to_string()
 }
@@ -116,7 +116,7 @@ pub struct Throttle {
     state: State,
     alarm: Alarm,
     under_way: RefCell<PendingAttempts>,
-    /// Wakes the attempts that wait until another attempt ends.
+    /// Notifies the attempts that wait until another attempt ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
 }
 
@@ -188,7 +188,7 @@ impl Throttle {
         }
     }
 
-    /// The stored time of a login from an attempt's address, if the address is known.
+    /// The stored time of the last login from an attempt's address, if the address is known.
     fn last_login_from(
         &self,
         attempt: &Attempt,
@@ -209,7 +209,7 @@ impl Throttle {
         Ok(rows.pop().map(|known| known.logged_in_at))
     }
 
-    /// Stores that a user logged in from the attempt's address, unless that was stored within the
+    /// Stores that a user logged in from the attempt's address, unless this was stored within the
     /// last day. Deletes the user's oldest addresses beyond [`MAX_KNOWN_ADDRESSES`].
     fn store_known_address(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
         let Some(origin) = &attempt.origin else { return Ok(()) };

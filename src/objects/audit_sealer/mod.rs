@@ -1,6 +1,6 @@
 //! The Durable Object that seals the audit events of a workspace in a hash chain, and verifies that
 //! chain (`docs/audit.md`). Each workspace has one sealer, named by the workspace's id. The sealer
-//! 0 has the events of the region cell.
+//! of the region cell's events has the name 0.
 //!
 //! A change writes its audit event in its own transaction, without a hash: D1 has no hash function,
 //! and concurrent writers would compete for the last hash. Only the sealer computes hashes, in the
@@ -10,9 +10,9 @@
 //! 2. It stores the new end of the chain and the seals of these events in its own storage.
 //! 3. It writes the seals to D1, and then deletes its copy of them.
 //!
-//! If the object dies in between, the next alarm writes the stored seals. D1 ignores a seal that it
-//! already has. The object stores the end of the chain and some of its hashes outside of D1. So it
-//! detects an attacker who rewrites everything in D1.
+//! If the object dies between these steps, the next alarm writes the stored seals. D1 ignores a
+//! seal that it already has. The object stores the end of the chain and some of the chain's hashes
+//! outside of D1. So it detects an attacker who rewrites everything in D1.
 
 mod retention;
 mod verify;
@@ -38,21 +38,22 @@ use crate::store::audit_chain::{self, Unsealed};
 
 /// An isolate notifies the sealer of a workspace at most once in this interval.
 const NOTIFY_INTERVAL: Duration = Duration::from_secs(1);
-/// The milliseconds from a notification to the sealing. Longer than [`NOTIFY_INTERVAL`], so that
-/// events within that interval, which cause no further notification, are sealed as well.
+/// The milliseconds from a notification to the sealing. It is longer than [`NOTIFY_INTERVAL`]:
+/// events within that interval cause no further notification, and must be sealed, too.
 const SEAL_DELAY_MILLIS: i64 = 2_000;
 /// The maximum number of events that are sealed, or chain entries that are deleted, in one step.
 const BATCH: u64 = 200;
-/// The sealer adds commands to the counters of lists when at least this many are missing there. A
-/// list counts the missing commands itself.
+/// The sealer adds commands to the counters of lists when the counters lack at least this many.
+/// Until then, each list counts the missing commands itself.
 const MIN_UNCOUNTED: u64 = 200;
 /// The maximum number of sealing steps in one alarm.
 const MAX_STEPS_PER_ALARM: u32 = 10;
 /// The seconds before a failed alarm is repeated.
 const RETRY_SECONDS: i64 = 5;
-/// The object keeps the hash of one in this many chain entries.
+/// The object stores the hash of one in this many chain entries.
 const ANCHOR_INTERVAL: i64 = 100;
-/// How often a verification is tried if old entries are deleted while it runs.
+/// The maximum number of tries of a verification, which fail if old entries are deleted at the same
+/// time.
 const VERIFY_TRIES: u32 = 3;
 
 thread_local! {
@@ -60,13 +61,13 @@ thread_local! {
     static NOTIFIED: Hints<i64> = Hints::new(NOTIFY_INTERVAL);
 }
 
-/// A request message to the object. The first number is the workspace.
+/// A request message to the object. The first number is the workspace id.
 #[derive(Serialize, Deserialize)]
 enum SealerRequest {
     /// Seal the workspace's pending events soon.
     Seal(i64),
-    /// Verify the chain from this entry on. The response is a [`Verification`], or null if old
-    /// entries were deleted during every try.
+    /// Verify the chain, beginning with this entry. The response is a [`Verification`], or null if
+    /// old entries were deleted during every try.
     Verify(i64, i64),
     /// Delete everything: the workspace was deleted.
     Wipe,
@@ -81,13 +82,13 @@ pub struct Verification {
     pub links: i64,
     /// The number of events that are not sealed yet.
     pub unsealed: u64,
-    /// How many of the valid entries are of anonymous events that were deleted because of their
+    /// How many of the valid entries belong to anonymous events that were deleted because of their
     /// age.
     pub expired: i64,
     /// The first invalid entry.
     pub first_broken: Option<ChainDamage>,
-    /// The entry at which the next call continues; `None`: the end was reached, or an entry is
-    /// invalid.
+    /// The entry at which the next call should continue. `None` if the end was reached, or if an
+    /// entry is invalid.
     pub next_link: Option<i64>,
 }
 
@@ -95,8 +96,8 @@ fn name_of(workspace: i64) -> String {
     workspace.to_string()
 }
 
-/// Notifies the sealer of a workspace that there are events, unless this isolate did so within the
-/// last second. If the call fails, the janitor's next hourly pass notifies the sealer.
+/// Notifies the sealer of a workspace of new events, unless this isolate did so within the last
+/// second. If the call fails, the janitor's next hourly pass notifies the sealer.
 pub async fn notify(env: &Env, workspace: i64) {
     let now = platform::now();
     if !NOTIFIED.with(|notified| notified.is_new(workspace, now)) {
@@ -108,11 +109,11 @@ pub async fn notify(env: &Env, workspace: i64) {
     }
 }
 
-/// Finds workspaces whose sealers have work, in the order of their ids after `after`. They have
-/// events that are not sealed, or events that are old enough to be deleted.
+/// Finds workspaces whose sealers have work, in the order of their ids, after the id `after`. They
+/// have events that are not sealed, or events that are old enough to be deleted.
 ///
 /// # Errors
-/// D1 did not answer.
+/// D1 failed.
 pub async fn workspaces_with_work(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, Error> {
     let kept_until = |setting| retention::kept_until(env, audit::CELL, setting);
     let old = audit_chain::KeptUntil {
@@ -122,10 +123,10 @@ pub async fn workspaces_with_work(env: &Env, after: i64, limit: u64) -> Result<V
     audit_chain::workspaces_to_seal(env, after, old, limit).await
 }
 
-/// Verifies the chain of a workspace from the entry `first` on.
+/// Verifies the chain of a workspace, beginning with the entry `first`.
 ///
 /// # Errors
-/// D1 or the object did not answer; 409 if old entries were deleted during every try.
+/// D1 failed, or the object did not respond. 409 if old entries were deleted during every try.
 pub async fn verify(env: &Env, workspace: i64, first: i64) -> Result<Verification, Error> {
     let verified = call(env, workspace, &SealerRequest::Verify(workspace, first)).await?;
     verified.ok_or_else(|| {
@@ -136,7 +137,7 @@ pub async fn verify(env: &Env, workspace: i64, first: i64) -> Result<Verificatio
 /// Deletes everything in the sealer of a deleted workspace.
 ///
 /// # Errors
-/// The call did not get through.
+/// The object did not respond.
 pub async fn wipe(env: &Env, workspace: i64) -> Result<(), Error> {
     call(env, workspace, &SealerRequest::Wipe).await.map(drop)
 }
@@ -223,8 +224,9 @@ impl DurableObject for Sealer {
     }
 }
 
-/// When to seal again after a notification that came less than [`SEAL_DELAY_MILLIS`] ago: events
-/// may follow that cause no notification. A time in the future is ignored: the clock was wrong.
+/// The time of another sealing after a notification within the last [`SEAL_DELAY_MILLIS`]: events
+/// may follow that cause no notification. Ignores a notification in the future, because the clock
+/// was wrong then.
 fn seal_again_at(notified_at: Timestamp, now: Timestamp) -> Option<Timestamp> {
     Some(notified_at.plus_millis(SEAL_DELAY_MILLIS))
         .filter(|again_at| notified_at <= now && now < *again_at)
@@ -266,7 +268,7 @@ impl Sealer {
         storage.delete_all().await
     }
 
-    /// Reads the state of the chain; `None`: the object was never used, or was wiped.
+    /// Reads the state of the chain. Returns `None` if the object was never used, or was wiped.
     fn chain(&self) -> Result<Option<Chain>, Error> {
         #[derive(Deserialize)]
         struct ChainRow {
@@ -356,7 +358,7 @@ impl Sealer {
         }
         if rows.is_empty() {
             if head.link == 0 {
-                // A notification follows an event. If there is none, the workspace was deleted.
+                // Every notification follows an event. Without events, the workspace was deleted.
                 self.wipe().await?;
             }
             return Ok(None);

@@ -1,5 +1,6 @@
-//! Deletes old audit events. Of the entries at the beginning of a chain, the hash of the last
-//! deleted one remains. Of anonymous events within a chain, the hashes and digests remain.
+//! Deletes old audit events. At the beginning of a chain, whole entries are deleted, and the hash
+//! of the last deleted entry is kept. Within a chain, anonymous events are deleted, and their
+//! hashes and digests are kept.
 
 use farhand_domain::audit;
 use farhand_domain::audit_chain::{ChainEnd, Verifier};
@@ -14,11 +15,11 @@ use crate::platform::log;
 use crate::store::Progress;
 use crate::store::audit_chain;
 
-/// The time before which events are to be deleted, according to a retention setting; `None`: keep
-/// all events. An invalid setting keeps all events and is logged.
+/// Events before this time are to be deleted, according to a retention setting. Returns `None` if
+/// all events are to be kept. An invalid setting keeps all events and is logged.
 pub(super) fn kept_until(env: &Env, workspace: i64, setting: &str) -> Option<Timestamp> {
     platform::retention_cutoff(env, setting).unwrap_or_else(|error| {
-        // Not an error of this pass: a retry does not help, an operator must correct the setting.
+        // Not an error of this pass: a retry does not help. An operator must correct the setting.
         log::error("audit_not_deleted", json!({"workspace_id": workspace}), &error.detail);
         None
     })
@@ -48,7 +49,7 @@ impl Sealer {
         let mut verifier = Verifier::after(workspace, base.clone()).expired_up_to(expired);
         let anchors = self.anchors(&head, first, last)?;
         for row in &links.rows {
-            // An expired event has no time any more, and needs none: it was old.
+            // An expired event has no time. It was old enough when it expired.
             if !row.is_expired() && row.occurred_at().is_none_or(|at| at >= until) {
                 break;
             }
@@ -75,10 +76,10 @@ impl Sealer {
         Ok(if new_base.link == last { Progress::More } else { Progress::Done })
     }
 
-    /// Deletes the content of old anonymous events, up to one batch. Their chain entries stay.
+    /// Deletes the content of old anonymous events, up to one batch. Their chain entries are kept.
     ///
-    /// The object first stores the entry up to which it does so. A verification accepts a missing
-    /// anonymous event only up to that entry.
+    /// First stores the number of the last entry that this affects. A verification accepts a
+    /// missing anonymous event only up to that number.
     pub(super) async fn expire_old(&self) -> Result<Progress, Error> {
         let Some(Chain { workspace, expired, .. }) = self.chain()? else {
             return Ok(Progress::Done);

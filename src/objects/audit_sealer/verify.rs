@@ -15,7 +15,7 @@ const PAGE: i64 = 1_000;
 const MAX_VERIFIED: i64 = 20_000;
 
 impl Sealer {
-    /// The stored hashes of entries from `first` to `last`, and that of the end of the chain.
+    /// The stored hashes of entries from `first` to `last`, and the hash of the chain's last entry.
     pub(super) fn anchors(
         &self,
         head: &ChainEnd,
@@ -36,8 +36,9 @@ impl Sealer {
         Ok(anchors)
     }
 
-    /// Verifies the chain from the entry `first` on, about [`MAX_VERIFIED`] entries. Returns `None`
-    /// if old entries were deleted at the same time: they may be missing in what was read.
+    /// Verifies about [`MAX_VERIFIED`] entries of the chain, beginning with the entry `first`.
+    /// Returns `None` if old entries were deleted at the same time, because the rows that were read
+    /// may lack them.
     pub(super) async fn verify(
         &self,
         workspace: i64,
@@ -120,7 +121,7 @@ impl Sealer {
                 }));
             }
         };
-        // Read again: events may have expired, and events may have been sealed, while D1 was read.
+        // Read the state again: while D1 was read, events may have expired or been sealed.
         let (end, expired) = self.chain()?.map_or((0, 0), |chain| (chain.head.link, chain.expired));
         verifier = verifier.expired_up_to(expired);
         let anchors = if first <= last { self.anchors(head, first, last)? } else { HashMap::new() };
@@ -135,7 +136,7 @@ impl Sealer {
         if verifier.last().link < last {
             return Ok(Err(verifier.missing()));
         }
-        // An entry after the end of the chain is foreign, unless it was sealed in the meantime.
+        // An entry after the end of the chain is foreign, unless it was sealed while D1 was read.
         match &links.beyond {
             Some(row) if last >= head.link && row.link > end => Ok(Err(foreign(row))),
             _ => Ok(Ok(())),

@@ -1,10 +1,10 @@
-//! The Durable Object that does the background work of the region cell. The cell has one. It
+//! The Durable Object that does the background work of the region cell, which has one janitor. It
 //!
 //! - suspends and purges deleted workspaces (rows, KV keys and objects),
 //! - removes deleted users from the commands that they requested,
 //! - cancels the waiting commands of revoked sessions,
 //! - deletes commands that ended long ago, and servers that were not approved in time,
-//! - notifies sealers of audit events that they were not notified of,
+//! - notifies sealers of pending audit events, in case an earlier notification failed,
 //! - starts resyncs.
 //!
 //! Each alarm does one bounded step of each kind of work, for one workspace or user at a time.
@@ -15,9 +15,9 @@
 //! the mark. If it dies in between, the alarm finds the row and continues.
 //!
 //! The cron trigger (wrangler.toml) starts a pass over old commands, which goes through the
-//! workspaces in the order of their ids. A command is deleted in the object of its server first,
+//! workspaces in the order of their ids. A command is deleted first in the object of its server,
 //! and then in D1. If the janitor dies in between, it finds the command in D1 again. A pass visits
-//! each command once. If an object does not answer, its commands wait for the next pass.
+//! each command once. If an object does not respond, its commands wait for the next pass.
 
 mod old_commands;
 mod purge;
@@ -45,21 +45,21 @@ use crate::platform;
 use crate::platform::log;
 use crate::store::{Progress, servers, sessions, workspaces};
 
-/// The number of servers whose objects are called concurrently in one step.
+/// The maximum number of servers whose objects one step calls concurrently.
 const SERVERS_PER_STEP: u64 = 50;
-/// The number of servers that are disconnected before the deletion of a workspace is answered. The
-/// others follow within seconds. Requests of their agents are refused before that, because the
-/// workspace is deleted.
+/// The maximum number of servers that are disconnected before the response to the deletion of a
+/// workspace. Further servers follow within seconds. Requests of their agents are refused even
+/// before that, because the workspace is deleted.
 const SERVERS_BEFORE_RESPONSE: u64 = 500;
-/// The number of sealers that are notified concurrently in one step.
+/// The maximum number of sealers that one step notifies concurrently.
 const SEALERS_PER_STEP: u64 = 50;
 /// The name of the object.
 const NAME: &str = "janitor";
 /// The delay between two steps.
 const STEP_DELAY: Duration = Duration::from_millis(10);
-/// The delay before the work that a call requests, and after a step that failed.
+/// The delay before work that a call requested, and after a step that failed.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
-/// How long the object of a server or a sealer may take to answer.
+/// The timeout for calls to the objects of servers and to sealers.
 const OBJECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The storage key of the current pass over old commands.
 const PASS_KEY: &str = "pass";
@@ -71,11 +71,12 @@ const LAST_UNAPPROVED_KEY: &str = "unapproved";
 /// A request message to the object. The response is a boolean.
 #[derive(Serialize, Deserialize)]
 enum JanitorRequest {
-    /// Delete the workspace with this slug, and write the audit event. The data is purged from the
-    /// given time on; the flag says that this is now. Responds whether the workspace exists.
+    /// Delete the workspace with this slug, and write the audit event. The purge begins at the
+    /// given time; if the flag is true, that time is now. The response says whether the workspace
+    /// exists.
     DeleteWorkspace(String, (Timestamp, bool), Box<AuditEvent>),
-    /// Undelete the workspace with this slug, and write the audit event. Responds whether the
-    /// workspace exists and was deleted.
+    /// Undelete the workspace with this slug, and write the audit event. The response says whether
+    /// the workspace existed and was deleted.
     UndeleteWorkspace(String, Box<AuditEvent>),
     /// Check for work.
     #[serde(rename = "Look")]
@@ -84,7 +85,7 @@ enum JanitorRequest {
     CancelRevoked,
     /// Start the hourly pass.
     BeginPass,
-    /// Start a resync of all servers of the workspace with this slug. Responds whether the
+    /// Start a resync of all servers of the workspace with this slug. The response says whether the
     /// workspace exists.
     Resync(String),
 }
@@ -96,24 +97,25 @@ struct Pass {
     workspace: i64,
     /// The id of the last visited command in this workspace.
     after: String,
-    /// How often the deletion in D1 has failed in a row.
+    /// The number of consecutive failures of the deletion in D1.
     failures: u32,
     /// The number of deleted commands.
     deleted: u64,
-    /// Commands that ended by this time are old. Fixed when the pass starts: otherwise commands
-    /// that become old later could keep a pass over a busy workspace running forever.
+    /// Commands that ended by this time are old. The time is fixed when the pass starts. Otherwise
+    /// commands that become old later could keep a pass over a busy workspace running forever.
     #[serde(default)]
     until: Option<Timestamp>,
-    /// The servers whose objects did not answer in time. The pass does not call them again.
+    /// The servers whose objects did not respond in time. The pass does not call them again.
     #[serde(default)]
     silent: BTreeSet<String>,
 }
 
-/// Deletes a workspace. When this returns, all requests to it are refused. Its data is purged from
-/// the given time on, or now if the flag is set. Returns false if the workspace does not exist.
+/// Deletes a workspace. When this returns, all requests to the workspace are refused. The purge
+/// begins at the given time, or now if the flag is true. Returns false if the workspace does not
+/// exist.
 ///
 /// # Errors
-/// The call did not get through, or D1 failed. The workspace may be deleted nevertheless.
+/// The object did not respond, or D1 failed. The workspace may be deleted nevertheless.
 pub async fn delete_workspace(
     env: &Env,
     slug: &str,
@@ -123,11 +125,11 @@ pub async fn delete_workspace(
     call(env, &JanitorRequest::DeleteWorkspace(slug.to_owned(), purge, Box::new(event))).await
 }
 
-/// Undeletes a workspace. Returns false if there is no such deleted workspace, or if its purge has
+/// Undeletes a workspace. Returns false if no such deleted workspace exists, or if its purge has
 /// begun.
 ///
 /// # Errors
-/// The call did not get through, or D1 failed. The workspace may be undeleted nevertheless.
+/// The object did not respond, or D1 failed. The workspace may be undeleted nevertheless.
 pub async fn undelete_workspace(env: &Env, slug: &str, event: AuditEvent) -> Result<bool, Error> {
     call(env, &JanitorRequest::UndeleteWorkspace(slug.to_owned(), Box::new(event))).await
 }
@@ -135,7 +137,7 @@ pub async fn undelete_workspace(env: &Env, slug: &str, event: AuditEvent) -> Res
 /// Makes the janitor check for work.
 ///
 /// # Errors
-/// The call did not get through.
+/// The object did not respond.
 pub async fn wake(env: &Env) -> Result<(), Error> {
     call(env, &JanitorRequest::Wake).await.map(drop)
 }
@@ -144,15 +146,15 @@ pub async fn wake(env: &Env) -> Result<(), Error> {
 /// sessions from D1. If this call fails, the next hourly pass cancels them.
 ///
 /// # Errors
-/// The call did not get through.
+/// The object did not respond.
 pub async fn cancel_revoked(env: &Env) -> Result<(), Error> {
     call(env, &JanitorRequest::CancelRevoked).await.map(drop)
 }
 
-/// Starts the hourly pass. A pass that is still running continues.
+/// Starts the hourly pass. A pass over old commands that is still running continues.
 ///
 /// # Errors
-/// The call did not get through.
+/// The object did not respond.
 pub async fn begin_pass(env: &Env) -> Result<(), Error> {
     call(env, &JanitorRequest::BeginPass).await.map(drop)
 }
@@ -161,7 +163,7 @@ pub async fn begin_pass(env: &Env) -> Result<(), Error> {
 /// Returns false if the workspace does not exist.
 ///
 /// # Errors
-/// The call did not get through, or D1 failed.
+/// The object did not respond, or D1 failed.
 pub async fn resync(env: &Env, slug: &str) -> Result<bool, Error> {
     call(env, &JanitorRequest::Resync(slug.to_owned())).await
 }
@@ -170,7 +172,7 @@ async fn call(env: &Env, request: &JanitorRequest) -> Result<bool, Error> {
     objects::call(env, platform::JANITOR, NAME, request).await
 }
 
-/// Awaits an answer until a timeout.
+/// Awaits a response until a timeout.
 async fn in_time<T>(
     timeout: Duration,
     answer: impl Future<Output = Result<T, Error>>,
@@ -226,7 +228,7 @@ impl DurableObject for Janitor {
 
     async fn alarm(&self) -> worker::Result<Response> {
         self.alarm.went_off();
-        // A step that fails does not prevent the others.
+        // A step that fails does not prevent the other steps.
         let steps = [
             self.suspend_next().await,
             self.cancel_revoked_commands().await,
@@ -259,8 +261,8 @@ impl DurableObject for Janitor {
 }
 
 impl Janitor {
-    /// Sets the alarm, even if it is set for an earlier time: that alarm might go off before the
-    /// change that it is to find.
+    /// Sets the alarm, even if it is set for an earlier time. The earlier alarm might run before
+    /// the change is made that this alarm should find.
     async fn set_alarm(&self, delay: Duration) -> worker::Result<()> {
         let at = platform::now().plus_millis(delay.as_millis() as i64);
         self.alarm.set(&self.state.storage(), at).await
@@ -282,11 +284,11 @@ impl Janitor {
             self.suspend_first(&slug).await?;
             return Ok(true);
         }
-        // The purge has begun. The objects of deleted servers have no agent and are left to it.
+        // The purge has begun. Objects of deleted servers have no agent, so the purge handles them.
         let mut after = String::new();
         for _ in 0..SERVERS_BEFORE_RESPONSE / SERVERS_PER_STEP {
             let ids = servers::ids_after(&self.env, id, &after, SERVERS_PER_STEP).await?;
-            // The purge also wipes the objects that fail now.
+            // If an object fails now, the purge wipes it later.
             self.disconnect_and_wipe(&ids).await;
             match ids.last() {
                 Some(last) => after.clone_from(last),
@@ -316,8 +318,8 @@ impl Janitor {
             storage.delete(LAST_SEALED_KEY).await?;
             return Ok(Progress::Done);
         };
-        // Stored before the calls: a sealer that does not answer waits for the next pass and does
-        // not block the others.
+        // Stored before the calls, so a failing sealer does not block other sealers. The next pass
+        // notifies it again.
         storage.put(LAST_SEALED_KEY, last).await?;
         let notified = future::join_all(
             workspaces.iter().map(|workspace| audit_sealer::notify(&self.env, *workspace)),
@@ -345,7 +347,7 @@ impl Janitor {
         future::join_all(failed).await.into_iter().flatten().collect()
     }
 
-    /// Calls the object of a server. Fails if it does not answer before the timeout.
+    /// Calls the object of a server. Fails if the object does not respond before the timeout.
     async fn call_in_time<T: DeserializeOwned>(
         &self,
         timeout: Duration,

@@ -17,11 +17,12 @@ use crate::platform::log;
 use crate::store::Progress;
 use crate::store::retention::{self, OldCommand};
 
-/// How often the deletion of the same commands in D1 is tried. Then they wait for the next pass.
+/// The maximum number of tries to delete the same commands in D1. After that, they wait for the
+/// next pass.
 const MAX_TRIES: u32 = 3;
-/// How long an object may take to delete commands.
+/// The timeout for an object's deletion of commands.
 const FORGET_TIMEOUT: Duration = Duration::from_secs(20);
-/// The number of commands that one step deletes.
+/// The maximum number of commands that one step deletes.
 const COMMANDS_PER_STEP: u64 = 100;
 
 impl Janitor {
@@ -83,9 +84,9 @@ impl Janitor {
         Ok(())
     }
 
-    /// Deletes commands in the objects of their servers. Skips the `silent` servers, and adds those
-    /// whose objects do not answer in time. Returns the commands that the objects do not have any
-    /// more, and whether objects have more to delete of these commands.
+    /// Deletes commands in the objects of their servers. Skips the `silent` servers, and adds the
+    /// servers whose objects do not respond in time. Returns the commands that the objects no
+    /// longer have, and whether the objects have more to delete for these commands.
     async fn forget_in_objects<'a>(
         &self,
         old: &'a [OldCommand],

@@ -17,7 +17,7 @@ use crate::store::{Progress, servers, workspaces};
 const RESYNCS_KEY: &str = "resyncs";
 
 /// The state of a resync. Stored as JSON. The resync calls the objects of the workspace's servers,
-/// and then those of its deleted servers.
+/// and then the objects of its deleted servers.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Resync {
     /// The workspace's slug.

@@ -24,17 +24,17 @@ const SUSPENSIONS_KEY: &str = "suspensions";
 /// The storage key of the workspace that the last step handled.
 const LAST_SUSPENSION_KEY: &str = "last_suspension";
 
-/// The state of the suspension of a workspace, or of its end: whether D1 has the workspace as
-/// deleted decides which. Stored as JSON.
+/// The state of a running suspension or resumption of a workspace. It is a suspension if the
+/// workspace is deleted in D1, otherwise a resumption. Stored as JSON.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 struct Suspension {
-    /// Identifies the request that started it. Another request starts from the beginning.
+    /// Identifies the request that started the suspension. A new request starts from the beginning.
     run: Uuid,
     /// The last server whose object was called.
     after: String,
-    /// The servers whose objects failed, the next one to retry first.
+    /// The servers whose objects failed. The first one is retried next.
     failed: Vec<String>,
-    /// When to retry them, if a retry has failed.
+    /// When to retry the failed servers, if a retry has failed.
     retry_at: Option<Timestamp>,
 }
 
@@ -44,8 +44,8 @@ impl Janitor {
         Ok(self.state.storage().get(SUSPENSIONS_KEY).await?.unwrap_or_default())
     }
 
-    /// Starts a suspension from the beginning. Call this before D1 is changed: if the janitor dies
-    /// in between, the alarm brings the objects in line with D1.
+    /// Starts a suspension from the beginning. Call this before D1 is changed. If the janitor dies
+    /// in between, the alarm makes the objects consistent with D1.
     pub(super) async fn begin_suspension(&self, slug: &str) -> Result<(), Error> {
         let suspension =
             Suspension { run: platform::new_id(platform::now())?, ..Suspension::default() };
@@ -54,8 +54,8 @@ impl Janitor {
         self.state.storage().put(SUSPENSIONS_KEY, suspensions).await.map_err(internal)
     }
 
-    /// Suspends or resumes the first servers of a workspace, before the operator's request is
-    /// answered. The alarm handles the other servers and those that failed.
+    /// Suspends or resumes the first servers of a workspace, before the response to the operator.
+    /// The alarm handles the remaining servers and the servers that failed.
     pub(super) async fn suspend_first(&self, slug: &str) -> Result<(), Error> {
         // Start again: the alarm may have finished the suspension before D1 was changed.
         self.begin_suspension(slug).await?;
@@ -73,8 +73,8 @@ impl Janitor {
         Ok(())
     }
 
-    /// Does one step of a running suspension. Each step takes the next workspace: if one fails, it
-    /// does not block the others.
+    /// Runs one step of a running suspension. Each step takes the next workspace, so a failing
+    /// workspace does not block other workspaces.
     pub(super) async fn suspend_next(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
         let last: String = storage.get(LAST_SUSPENSION_KEY).await?.unwrap_or_default();
@@ -92,8 +92,7 @@ impl Janitor {
         Ok(Progress::More)
     }
 
-    /// Suspends the next servers of a workspace, or resumes them if D1 does not have the workspace
-    /// as deleted.
+    /// Suspends the next servers of a workspace if it is deleted in D1, otherwise resumes them.
     async fn suspend_step(&self, slug: &str) -> Result<Progress, Error> {
         let Some(mut suspension) = self.suspensions().await?.remove(slug) else {
             return Ok(Progress::Done);
@@ -130,8 +129,8 @@ impl Janitor {
         suspension.failed.extend(failed);
         suspension.retry_at = (progress == Progress::Retry)
             .then(|| platform::now().plus_seconds(RETRY_DELAY.as_secs() as i64));
-        // Another request may have started again during the calls. Then these servers are called
-        // again.
+        // Another request may have restarted the suspension during the calls. Then these servers
+        // are called again.
         let mut suspensions = self.suspensions().await?;
         if suspensions.get(slug) != Some(&before) {
             return Ok(Progress::More);

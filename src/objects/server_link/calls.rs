@@ -17,11 +17,11 @@ pub const IDENTITY_HEADER: &str = "X-Farhand-Agent";
 /// The header in which [`connect`] passes the request's id to the object.
 pub const REQUEST_ID_HEADER: &str = "X-Request-Id";
 
-/// Calls the object of a server. The inner `Err` is a refusal of the object, which the caller of
-/// this function handles.
+/// Calls the object of a server. The inner `Err` is a refusal of the object, for callers that
+/// handle refusals themselves.
 ///
 /// # Errors
-/// The call did not get through, or the object failed.
+/// The object did not respond, or it failed.
 pub async fn call_or_refusal<T: DeserializeOwned>(
     env: &Env,
     server: Uuid,
@@ -36,10 +36,10 @@ pub async fn call_or_refusal<T: DeserializeOwned>(
     }
 }
 
-/// Calls the object of a server. A refusal of the object becomes the error for the client.
+/// Calls the object of a server. If the object refuses, returns the error for the client.
 ///
 /// # Errors
-/// The call did not get through, or the object failed or refused.
+/// The object did not respond, it failed, or it refused.
 pub async fn call<T: DeserializeOwned>(
     env: &Env,
     server: Uuid,
@@ -52,7 +52,7 @@ pub async fn call<T: DeserializeOwned>(
 /// agent, the response has a status of 4xx or 5xx and no WebSocket.
 ///
 /// # Errors
-/// The request did not get through.
+/// The object did not respond.
 pub async fn connect(
     call: &Call,
     identity: &ClaimedIdentity,

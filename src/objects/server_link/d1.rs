@@ -1,5 +1,5 @@
-//! The D1 statements of a server's object: those on commands. `d1_server.rs` has those on the
-//! server.
+//! The D1 statements of a server's object about commands. `d1_server.rs` has the statements about
+//! the server.
 //!
 //! A write may arrive late or more than once. Each update carries a revision, and its statement
 //! ignores a revision that is not newer than the stored one.
@@ -32,7 +32,7 @@ use crate::store::servers;
 /// Sends a request to D1.
 ///
 /// # Errors
-/// D1 did not answer. It is unknown whether it carried out the request.
+/// D1 failed. It is unknown whether D1 ran the request's statements.
 pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
     Ok(match request {
         D1Request::FindServer { workspace, server } => {
@@ -61,8 +61,8 @@ pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
     })
 }
 
-/// Writes outbox entries to D1: all in one transaction, or each in its own if `is_one_by_one`.
-/// Returns the result of each entry, in their order.
+/// Writes outbox entries to D1: all in one transaction, or each in a transaction of its own if
+/// `is_one_by_one`. Returns the result of each entry, in the order of `entries`.
 async fn flush(env: &Env, entries: &[OutboxEntry], is_one_by_one: bool) -> Vec<Result<(), String>> {
     let mut results = Vec::new();
     let batch_size = if is_one_by_one { 1 } else { entries.len().max(1) };
@@ -130,8 +130,8 @@ fn insert_parameters(
     }
 }
 
-/// The statement that inserts a command again if D1 lost it. [`update_command`] later writes its
-/// latest state.
+/// The statement that inserts a command again after D1 lost it. [`update_command`] later writes the
+/// command's latest state.
 ///
 /// After D1 was restored, the requester's id may belong to a user who joined later than the
 /// command. Then the command gets no requester. The statement also sets `output_bytes`, so that
@@ -167,9 +167,9 @@ fn deletion(workspace_id: i64, id: Uuid, condition: &str) -> Vec<Statement> {
         .to_vec()
 }
 
-/// SQL for the condition that a new command fits into the quotas of waiting commands, those of its
-/// requester and of its workspace (contract 11.4). A command that is inserted as delivered needs
-/// no room.
+/// SQL for the condition that a new command fits into the two quotas of waiting commands: the
+/// requester's and the workspace's (contract 11.4). A command that is inserted as delivered does
+/// not count as waiting.
 const HAS_ROOM: &str = "(:delivered_at IS NOT NULL
     OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
         WHERE c.workspace_id = :workspace_id AND c.requested_by = :requested_by
@@ -177,7 +177,8 @@ const HAS_ROOM: &str = "(:delivered_at IS NOT NULL
     AND :waiting_of_workspace > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
         WHERE c.workspace_id = :workspace_id AND c.delivered_at IS NULL AND c.handled_at IS NULL
         LIMIT :waiting_of_workspace + 0)))";
-/// SQL for the condition that the workspace may store `:bytes` more on `:day` (contract 11.4).
+/// SQL for the condition that the workspace may store `:bytes` more bytes on `:day` (contract
+/// 11.4).
 fn has_bytes_left() -> String {
     format!(":bytes + {} <= :bytes_of_day", bytes_of_day(":workspace_id", ":day"))
 }
@@ -212,7 +213,7 @@ async fn insert_command(
             day: &day,
             bytes_of_day: quotas.bytes_of_day,
         });
-    // An expired Idempotency-Key can be used again.
+    // Release an expired Idempotency-Key, so that it can be used again.
     let release = key.map(|key| {
         let sql = "UPDATE commands SET idempotency_key = NULL, idempotency_body = NULL
             WHERE workspace_id = :workspace_id AND requested_by = :requested_by AND idempotency_key = :key
@@ -269,11 +270,11 @@ async fn find_refusal(
 }
 
 /// Rechecks the permission to run each of these commands, which are all for one server. Returns, in
-/// their order, the requester's present permissions, or why there are none. `None` means that the
-/// workspace is deleted: nothing may be delivered unless it is undeleted.
+/// the order of the commands, the requester's current permissions, or the reason for a refusal.
+/// Returns `None` if the workspace is deleted: nothing may be delivered unless it is undeleted.
 ///
 /// # Errors
-/// D1 did not answer.
+/// D1 failed.
 async fn find_rights(
     env: &Env,
     commands: &[StoredCommand],
@@ -286,11 +287,11 @@ async fn find_rights(
         has_token: bool,
         /// Whether the command's login session was revoked.
         is_revoked: bool,
-        /// Whether the requester may run commands as any account of the host; `None`: the requester
-        /// cannot access the server.
+        /// Whether the requester may run commands as any account of the host. `None` if the
+        /// requester cannot access the server.
         any_account: Option<bool>,
         labels: Labels,
-        /// `None`: the user does not exist.
+        /// `None` if the user does not exist.
         username: Option<String>,
         is_staff: bool,
         acl: Option<Value>,
@@ -308,8 +309,8 @@ async fn find_rights(
         })
         .collect();
     let (is_accessible, any_account) = (servers::IS_ACCESSIBLE, servers::MAY_USE_ANY_ACCOUNT);
-    // The state machine later applies the token's access control list, including its servers.
-    // So `acl_servers` and `acl_selector` are NULL here, which limits nothing.
+    // The state machine later applies the token's access control list, including its servers. So
+    // `acl_servers` and `acl_selector` are NULL here, which sets no limit.
     let sql = format!(
         "WITH me AS (
             SELECT c.key AS position, :workspace_id AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
@@ -402,7 +403,8 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
 /// The statements that delete a withdrawn command, with an audit event if D1 has the command.
 fn delete_command(workspace_id: i64, id: Uuid) -> Result<Vec<Statement>, Error> {
     let delete = deletion(workspace_id, id, "c.id = :id AND c.acked_at IS NULL");
-    // The event is written only if the statement before it, the deletion, changed a row.
+    // The event is written only if the statement before it, which deletes the command, changed a
+    // row.
     let event = service_event("command.withdraw")?.with_object(Some(id.to_string()), None);
     Ok([delete, vec![audit::after_change(workspace_id, &event)?]].concat())
 }

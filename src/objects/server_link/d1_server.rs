@@ -1,5 +1,5 @@
-//! The D1 statements of a server's object on its server. As in `d1.rs`, a write may arrive late or
-//! more than once.
+//! The D1 statements of a server's object about its server. As in `d1.rs`, a write may arrive late
+//! or more than once.
 
 use farhand_domain::error::Error;
 use farhand_domain::link::event::{D1Server, ServerChange};
@@ -22,9 +22,9 @@ pub async fn find_server(
     change_and_find(env, workspace, server, vec![], "w.deleted_at IS NULL").await
 }
 
-/// SQL for the condition that the user `:by` may change a row of `servers s` (contract 5.7): an
-/// active user who is staff or owns the server. The API checked this before; but the object makes
-/// changes one by one, and the user may lose the permission in between.
+/// SQL for the condition that the user `:by` may change a row of `servers s` (contract 5.7): the
+/// user is active, and is staff or owns the server. The API checked this before. But the object
+/// makes changes one by one, and the user may lose the permission in between.
 const IS_PERMITTED: &str =
     "EXISTS (SELECT 1 FROM users u WHERE u.id = :by AND u.workspace_id = s.workspace_id AND u.is_active = 1
     AND (u.is_superuser = 1 OR u.is_staff = 1 OR s.owner_id = u.id))";
@@ -55,7 +55,7 @@ fn change_statements(of: &ServerLocation, change: &ServerChange) -> Result<Vec<S
                     workspace_id, server_id, by: *by, only_pending: *only_pending,
                 })
             };
-            // Remember the deleted server if it has commands: its object keeps their output.
+            // Keep a row for the deleted server if it has commands: its object keeps their output.
             let insert_deleted = statement(format!(
                 "INSERT INTO gone_servers (workspace_id, id)
                  SELECT s.workspace_id, s.id FROM servers s WHERE {is_deletable}
@@ -68,11 +68,11 @@ fn change_statements(of: &ServerLocation, change: &ServerChange) -> Result<Vec<S
     }
 }
 
-/// Changes a server and then reads it, in one round trip. This includes servers of a deleted
+/// Changes a server and then reads it, in one round trip. This also works for servers of a deleted
 /// workspace, which exist until the workspace is purged.
 ///
 /// # Errors
-/// D1 did not answer. It is unknown whether it made the change.
+/// D1 failed. It is unknown whether D1 made the change.
 pub async fn change_server(
     env: &Env,
     of: &ServerLocation,
@@ -116,8 +116,8 @@ async fn change_and_find(
     }))
 }
 
-/// The statements that write a server's pending audit events, and then its facts. A fact that the
-/// agent did not report keeps its value.
+/// The statements that write a server's pending audit events, and then its host facts. A fact that
+/// the agent did not report keeps its value in D1.
 pub fn update_server(
     workspace_id: i64,
     id: Uuid,

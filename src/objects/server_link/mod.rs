@@ -1,13 +1,13 @@
 //! The Durable Object of a server. It holds the agent's connections, the commands and their output.
 //!
 //! All events of a server pass through its object, so they have a total order. The state machine in
-//! `farhand_domain::link` makes the decisions and never calls the platform. This module is the
-//! shell around that machine. It passes each event to the machine and carries out the effects that
-//! the machine returns. `Shell::carry_out` is the only place that carries out effects, and
-//! `Shell::query_d1` is the only place that calls D1.
+//! `farhand_domain::link` makes the decisions and never calls the platform. This module passes each
+//! event to the machine and carries out the effects that the machine returns. Only
+//! `Shell::carry_out` carries out effects, and only `Shell::query_d1` calls D1.
 //!
-//! The writes of one step to the object's SQLite commit together, because there is no `await`
-//! between them. The platform holds back everything that leaves the object until they are durable.
+//! The writes of one step to the object's SQLite database commit together, because there is no
+//! `await` between them. The platform delays all responses and requests of the object until these
+//! writes are durable.
 
 pub mod calls;
 mod d1;
@@ -47,8 +47,8 @@ use crate::platform;
 use crate::platform::cost::{self, Cost};
 use crate::platform::log;
 
-/// The maximum number of commands that are delivered to an agent and have not ended
-/// (contract 7.4). Alpamon queues that many behind the commands that run (agent-protocol 4.3).
+/// The maximum number of commands that are delivered to an agent and have not ended (contract 7.4).
+/// Alpamon queues up to this many commands behind the running ones (agent-protocol 4.3).
 const MAX_OPEN_COMMANDS: u64 = 200;
 
 #[durable_object]
@@ -56,16 +56,16 @@ pub struct ServerLink {
     shell: Rc<Shell>,
 }
 
-/// Holds the machine. Behind an `Rc`, because background tasks outlive the request that starts
-/// them.
+/// Holds the machine. It is used through an `Rc`, because background tasks outlive the request that
+/// starts them.
 struct Shell {
     state: Rc<State>,
     env: Env,
-    /// The machine; `None` before the first event.
+    /// The machine; `None` until the first event.
     link: RefCell<Option<LinkMachine<Tables>>>,
     alarm: Rc<Alarm>,
     last_ticket: Cell<Ticket>,
-    /// Calls without an outcome yet.
+    /// Calls that have no outcome yet.
     calls: RefCell<HashMap<Ticket, oneshot::Sender<Outcome>>>,
     /// The timers of calls. Dropping a sender stops its timer.
     timers: RefCell<HashMap<Ticket, oneshot::Sender<()>>>,
@@ -109,7 +109,8 @@ impl DurableObject for ServerLink {
         // The handler waits for the requests to D1. If the object dies before they end, the
         // platform runs the alarm again.
         let ((), cost) = cost::measure(self.shell.clone().run(LinkEvent::Alarm)).await;
-        // Requests with agents' reports do not call D1: the cost of reports is only in this line.
+        // Requests with agents' reports do not call D1, so only this line contains the cost of
+        // reports.
         if cost != Cost::default() {
             let Cost { d1_calls, rows_read, rows_written, .. } = cost;
             let own_rows = self.shell.take_rows_written();
@@ -118,7 +119,7 @@ impl DurableObject for ServerLink {
                 json!({
                     "server": self.shell.state.id().name(),
                     "d1_calls": d1_calls, "rows_read": rows_read, "rows_written": rows_written,
-                    // Rows written to the object's own storage since the last such line.
+                    // Rows written to the object's own storage since the previous such line.
                     "object_rows_written": own_rows,
                 }),
             );
@@ -158,7 +159,7 @@ impl DurableObject for ServerLink {
 }
 
 impl ServerLink {
-    /// Answers a call from the Worker, or accepts an agent's WebSocket.
+    /// Responds to a call from the Worker, or accepts an agent's WebSocket.
     async fn respond(&self, mut request: Request) -> worker::Result<Response> {
         if let Some(identity) = request.headers().get(IDENTITY_HEADER)? {
             let identity: ClaimedIdentity = serde_json::from_str(&identity)?;
@@ -186,8 +187,8 @@ impl ServerLink {
         }
     }
 
-    /// Passes a call to the machine and waits for its outcome. Work that remains then continues in
-    /// the background.
+    /// Passes a call to the machine and waits for its outcome. Remaining work continues in the
+    /// background after that.
     async fn call(&self, event: impl FnOnce(Ticket) -> LinkEvent) -> Outcome {
         let ticket = self.shell.last_ticket.get() + 1;
         self.shell.last_ticket.set(ticket);
@@ -212,8 +213,8 @@ impl ServerLink {
 }
 
 impl Shell {
-    /// Passes an event to the machine before it returns. The returned future carries out the
-    /// deferred effects.
+    /// Passes an event to the machine immediately. The returned future carries out the deferred
+    /// effects.
     fn run(self: Rc<Self>, event: LinkEvent) -> Pin<Box<dyn Future<Output = ()>>> {
         let Deferred { alarm, outcomes, requests } = self.step(event);
         Box::pin(async move {
@@ -223,7 +224,8 @@ impl Shell {
                     log::error("alarm_not_set", json!({"server": self.state.id().name()}), &error);
                 }
             }
-            // The alarm is set before any answer: after a crash it continues the answered work.
+            // The alarm is set before any response. After a crash, the alarm continues the work of
+            // requests that got a response.
             for (ticket, outcome) in outcomes {
                 self.timers.borrow_mut().remove(&ticket);
                 if let Some(call) = self.calls.borrow_mut().remove(&ticket) {
@@ -237,9 +239,9 @@ impl Shell {
         })
     }
 
-    /// Sends a request to D1 and passes the answer to the machine. After [`D1_TIMEOUT`] the machine
-    /// gets a failure, and [`LinkEvent::EndedLate`] when the request ends after all. The machine
-    /// ignores answers to requests that it sent before a wipe.
+    /// Sends a request to D1 and passes the response to the machine. After [`D1_TIMEOUT`] the
+    /// machine gets a failure. If the request ends later, it gets [`LinkEvent::EndedLate`]. The
+    /// machine ignores responses to requests that it sent before a wipe.
     async fn query_d1(self: Rc<Self>, id: RequestId, request: Box<D1Request>) {
         let env = self.env.clone();
         let query = Box::pin(async move {
@@ -261,7 +263,7 @@ impl Shell {
     }
 
     /// Passes an event to the machine, carries out the effects that need no `await`, and returns
-    /// the others.
+    /// the remaining effects.
     fn step(self: &Rc<Self>, event: LinkEvent) -> Deferred {
         let mut deferred = Deferred::default();
         let mut events = VecDeque::from([event]);

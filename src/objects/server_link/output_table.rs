@@ -15,10 +15,10 @@ use super::tables::{Tables, integer, text};
 
 /// The maximum bytes of content in one row. The platform limits a row to 2 MB.
 const MAX_PIECE_BYTES: usize = 1_000_000;
-/// The maximum number of chunk rows per command. Further chunks that need a row of their own are
-/// ignored. Only output with many gaps gets that far: consecutive chunks share rows.
+/// The maximum number of chunk rows per command. Beyond it, chunks that need a new row are ignored.
+/// Only output with many gaps reaches this limit, because consecutive chunks share rows.
 const MAX_CHUNK_ROWS: u64 = 16_384;
-/// A `seq` higher than that of any chunk: an agent sends 32 bits.
+/// A `seq` that is higher than any chunk's: agents send 32 bits.
 const AFTER_LAST_SEQ: u64 = 1 << 32;
 
 /// One row of the table. A [`ChunkRow`] with much content is stored as several pieces.
@@ -29,13 +29,13 @@ struct ChunkPiece {
     content: String,
 }
 
-/// The content of a row, or of a piece of one.
+/// The content of a row, or of one piece of a row.
 #[derive(Deserialize)]
 struct ContentRow {
     content: String,
 }
 
-/// Joins pieces to the rows that they belong to. The pieces of a row follow each other.
+/// Joins pieces into rows. The pieces of a row follow each other.
 fn join_pieces(
     pieces: impl Iterator<Item = Result<ChunkPiece>>,
 ) -> impl Iterator<Item = Result<ChunkRow>> {
@@ -55,8 +55,8 @@ fn join_pieces(
 }
 
 impl Tables {
-    /// Deletes the first rows of a command's chunks: up to `limit` rows, and all pieces of the last
-    /// one. Returns how many rows of the `limit` were used.
+    /// Deletes the first rows of a command's chunks: up to `limit` table rows, plus the remaining
+    /// pieces of the last chunk row. Returns how many rows of the `limit` were used.
     pub(super) fn delete_chunks(&self, id: Uuid, limit: u64) -> Result<u64> {
         let sql =
             "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
@@ -74,9 +74,9 @@ impl Tables {
 
     /// Stores a chunk of output. Returns false if the chunk is a duplicate or cannot be stored.
     ///
-    /// A command keeps the first [`output::MAX_KEPT`] bytes of its output, by `seq`. If a chunk
-    /// arrives out of order, the highest kept chunks lose their content to make room. For a chunk
-    /// without content only the length is stored.
+    /// A command keeps the first [`output::MAX_KEPT`] bytes of its output, in the order of `seq`.
+    /// If a chunk arrives out of order, the last kept chunks lose their content to make room. For a
+    /// chunk without kept content, only the length is stored.
     pub fn add_output(
         &self,
         stored: &StoredCommand,
@@ -99,7 +99,7 @@ impl Tables {
             _ if stored.chunks.rows >= MAX_CHUNK_ROWS => return Ok(false),
             _ => new,
         };
-        // The chunk may fill a gap: then the row after it is joined to this row.
+        // If the chunk fills the gap before the next row, that row is joined to this row.
         let after = if row.end() < stored.chunks.top {
             self.chunk_row(id, "first = ?2", row.end())?
         } else {
@@ -130,8 +130,8 @@ impl Tables {
         let has_ended = stored.life.outcome().is_some();
         if has_ended || cut_at != stored.cut_at {
             let output_at = if has_ended { Some(now) } else { stored.output_at };
-            // D1 gets the output when the command ends. So only a chunk after the end is a change
-            // that D1 needs.
+            // D1 gets the output when the command ends. So D1 needs an update only for a chunk
+            // after the end.
             let document = StoredCommand { cut_at, output_at, ..stored.clone() };
             self.store_document(&document, has_ended)?;
         }
@@ -149,7 +149,7 @@ impl Tables {
         join_pieces(rows.into_iter().map(Ok)).next().transpose()
     }
 
-    /// Stores a row of chunks. It replaces the row that begins with the same chunk.
+    /// Stores a row of chunks. It replaces a stored row that begins with the same chunk.
     fn store_chunks(&self, id: Uuid, row: &ChunkRow) -> Result<()> {
         let mut rest = row.content.as_str();
         let mut piece = 0;
@@ -184,7 +184,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The ranges of kept chunks from the `seq` `from` on. The end of a range is exclusive.
+    /// The ranges of kept chunks, beginning at the `seq` `from`. The end of a range is exclusive.
     fn chunk_ranges(&self, stored: &StoredCommand, from: u64) -> Result<Vec<(u64, u64)>> {
         #[derive(Deserialize)]
         struct RangeRow {
@@ -201,7 +201,7 @@ impl Tables {
             .collect())
     }
 
-    /// Counts the kept chunks of a command from the `seq` `from` on.
+    /// Counts the kept chunks of a command, beginning at the `seq` `from`.
     pub fn count_output(&self, stored: &StoredCommand, from: u64) -> Result<u64> {
         if !stored.has_gap() {
             return Ok(stored.kept_end().saturating_sub(from));
@@ -230,7 +230,7 @@ impl Tables {
         Ok(None)
     }
 
-    /// Reads kept chunks of a command from the `seq` `from` on, in order.
+    /// Reads kept chunks of a command in order, beginning at the `seq` `from`.
     pub fn read_output(
         &self,
         stored: &StoredCommand,
@@ -258,7 +258,7 @@ impl Tables {
     }
 
     /// Reads the kept content of a command in an order (`ASC` or `DESC`), until it exceeds the
-    /// largest result. The flag is true if all content was read.
+    /// maximum length of a result. The flag is true if all content was read.
     fn content_from(&self, stored: &StoredCommand, order: &str) -> Result<(Vec<String>, bool)> {
         let sql = format!(
             "SELECT content FROM chunks WHERE command = ? ORDER BY first {order}, piece {order}"
@@ -276,8 +276,8 @@ impl Tables {
     }
 
     /// Computes the SHA-256 of a command's kept chunks, or of its result if it has no chunks.
-    /// Returns `None` if chunks are missing. If `is_late`, missing chunks are not expected any
-    /// more.
+    /// Returns `None` if chunks are missing that may still arrive. If `is_late`, missing chunks are
+    /// no longer expected.
     pub fn hash_output(&self, stored: &StoredCommand, is_late: bool) -> Result<Option<String>> {
         if !is_late && !stored.has_all_chunks() {
             return Ok(None);
@@ -293,8 +293,8 @@ impl Tables {
         Ok(Some(hash.finish()))
     }
 
-    /// Builds a result from the chunks of a command. Returns it with the flag whether it is cut.
-    /// Output can be far larger than a result, so only its beginning and its end are read.
+    /// Builds a result from the chunks of a command. The flag is true if the result is cut. Output
+    /// can be far larger than a result, so only its beginning and its end are read.
     fn result_from_chunks(&self, stored: &StoredCommand) -> Result<(String, bool)> {
         let (head, is_all) = self.content_from(stored, "ASC")?;
         if is_all {
@@ -306,8 +306,8 @@ impl Tables {
         Ok((output::result_of_ends(&head.concat(), &tail.concat(), length), true))
     }
 
-    /// A command's output: the result that the agent sent, or else one that is built from the
-    /// chunks. Before the command finishes there is no result.
+    /// A command's output: the result that the agent sent, or a result that is built from the
+    /// chunks. The output has no result until the command finishes.
     pub fn whole_output(&self, stored: &StoredCommand) -> Result<Output> {
         let bytes = stored.output_bytes();
         if !matches!(stored.life.end, Some(End::Finished(_))) {

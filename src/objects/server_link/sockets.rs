@@ -53,7 +53,8 @@ pub fn accept(
     Ok(client)
 }
 
-/// Sends a message to a connection. Fails if the connection has ended; then nothing was sent.
+/// Sends a message to a connection. Fails if the connection has ended. In that case nothing was
+/// sent.
 pub fn send(state: &State, kind: ConnectionKind, to: u64, message: &ToAgent) -> Result<()> {
     let sockets = state.get_websockets_with_tag(kind.as_str());
     let socket = sockets.iter().find(|socket| generation(socket) == Some(to));

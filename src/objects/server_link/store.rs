@@ -78,8 +78,8 @@ impl Tables {
         )
     }
 
-    /// Marks a command as active, unless it is. The table's CHECK rejects an update that leaves
-    /// work for a command that is not active.
+    /// Marks a command as active. The table's CHECK rejects an update that leaves work for a
+    /// command that is not active.
     fn activate(&self, id: Uuid) -> Result<()> {
         self.exec(
             "UPDATE commands SET is_active = 1 WHERE id = ? AND is_active = 0",
@@ -182,7 +182,7 @@ impl Store for Tables {
     fn next_unflushed(&self) -> Result<Option<NextFlush>> {
         #[derive(Deserialize)]
         struct PendingRow {
-            /// 1 if all pending commands are open, 0 if not; `None`: no command is pending.
+            /// 1 if all pending commands are open, 0 if not. `None` if no command is pending.
             are_all_open: Option<f64>,
             earliest_report: Option<Timestamp>,
         }
@@ -270,11 +270,11 @@ impl Store for Tables {
             FROM commands WHERE id IN (SELECT value FROM json_each(?1))";
         let rows: Vec<OldCommandRow> =
             self.rows(sql, vec![text(serde_json::to_string(ids).map_err(failed)?), text(until)])?;
-        // The number of rows and pages of output that this call may still delete.
+        // How many rows and pages of output this call may still delete.
         let mut budget = at_once;
         let mut deleted = Vec::new();
         for id in ids {
-            // A command without a row was deleted by an earlier call, and counts as deleted.
+            // A command without a row was deleted by an earlier call, and is reported as deleted.
             if let Some(row) = rows.iter().find(|row| row.id == *id) {
                 if row.is_deletable == 0.0 {
                     continue;

@@ -1,4 +1,4 @@
-//! The tables in the SQLite database of a server's object, and how statements run on them.
+//! The tables in the SQLite database of a server's object, and methods that run statements on them.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -15,7 +15,7 @@ use worker::{SqlStorage, SqlStorageValue, State};
 use crate::objects::alarm::Alarm;
 use crate::platform::log;
 
-/// Creates the tables. An object creates them when it first stores something.
+/// The statements that create the tables. An object runs them when it first stores something.
 const SCHEMA: [&str; 9] = [
     // One row: the server's state without its commands (`ServerState`), as JSON.
     "CREATE TABLE server (id INTEGER PRIMARY KEY, document TEXT NOT NULL)",
@@ -65,14 +65,14 @@ const SCHEMA: [&str; 9] = [
         content TEXT NOT NULL,
         PRIMARY KEY (command, first, piece)
     ) WITHOUT ROWID",
-    // For each Idempotency-Key, the answer to its first request. `answer` is null until that
-    // request is answered.
+    // For each Idempotency-Key, the response to its first request. `answer` is null until the
+    // object responds to that request.
     "CREATE TABLE answers (
         key TEXT PRIMARY KEY, body TEXT NOT NULL, command TEXT NOT NULL, answer TEXT, expires_at TEXT NOT NULL
     ) WITHOUT ROWID",
-    // Serves: the deletion of expired answers.
+    // Serves: the deletion of expired responses.
     "CREATE INDEX answers_by_expiry ON answers (expires_at)",
-    // Serves: the deletion of a command's answer together with the command.
+    // Serves: the deletion of a command's response together with the command.
     "CREATE INDEX answers_by_command ON answers (command)",
 ];
 
