@@ -1,4 +1,4 @@
-//! The check whether an access control list allows a command (contract 4.14). It runs nothing.
+//! Checks whether an access control list allows a command (contract 4.14). It runs no command.
 
 use farhand_domain::acl::Acl;
 use farhand_domain::caller::Caller;
@@ -17,7 +17,7 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::store::api_tokens;
 
-/// The list of one of the caller's API tokens, and whether the token is accepted.
+/// The access control list of one of the caller's API tokens, and whether the token is accepted.
 #[derive(Deserialize)]
 struct CheckedToken {
     enabled: bool,
@@ -32,7 +32,7 @@ struct CheckLookup {
     token: Option<CheckedToken>,
 }
 
-/// Refuses a check of another list than its own to a limited API token.
+/// Refuses a limited API token that checks a list other than its own.
 fn require_own_list(caller: &Caller, tried: &CheckedAcl) -> Result<(), Error> {
     let Some(acl) = &caller.acl else { return Ok(()) };
     let is_own = match tried {
@@ -43,10 +43,11 @@ fn require_own_list(caller: &Caller, tried: &CheckedAcl) -> Result<(), Error> {
     if is_own { Ok(()) } else { Err(Error::acl_not_allowed()) }
 }
 
-/// Why the command is not allowed; `None` if it is. New commands are checked with the same
-/// [`CommandPermissions::allow`].
+/// Returns why the command is not allowed, or `None` if it is allowed. New commands are checked
+/// with the same [`CommandPermissions::allow`].
 ///
-/// `networks` is ignored, because the check may come from another address than the command.
+/// Ignores the list's `networks`, because the client may later send the command from another
+/// address.
 fn refusal_reason(
     check: &AclCheck,
     caller: &Caller,

@@ -18,13 +18,13 @@ use crate::http::response::Reply;
 use crate::objects::server_link::calls::{self, AgentReport, ClaimedIdentity, LinkRequest, Report};
 use crate::platform;
 
-/// Reads the id and the key of the agent. Its object checks them.
+/// Reads the id and the key that the agent claims. The object of its server checks them.
 ///
 /// # Errors
 /// The Authorization header is missing or malformed (agent-protocol 1.1).
 fn read_identity(call: &Call) -> Result<ClaimedIdentity, Error> {
     let credential = call.agent_credential()?;
-    // The service cannot have generated such a key, so the object is not asked.
+    // The service never generates such a key, so the object is not called.
     if !credential.key.is_token() {
         return Err(Error::invalid_token());
     }
@@ -40,9 +40,9 @@ fn read_identity(call: &Call) -> Result<ClaimedIdentity, Error> {
     })
 }
 
-/// Reads the id and the key of an agent whose request has a body. If the body is or may be large,
-/// the object checks the key before the body is read. If the agent is refused, the body is
-/// discarded.
+/// Reads the id and the key of an agent whose request has a body. If the body is large, or of
+/// unknown length, the object checks the key before the body is read. If the agent is refused, the
+/// body is discarded.
 async fn identify(call: &mut Call) -> Result<ClaimedIdentity, Error> {
     let identity = match read_identity(call) {
         Ok(identity) if call.has_large_body() => {
@@ -56,7 +56,7 @@ async fn identify(call: &mut Call) -> Result<ClaimedIdentity, Error> {
     identity
 }
 
-/// Forwards a report to the object of the agent's server. Returns the object's answer.
+/// Forwards a report to the object of the agent's server. Returns the object's response.
 async fn forward_report(
     call: &Call,
     identity: ClaimedIdentity,
@@ -70,12 +70,12 @@ async fn forward_report(
         &LinkRequest::HandleReport(AgentReport { identity, report, request_id }),
     )
     .await?;
-    // The object accepted the key, so the workspace exists. D1 need not be asked.
+    // The object accepted the key, so the workspace exists. No lookup in D1 is needed.
     call.is_workspace_known.set(true);
     Ok(answer)
 }
 
-/// Forwards a report. If it could not be parsed, the object checks the key first, because a wrong
+/// Forwards a report. If the report could not be parsed, the object checks the key first: a wrong
 /// key is refused before malformed input (contract 3.4).
 async fn forward_or_refuse(
     call: &Call,
@@ -94,7 +94,7 @@ async fn forward_or_refuse(
 /// `GET /api/servers/servers/-/`: the first call of an agent (agent-protocol 2.1).
 pub async fn own_server(call: &Call) -> Result<Reply, Error> {
     let identity = read_identity(call)?;
-    // For an agent, other servers than its own do not exist.
+    // For an agent, servers other than its own do not exist.
     let is_own =
         call.parameter("id") == "-" || id::parse(call.parameter("id")) == Some(identity.server);
     let report = if is_own { Ok(Report::Whoami) } else { Err(Error::not_found()) };
@@ -107,7 +107,7 @@ fn command_id(call: &Call) -> Result<uuid::Uuid, Error> {
     call.path_id(Error::not_found)
 }
 
-/// Reads a report, forwards it, and answers 204.
+/// Reads a report, forwards it, and responds with 204.
 async fn relay(
     call: &mut Call,
     read: impl AsyncFnOnce(&mut Call) -> Result<Report, Error>,
@@ -149,11 +149,11 @@ struct Rejection {
     reason: String,
 }
 
-/// `POST /api/events/commands/<id>/reject/`: the agent does not run the command
-/// (agent-protocol 4.1). It becomes a fin with a reason.
+/// `POST /api/events/commands/<id>/reject/`: the agent refuses to run the command (agent-protocol
+/// 4.1). The report is handled as a fin with a reason.
 pub async fn reject(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
-        // A body of another form is accepted, because the agent does not run the command anyway.
+        // A malformed body is accepted, because the agent does not run the command in any case.
         let rejection =
             call.read_report_with(|body| Ok(serde_json::from_str::<Rejection>(body).ok())).await?;
         let reason =
@@ -181,8 +181,8 @@ struct SyncOffer {
     hashes: BTreeMap<String, IgnoredAny>,
 }
 
-/// `POST /api/servers/servers/-/sync-check/` (agent-protocol 2.2): requests the offered ones of the
-/// categories `info` and `os`.
+/// `POST /api/servers/servers/-/sync-check/` (agent-protocol 2.2): of the offered categories,
+/// requests `info` and `os`.
 pub async fn sync_check(call: &mut Call) -> Result<Reply, Error> {
     let identity = identify(call).await?;
     let offer =
@@ -207,7 +207,7 @@ struct AgentEvent {
 /// `POST /api/events/events/`: only the event `started` has an effect.
 pub async fn agent_event(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
-        // A body of another form is accepted, as an event without effect.
+        // A malformed body is accepted as an event without effect.
         let event =
             call.read_report_with(|body| Ok(serde_json::from_str::<AgentEvent>(body).ok())).await?;
         let has_started = event.is_some_and(|event| event.record == "started");
@@ -217,7 +217,7 @@ pub async fn agent_event(call: &mut Call) -> Result<Reply, Error> {
 }
 
 /// `POST`, `PUT` and `PATCH` of `/api/proc/<category>/…` (agent-protocol 2.2). The categories
-/// `info` and `os` are host facts. All others are accepted without effect.
+/// `info` and `os` are host facts. All other categories are accepted without effect.
 pub async fn proc_report(call: &mut Call) -> Result<Reply, Error> {
     let category = call.parameter("rest").split('/').next().unwrap_or("").to_owned();
     if !matches!(category.as_str(), "info" | "os") {
@@ -244,14 +244,14 @@ pub async fn unregister(call: &mut Call) -> Result<Reply, Error> {
     Ok(Reply::no_content())
 }
 
-/// Refuses an agent on an endpoint that is for users only, at a path that agents use too.
+/// Refuses an agent on an endpoint that is only for users, if agents use the same path.
 pub async fn refuse_agent(call: &Call) -> Result<Reply, Error> {
     forward_report(call, read_identity(call)?, Report::Alive).await?;
     Err(Error::permission_denied("Only users may do this; an agent may not."))
 }
 
-/// `PATCH /api/servers/servers/-/status/`: the heartbeat (agent-protocol 2.3). An unreadable body
-/// has no load.
+/// `PATCH /api/servers/servers/-/status/`: the heartbeat (agent-protocol 2.3). If the body is
+/// malformed, the heartbeat has no load.
 pub async fn heartbeat(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         let body = call.read_raw_report().await?;
@@ -260,7 +260,7 @@ pub async fn heartbeat(call: &mut Call) -> Result<Reply, Error> {
     .await
 }
 
-/// Reports without use (agent-protocol 4.4). Only `last_seen_at` is updated.
+/// A report that the service does not use (agent-protocol 4.4). It only updates `last_seen_at`.
 pub async fn ignored_report(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| call.discard_report().await.map(|()| Report::Alive)).await
 }
@@ -271,7 +271,7 @@ pub async fn metrics_config(call: &Call) -> Result<Reply, Error> {
     Reply::ok(&json!([{"type": "status", "interval": platform::heartbeat_seconds(&call.env)}]))
 }
 
-/// `GET /api/proc/<category>/…sync/`: an empty answer, because older agents crash on a 404
+/// `GET /api/proc/<category>/…sync/`: an empty response, because older agents crash on a 404
 /// (agent-protocol 4.4).
 pub async fn proc_sync(call: &Call) -> Result<Reply, Error> {
     forward_report(call, read_identity(call)?, Report::Alive).await?;
@@ -283,7 +283,7 @@ pub async fn proc_sync(call: &Call) -> Result<Reply, Error> {
     Reply::ok(&if matches!(category, "info" | "os" | "time") { json!({}) } else { json!([]) })
 }
 
-/// A GET of an agent to a path that the service does not use (agent-protocol 4.4).
+/// An agent's GET of a path that the service does not use (agent-protocol 4.4).
 pub async fn unknown_get(call: &Call) -> Result<Reply, Error> {
     forward_report(call, read_identity(call)?, Report::Alive).await?;
     Err(Error::not_found())

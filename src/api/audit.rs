@@ -1,5 +1,5 @@
-//! The audit log (contract 18, `docs/audit.md`): staff read that of their workspace, the operator
-//! reads that of the cell.
+//! The audit log (contract 18, `docs/audit.md`). Staff read the log of their workspace. The
+//! operator reads the log of the cell.
 
 use farhand_domain::audit::{CELL, EventFilter, read_first_link};
 use farhand_domain::error::Error;
@@ -17,7 +17,8 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     list_page(call, require_staff, |query, _| EventFilter::from_query(query).map(audit::list)).await
 }
 
-/// `POST /api/audit/verify/`: verifies the audit chain of the workspace, from `first_link` on.
+/// `POST /api/audit/verify/`: verifies the audit chain of the workspace, beginning with the entry
+/// `first_link`.
 pub async fn verify(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let caller = Credential::from_request(call)?.check().await?;
@@ -37,7 +38,8 @@ pub async fn list_of_cell(call: &Call) -> Result<Reply, Error> {
     envelope(call, &query, page, items, count)
 }
 
-/// `POST /operator/audit/verify/`: verifies the audit chain of the cell, from `first_link` on.
+/// `POST /operator/audit/verify/`: verifies the audit chain of the cell, beginning with the entry
+/// `first_link`.
 pub async fn verify_cell(call: &mut Call) -> Result<Reply, Error> {
     if let Err(error) = operator::authorize(call).await {
         call.discard().await;

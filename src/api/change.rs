@@ -3,11 +3,11 @@
 //! 1. **Find** the caller and the resource in one round trip ([`find`]).
 //! 2. **Decide**: check the permission first, then the input (contract 3.4).
 //! 3. **Write** the change and its audit event in one transaction. A store function returns the
-//!    [`crate::store::batch::Batch`], and [`Credential::write`] runs it. Its statements repeat the
-//!    decision as conditions.
-//! 4. **Reply** with the result of the batch. No result means that the conditions failed, because
-//!    another request changed something after step 1. Nothing was written, and [`retry`] starts
-//!    again.
+//! [`crate::store::batch::Batch`], and [`Credential::write`] runs it. The statements check the
+//! conditions of step 2 again.
+//! 4. **Reply** with the result of the batch. If there is no result, the conditions failed, because
+//! another request changed something after step 1. Nothing was written, and [`retry`] makes another
+//! attempt.
 
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{Error, ErrorKind};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::auth::credential::Credential;
 use crate::store::scope::Query;
 
-/// How many attempts a change gets before it is a conflict.
+/// The maximum number of attempts to make a change. After them, the response is a conflict.
 const MAX_ATTEMPTS: usize = 8;
 
 /// Whether a request replaces a resource or changes parts of it.
@@ -26,16 +26,15 @@ const MAX_ATTEMPTS: usize = 8;
 pub enum Extent {
     /// `PUT`: omitted fields get their defaults.
     Whole,
-    /// `PATCH`: omitted fields stay.
-    /// `PATCH`: the given fields.
+    /// `PATCH`: omitted fields keep their values.
     Partial,
 }
 
 impl Extent {
-    /// Reads the fields with the matching reader.
+    /// Reads the fields with the reader for this extent.
     ///
     /// # Errors
-    /// Those of the reader.
+    /// The reader failed.
     pub fn read<T>(
         self,
         fields: Fields,
@@ -49,11 +48,11 @@ impl Extent {
     }
 }
 
-/// Repeats an attempt until it returns something. `None` means that another request interfered.
+/// Repeats an attempt until it returns a value. `None` means that another request interfered.
 /// `what` names the resource in the error message.
 ///
 /// # Errors
-/// Those of an attempt; 409 `CONFLICT` after [`MAX_ATTEMPTS`].
+/// An attempt failed; 409 `CONFLICT` after [`MAX_ATTEMPTS`].
 pub async fn retry<T>(
     what: &str,
     attempt: impl AsyncFn() -> Result<Option<T>, Error>,
@@ -74,7 +73,7 @@ pub fn conflict_error(what: &str) -> Error {
     )
 }
 
-/// Reads the caller and the resource to decide on.
+/// Reads the caller and the resource that the decision needs.
 ///
 /// # Errors
 /// The credential is not valid; 404 if the query finds nothing.

@@ -37,21 +37,21 @@ pub struct Target {
     pub any_account: bool,
     /// Whether the server waits for approval (contract 6.5).
     pub is_pending: bool,
-    /// The account of commands without `username`, if the server has one.
+    /// The account for commands without `username`, if the server has a default.
     pub default_username: Option<String>,
-    /// Its labels.
     pub labels: Labels,
 }
 
 impl Target {
-    /// The account of a command without `username`: the server's `default_username` if the caller
-    /// may name it, otherwise the caller's own username (contract 7.2).
+    /// The account for a command without `username`: the server's `default_username` if the caller
+    /// may name that account, otherwise the caller's own username (contract 7.2).
     pub fn username_for(&self, caller: &Caller) -> String {
         let may_name = |name: &&String| self.any_account || **name == caller.username;
         self.default_username.as_ref().filter(may_name).unwrap_or(&caller.username).clone()
     }
 
-    /// What the caller may run there, limited by the access control list of the caller's token.
+    /// What the caller may run on this server, limited by the access control list of the caller's
+    /// token.
     pub fn rights(&self, caller: &Caller) -> CommandPermissions {
         CommandPermissions {
             username: caller.username.clone(),
@@ -80,8 +80,8 @@ struct CreationLookup {
     earlier: Option<EarlierCommand>,
 }
 
-/// How often a request looks up the command of its Idempotency-Key. It looks again if another
-/// request takes the key after the first lookup.
+/// The maximum number of lookups of an Idempotency-Key by one request. A further lookup is needed
+/// if another request uses the key after the first lookup.
 const MAX_KEY_LOOKUPS: u32 = 3;
 
 /// `POST /api/events/commands/` (contract 7.2).
@@ -92,9 +92,10 @@ const MAX_KEY_LOOKUPS: u32 = 3;
 /// 3. Checks the run-as rule (contract 5.6) and the access control list of the API token (contract
 ///    4.12).
 /// 4. Sends the command to the server's object. The object inserts it into D1 and delivers it when
-///    it is due, or refuses it. Of concurrent requests with one Idempotency-Key, one creates the
-///    command, and the others get the same answer (contract 3.11).
-/// 5. With `Prefer: wait=N`, answers when the command has ended, or after N seconds (contract 7.6).
+/// it is due, or refuses it. Of concurrent requests with the same Idempotency-Key, one creates the
+/// command, and the others get the same response (contract 3.11).
+/// 5. With `Prefer: wait=N`, responds when the command has ended, or after N seconds (contract
+/// 7.6).
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
@@ -127,8 +128,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         });
         let create = match target {
             Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
-            // With a list of servers, an unknown server gets the same refusal as one that is not
-            // in the list. So the answer does not reveal which servers exist.
+            // If the access control list names servers, an unknown server gets the same refusal as
+            // a server that is not in the list. So the response does not reveal which servers
+            // exist.
             None if caller.acl.as_ref().is_some_and(Acl::limits_servers) => {
                 return Err(Error::acl_not_allowed());
             }
@@ -145,8 +147,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             None => submit(call, create.ok_or(Refusal::NoServer)?).await?,
         };
         match (recheck_permission(call, &credential, &submitted, wait).await, &mut submitted) {
-            // The command was accepted. An error would make the client send it again. The output is
-            // left out, because the credential may have been revoked during the wait.
+            // The command was accepted. After an error, the client would send it again. The output
+            // is left out, because the credential may have been revoked during the wait.
             (Err(error), Ok(created)) if error.kind == ErrorKind::Internal => {
                 log::error(
                     "not_rechecked",
@@ -172,8 +174,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     Err(Refusal::KeyInUse.into())
 }
 
-/// The stored answer to a request with the same Idempotency-Key. `None` if the earlier request
-/// created nothing, so that this request may create the command.
+/// The stored response to an earlier request with the same Idempotency-Key. Returns `None` if the
+/// earlier request created nothing. Then this request may create the command.
 ///
 /// If the caller cannot access the server that this request names, the caller must be able to read
 /// the earlier command.
@@ -201,13 +203,13 @@ async fn replay(
         Err(Refusal::NotFound | Refusal::KeyInUse) => {}
         Err(refusal) => return Err(refusal.into()),
     }
-    // The server of the earlier command was deleted, and its object no longer has the answer.
+    // The server of the earlier command was deleted, and its object no longer has the response.
     let command = readable.map(|body| serde_json::from_str(&body)).transpose()?;
     Ok(command.map(|command| Created { command, replayed: true }))
 }
 
-/// The JSON of an earlier command, if the caller can still read it. The access control list of the
-/// API token must allow it.
+/// The JSON of an earlier command, if the caller can still read it, and if the access control list
+/// of the API token allows it.
 async fn readable_body(credential: &Credential<'_>, id: Uuid) -> Result<Option<String>, Error> {
     match find_endable(credential, id).await {
         Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
@@ -224,8 +226,8 @@ fn created_reply(call: &Call, created: &Created) -> Result<Reply, Error> {
     Ok(if created.replayed { reply.header("Idempotent-Replayed", "true") } else { reply })
 }
 
-/// Checks the credential again if the answer waited, and whether it can read the command (contract
-/// 7.6). A replay may have waited for the first request, even without `Prefer: wait`.
+/// If the response waited, checks the credential again, and whether it can read the command
+/// (contract 7.6). A replay may have waited for the first request, even without `Prefer: wait`.
 async fn recheck_permission(
     call: &Call,
     credential: &Credential<'_>,
@@ -250,7 +252,7 @@ async fn submit(call: &Call, create: Create) -> Result<Result<Created, Refusal>,
     let submitted =
         calls::call_or_refusal(&call.env, server, &LinkRequest::Create(Box::new(create))).await;
     let Err(error) = submitted else { return submitted };
-    // The call failed. If the object has accepted the command all the same, an error would make the
+    // The call failed, but the object may have accepted the command. Then an error would make the
     // client send it again.
     let live = LinkRequest::ReadLiveFields(ReadLiveFields { id: command.id, wait: None });
     let Ok(live) = calls::call::<Map<String, Value>>(&call.env, server, &live).await else {
@@ -260,8 +262,8 @@ async fn submit(call: &Call, create: Create) -> Result<Result<Created, Refusal>,
     Ok(Ok(Created { command: command_object::command_json(&command, live), replayed: false }))
 }
 
-/// Builds the new command, if the caller may run it on that server (contract 5.6 and 4.12). A
-/// refusal leaves its details for the audit event.
+/// Builds the new command, if the caller may run it on the server (contract 5.6 and 4.12). If the
+/// command is refused, stores details for the audit event in `call`.
 fn authorize(
     call: &Call,
     new: &NewCommand,
@@ -339,7 +341,7 @@ fn run_as_rule(denial: Denial) -> &'static str {
     }
 }
 
-/// The details of the audit event of a command. They have the names of the environment variables
+/// The details of the audit event of a command. They contain the names of the environment variables
 /// and a keyed hash of their values, and the length and a hash of the standard input.
 fn audit_details(command: &Command, new: &NewCommand, key: &SecretKey) -> Result<Value, Error> {
     let mut details = json!({

@@ -29,30 +29,30 @@ use crate::store::commands;
 
 /// How often a stream sends a comment and checks the credential.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// How long a stream waits after output before it asks the object again, so that one call returns
-/// more output. Each call costs.
+/// How long a stream waits after output before it calls the object again. The delay reduces the
+/// number of calls, because each call then returns more output.
 const GATHER_DELAY: Duration = Duration::from_millis(100);
-/// How long a stream waits for a missing chunk while later chunks are there. An agent drops a
+/// How long a stream waits for a missing chunk when later chunks have arrived. An agent drops a
 /// report after about half a minute of retries (agent-protocol 4.3), and its command may run for
 /// hours.
 const GAP_TIMEOUT: Duration = Duration::from_secs(40);
-/// How many subrequests a stream makes before it closes without `end`, and the client resumes. The
-/// platform allows 10,000 per request.
+/// The maximum number of subrequests of a stream. The stream then closes without `end`, and the
+/// client resumes with a new request. The platform allows 10,000 subrequests per request.
 const MAX_SUBREQUESTS: u32 = 8_000;
 
-/// How many chunks of the full output one call to the object returns.
+/// The maximum number of chunks that one call to the object returns for the full output.
 const CHUNKS_PER_CALL: u64 = 64;
 
 fn is_whole_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// A chunk number, which fits into `u32`.
+/// Parses a chunk number, which fits into `u32`.
 fn seq(text: &str) -> Option<u64> {
     is_whole_number(text).then(|| text.parse::<u32>().ok()).flatten().map(u64::from)
 }
 
-/// The query parameter `seq__gte`. A number that is too large for `seq` selects no chunks.
+/// Reads the query parameter `seq__gte`. A number that is too large for `seq` selects no chunks.
 fn lowest_seq(query: &Query) -> Result<u64, Error> {
     let Some(text) = last_value(query, "seq__gte") else { return Ok(0) };
     let is_number = is_whole_number(text);
@@ -81,7 +81,7 @@ pub async fn chunks(call: &Call) -> Result<Reply, Error> {
         LinkRequest::ReadOutput(ReadOutput { id, from, offset: page.offset(), limit: page.size });
     let output = match calls::call_or_refusal(&call.env, server_of(&body)?, &ask).await? {
         Ok(output) => output,
-        // The object was wiped, and its chunks with it.
+        // The object was wiped, and the chunks with it.
         Err(Refusal::NotFound) => OutputPage { count: 0, chunks: vec![] },
         Err(refusal) => return Err(refusal.into()),
     };
@@ -93,12 +93,12 @@ struct FullOutput {
     env: Env,
     id: Uuid,
     server: Uuid,
-    /// The next `seq` to read; `None` after the last chunk.
+    /// The next `seq` to read, or `None` after the last chunk.
     next: Option<u64>,
 }
 
 impl FullOutput {
-    /// The text of the next chunks; `None` after the last chunk.
+    /// The text of the next chunks. Returns `None` after the last chunk.
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         let Some(from) = self.next else { return Ok(None) };
         let ask = LinkRequest::ReadOutput(ReadOutput {
@@ -110,7 +110,7 @@ impl FullOutput {
         let chunks =
             match calls::call_or_refusal::<OutputPage>(&self.env, self.server, &ask).await? {
                 Ok(page) => page.chunks,
-                // The object was wiped, and its chunks with it.
+                // The object was wiped, and the chunks with it.
                 Err(Refusal::NotFound) => vec![],
                 Err(refusal) => return Err(refusal.into()),
             };
@@ -120,8 +120,8 @@ impl FullOutput {
     }
 }
 
-/// The `result` of a command, from the server's object, which may be newer than D1. If the object
-/// no longer has the command, from `body`, which is the JSON of D1.
+/// The `result` of a command from the server's object, which may have a newer result than D1. If
+/// the object no longer has the command, the result comes from `body`, the JSON from D1.
 async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<String, Error> {
     #[derive(Deserialize)]
     struct Finished {
@@ -136,8 +136,8 @@ async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<St
     Ok(finished.result.unwrap_or_default())
 }
 
-/// `GET /api/events/commands/<id>/output/`: the full kept output as plain text. It is `result` if
-/// the agent sent no chunks.
+/// `GET /api/events/commands/<id>/output/`: all stored output as plain text. If the agent sent no
+/// chunks, the response is `result`.
 pub async fn full(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(command_not_found)).await?;
@@ -155,7 +155,8 @@ pub async fn full(call: &Call) -> Result<Reply, Error> {
         }
         match output.next_text().await {
             Ok(text) => text.map(|text| (Ok(text), (output, None))),
-            // An error cuts the connection, so that the client does not mistake a part for all.
+            // An error cuts the connection, so that the client does not mistake partial output for
+            // all output.
             Err(error) => Some((Err(error.detail.to_string().into()), (output, None))),
         }
     });
@@ -170,11 +171,11 @@ struct Follower {
     server: Uuid,
     /// The command object at the start of the stream.
     command: Map<String, Value>,
-    /// The next `seq`.
+    /// The next `seq` to send.
     next: u64,
-    /// Since when the next chunk is missing while later chunks are there.
+    /// The time since which the next chunk is missing although later chunks have arrived.
     gap_since: Option<Timestamp>,
-    /// Whether the stream skipped a missing chunk. If it arrives later, it is not sent.
+    /// Whether the stream skipped a missing chunk. The chunk is not sent even if it arrives later.
     has_skipped_gap: bool,
     /// Whether to wait [`GATHER_DELAY`] before the next call.
     delays_next_request: bool,
@@ -185,7 +186,7 @@ struct Follower {
     has_ended: bool,
 }
 
-/// `GET /api/events/commands/<id>/stream/`: the output as Server-Sent Events, while it arrives.
+/// `GET /api/events/commands/<id>/stream/`: the output as Server-Sent Events, as it arrives.
 pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let malformed = || {
@@ -216,8 +217,8 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
     Ok(Reply::event_stream(events(follower)))
 }
 
-/// The texts of the events. If the stream cannot go on, it closes without an `end` event. The
-/// client then reconnects, and is refused if it may no longer read the command.
+/// The texts of the events. If the stream cannot continue, it closes without an `end` event. The
+/// client then reconnects, and gets a refusal if it may no longer read the command.
 fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
     stream::unfold(
         (follower, Some("retry: 1000\n\n".to_owned())),
@@ -241,7 +242,7 @@ fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
 }
 
 impl Follower {
-    /// The text of the next events; `None` if the stream cannot go on.
+    /// The text of the next events. Returns `None` if the stream cannot continue.
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         loop {
             if std::mem::take(&mut self.delays_next_request) {
@@ -278,8 +279,9 @@ impl Follower {
         }
     }
 
-    /// Asks the server's object for the next output. `None` if the object no longer has the command
-    /// and its end was not known when the stream began; a new stream can read it from D1.
+    /// Requests the next output from the server's object. Returns `None` if the object no longer
+    /// has the command and the command had not ended when the stream began. Then a new stream can
+    /// read the command from D1.
     async fn request_next(&mut self) -> Result<Option<FollowedOutput>, Error> {
         self.subrequests += 1;
         let now = platform::now();
@@ -295,8 +297,8 @@ impl Follower {
         });
         match calls::call_or_refusal(&self.env, self.server, &ask).await? {
             Ok(followed) => Ok(Some(followed)),
-            // The object was wiped. If the command had ended when the stream began, that state is
-            // its end.
+            // The object was wiped. If the command had already ended when the stream began, the
+            // state at that time is final.
             Err(Refusal::NotFound) => {
                 let is_handled = self.command.get("handled_at").is_some_and(|at| !at.is_null());
                 let had_output = self.command.get("output_bytes").is_some_and(|bytes| bytes != 0);
@@ -325,7 +327,7 @@ impl Follower {
     }
 }
 
-/// The event of a chunk, with its `seq` as the id. JSON text has no line breaks, so the data is one
+/// The event for a chunk. Its id is the `seq`. JSON text has no line breaks, so the data is one
 /// line.
 fn chunk_event(chunk: &Chunk) -> String {
     format!("id: {}\nevent: chunk\ndata: {}\n\n", chunk.seq, json!(chunk))

@@ -25,8 +25,8 @@ use crate::platform::log;
 use crate::store::command_list;
 use crate::store::commands;
 
-/// How long after the end of a command its object is still asked. Late chunks can change `result`
-/// and the other fields about the output in that time.
+/// How long after the end of a command the Worker still calls its object. During that time, late
+/// chunks can change `result` and the other fields about the output.
 const LATE_CHUNK_WINDOW: Duration = Duration::from_secs(10);
 
 /// `GET /api/events/commands/`: the commands of the servers that the caller can access, with the
@@ -38,12 +38,12 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     .await
 }
 
-/// The 404 if there is no such command, or if the caller cannot read it.
+/// The 404 if the command does not exist, or if the caller cannot read it.
 pub fn command_not_found() -> Error {
     Error::new(ErrorKind::NotFound, "No such command.").with_code(Code::CommandNotFound)
 }
 
-/// The fields of a command object that decide how the command is read and ended.
+/// The fields of a command object that decide how the command can be read, cancelled or killed.
 #[derive(Deserialize)]
 struct CommandSummary {
     server: Uuid,
@@ -53,16 +53,16 @@ struct CommandSummary {
 }
 
 impl CommandSummary {
-    /// Whether the server's object may have newer fields than D1. The object may accept late chunks
-    /// for a while after the end, and a late result replaces Stuck (contract 7.12).
+    /// Whether the server's object may have newer fields than D1. The object accepts late chunks
+    /// for some time after the end, and a late result replaces Stuck (contract 7.12).
     fn may_change(&self, now: Timestamp) -> bool {
         let is_final = self.handled_at.is_some_and(|handled| handled.plus(LATE_CHUNK_WINDOW) < now);
         !is_final || self.status.get("text").is_some_and(|text| text == "Stuck")
     }
 }
 
-/// Checks that the caller may cancel or kill a command: only its requester and staff may (contract
-/// 7.7).
+/// Checks that the caller may cancel or kill a command: only the command's requester and staff may
+/// (contract 7.7).
 fn require_may_end(command: &Command, caller: &Caller) -> Result<(), Error> {
     let is_own =
         command.requested_by.as_ref().is_some_and(|requester| requester.id == caller.user_id);
@@ -88,7 +88,7 @@ pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, Stri
 /// token must allow the command (contract 4.12).
 ///
 /// # Errors
-/// Those of [`find`]; 403 if the list does not allow the command.
+/// Like [`find`]; 403 if the list does not allow the command.
 pub async fn find_endable(
     credential: &Credential<'_>,
     id: Uuid,
@@ -114,8 +114,8 @@ fn with_live_fields(body: &str, live: Map<String, Value>) -> Result<Map<String, 
     Ok(object)
 }
 
-/// `GET /api/events/commands/<id>/`. With `?wait=N` it answers when the command has ended, or after
-/// N seconds.
+/// `GET /api/events/commands/<id>/`. With `?wait=N` it responds when the command has ended, or
+/// after N seconds.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(command_not_found)).await?;
@@ -137,9 +137,9 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     }
     match live {
         Ok(Ok(live)) => Reply::ok(&OrderedCommand(&with_live_fields(&body, live)?)),
-        // The object no longer has the command, so D1 has all of it.
+        // The object no longer has the command, so the state in D1 is final.
         Ok(Err(_)) => Ok(Reply::ok_text(body)),
-        // D1 is correct, but may not be up to date.
+        // The state in D1 is correct, but may not be current.
         Err(error) => {
             log::error(
                 "object_silent",
@@ -151,8 +151,8 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     }
 }
 
-/// Cancels or kills a command with a request message to the server's object. Returns the command
-/// object after it.
+/// Cancels or kills a command with a request message to the server's object. Returns the resulting
+/// command object.
 async fn end_command(
     call: &Call,
     input: Result<(), Error>,

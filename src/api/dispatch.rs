@@ -1,4 +1,4 @@
-//! Dispatch: from a request to its handler, and from the result to a response.
+//! Dispatch: selects the handler of a request, and turns the handler's result into a response.
 
 use farhand_domain::endpoints::{self, Access, Endpoint, Route};
 use farhand_domain::error::{Error, ErrorKind};
@@ -19,23 +19,22 @@ use crate::store::workspaces;
 
 /// The prefix of the paths of command endpoints.
 const COMMANDS: &str = "/api/events/commands/";
-/// `Strict-Transport-Security` for one year (contract 3.8). Subdomains are left out, because some
-/// may belong to the owner of the domain and not to the service.
+/// `Strict-Transport-Security` for one year (contract 3.8). Subdomains are not included, because
+/// they may belong to other services of the domain's owner.
 const HSTS: &str = "max-age=31536000";
 
-/// Answers a request. Only this function turns an error into a response.
+/// Responds to a request. Only this function turns an error into a response.
 ///
 /// # Errors
 /// The runtime cannot create the response.
 pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
     let (outcome, cost) = cost::measure(async {
-        // Before the host is looked up: an answer to plain http must not depend on which workspaces
-        // exist.
+        // Before the lookup of the workspace: the response to plain http must not depend on which
+        // workspaces exist.
         call.require_https()?;
         setup::require_secrets(&call)?;
         match find_and_handle(&mut call).await {
-            // If the workspace does not exist, the 404 for it replaces every other error (contract
-            // 3.4).
+            // If the workspace does not exist, its 404 replaces every other error (contract 3.4).
             Err(error) => {
                 Err(with_command_code(&call, missing_workspace_error(&call).await.unwrap_or(error)))
             }
@@ -82,8 +81,8 @@ fn www_authenticate(access: Access) -> &'static str {
     }
 }
 
-/// Gives 400s of command endpoints the code `INVALID_COMMAND` (contract 3.9). Reports of agents
-/// keep the plain form.
+/// Adds the code `INVALID_COMMAND` to 400s of command endpoints (contract 3.9), except for reports
+/// of agents.
 fn with_command_code(call: &Call, error: Error) -> Error {
     let is_command = call
         .route
@@ -91,8 +90,8 @@ fn with_command_code(call: &Call, error: Error) -> Error {
     if is_command && error.kind == ErrorKind::Invalid { error.invalid_command() } else { error }
 }
 
-/// Finds the endpoint and calls its handler. Refusals follow the order of contract 3.4: host, path,
-/// method, then those of the handler.
+/// Finds the endpoint and calls its handler. Refusals follow the order of contract 3.4: first host,
+/// path and method, then the refusals of the handler.
 async fn find_and_handle(call: &mut Call) -> Result<Reply, Error> {
     let needs_workspace = call.path != "/healthz"
         && !(call.path.starts_with("/operator/") && operator::is_visible(call));
@@ -103,8 +102,8 @@ async fn find_and_handle(call: &mut Call) -> Result<Reply, Error> {
         if let Some(error) = missing_workspace_error(call).await {
             return Err(error);
         }
-        // Agents are served without a redirect, because their HTTP client turns a redirected POST
-        // into a GET (agent-protocol 1.1).
+        // Agents get a response without a redirect, because their HTTP client turns a redirected
+        // POST into a GET (agent-protocol 1.1).
         if !call.is_agent() {
             let query = if call.raw_query.is_empty() {
                 String::new()
@@ -138,15 +137,16 @@ async fn find_and_handle(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
-/// Whether this host and this deployment serve the endpoint (contract 2.1 and 4.15). An endpoint
-/// that is not served is 404, never 405.
+/// Whether this host and this deployment serve the endpoint (contract 2.1 and 4.15). The response
+/// for an endpoint that is not served is 404, never 405.
 fn is_served(call: &Call, route: &Route) -> bool {
     let is_hidden_operator = route.access == Access::Operator && !operator::is_visible(call);
     !is_hidden_operator && !route.is_hidden(&call.method, call.config.on_prem)
 }
 
-/// The 404 for a workspace that does not exist, or the error of the lookup. `None` if the workspace
-/// exists, or if the path needs none. D1 is asked only if the handler has not found out already.
+/// The 404 for a workspace that does not exist, or the error of the lookup. Returns `None` if the
+/// workspace exists, or if the path needs no workspace. Queries D1 only if the handler did not find
+/// out whether the workspace exists.
 async fn missing_workspace_error(call: &Call) -> Option<Error> {
     let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
     let slug = call.host.workspace().filter(|_| !outside && !call.is_workspace_known.get())?;
@@ -160,8 +160,9 @@ async fn missing_workspace_error(call: &Call) -> Option<Error> {
     }
 }
 
-/// Calls the handler of an endpoint. The future of each handler is boxed. A single future of all
-/// handlers would make the first request of an isolate wait until all of them are compiled.
+/// Calls the handler of an endpoint. The future of each handler is boxed, because with a single
+/// future of all handlers, the first request of an isolate would wait until all of them are
+/// compiled.
 fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Reply, Error>> {
     match endpoint {
         Endpoint::Health => future::ready(service::health(call)).boxed_local(),

@@ -9,13 +9,13 @@ use crate::http::response::Reply;
 
 /// The binding of the static assets (`wrangler.toml`).
 const ASSETS: &str = "ASSETS";
-/// The page loads its own files and calls its own workspace. Swagger UI has images in its style
-/// sheet.
+/// The page loads only its own files and calls only its own workspace. Swagger UI has images in its
+/// style sheet.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// `GET /api/docs/` and its files (contract 9). The Worker serves them, and not the platform by
-/// itself: only workspaces have them, and with these headers.
+/// `GET /api/docs/` and its files (contract 9). The Worker serves the files, not the platform
+/// alone: only hosts of workspaces have them, and the responses need these headers.
 pub async fn file(call: &Call) -> Result<Reply, Error> {
     let media_type = match call.path.rsplit('.').next() {
         Some("css") => "text/css; charset=utf-8",
@@ -23,7 +23,7 @@ pub async fn file(call: &Call) -> Result<Reply, Error> {
         _ => "text/html; charset=utf-8",
     };
     let name = if call.path.ends_with('/') { "index.html" } else { "" };
-    // The binding looks at the path only.
+    // The binding ignores the host of the URL.
     let url = format!("https://assets{}{name}", call.path);
     let asset = call.env.assets(ASSETS)?.fetch(url, None).await?;
     if asset.status_code() != 200 {

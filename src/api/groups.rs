@@ -50,7 +50,7 @@ fn unknown_server_error() -> Error {
     Error::field("servers", "No such server.")
 }
 
-/// The path and the replay of new groups.
+/// The path and the replay source of new groups.
 const RESOURCE: ResourceKind =
     ResourceKind { collection: "/api/iam/groups/", source: groups::REPLAY, hidden: &[] };
 
@@ -92,8 +92,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
-/// The details of the audit event of a change: the changed fields, and the servers, because they
-/// decide who can access a server.
+/// The details of the audit event of a group change: the changed fields, and the servers, because
+/// they decide who can access a server.
 fn audit_details(changes: &GroupChanges) -> Value {
     let mut details = changed_fields(&[
         ("name", changes.name.is_some()),
@@ -112,7 +112,7 @@ fn membership_audit_details(membership: Membership, role: Role) -> Value {
     json!({"group": membership.group, "user": membership.user, "role": role.as_str()})
 }
 
-/// The caller's standing in a group, which decides what the caller may do there.
+/// The caller's position in a group, which decides what the caller may do there.
 fn standing(caller: &Caller, role: Option<Role>) -> GroupPermissions {
     GroupPermissions { is_staff: caller.is_staff_or_superuser(), role }
 }
@@ -120,8 +120,8 @@ fn standing(caller: &Caller, role: Option<Role>) -> GroupPermissions {
 /// `PUT` and `PATCH /api/iam/groups/<id>/`.
 ///
 /// 1. Finds the caller and the group. The permission is checked before the input.
-/// 2. Only staff change `servers` (contract 5.4). Sending the current servers is no change. A `PUT`
-///    without `servers` removes them if the caller is staff, and keeps them otherwise.
+/// 2. Only staff may change `servers` (contract 5.4). Sending the current servers is no change. A
+/// `PUT` without `servers` removes all servers if the caller is staff, and keeps them otherwise.
 /// 3. Writes, if the caller still has the permission.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
@@ -160,7 +160,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     retry("group", attempt).await
 }
 
-/// `DELETE /api/iam/groups/<id>/`: deletes the group and its memberships. Its servers stay.
+/// `DELETE /api/iam/groups/<id>/`: deletes the group and its memberships, but not its servers.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_number(Error::not_found)).await?;
@@ -192,7 +192,7 @@ pub async fn retrieve_membership(call: &Call) -> Result<Reply, Error> {
     retrieve_one(call, any_caller, call.path_id(Error::not_found), groups::membership).await
 }
 
-/// The path and the replay of new memberships.
+/// The path and the replay source of new memberships.
 const MEMBERSHIP_RESOURCE: ResourceKind = ResourceKind {
     collection: "/api/iam/memberships/",
     source: groups::MEMBERSHIP_REPLAY,
@@ -208,8 +208,8 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         Creation::from_request(call, &MEMBERSHIP_RESOURCE, idempotency::canonical_body(&fields));
     let input = fields.and_then(NewMembership::read);
     let attempt = async || {
-        // The permission is checked before the input (contract 3.4), if the group can be read at
-        // all. Otherwise group 0 stands for it, which does not exist.
+        // The permission is checked before the input (contract 3.4). If the group cannot be read
+        // from the input, group 0 is used, which does not exist.
         let (group, role) = requested.unwrap_or((0, Role::Member));
         let user = input.as_ref().map_or(0, |new| new.user);
         let (caller, found) =
@@ -248,7 +248,7 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
     retry("group", attempt).await
 }
 
-/// Maps a second membership of a user in a group to a field error.
+/// Maps the error for a second membership of the same user in a group to a field error.
 fn duplicate_membership_error(failure: Failure) -> Error {
     match failure {
         Failure::NotUnique(column) if column == "memberships.group_id" => {
@@ -258,7 +258,7 @@ fn duplicate_membership_error(failure: Failure) -> Error {
     }
 }
 
-/// Finds the caller, the caller's standing in the group, and the membership.
+/// Finds the caller, the caller's position in the group, and the membership.
 async fn find_membership(
     credential: &Credential<'_>,
     id: Uuid,
@@ -293,7 +293,7 @@ pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply,
     retry("membership", attempt).await
 }
 
-/// `DELETE /api/iam/memberships/<id>/`: removes a user from a group. Every user may leave.
+/// `DELETE /api/iam/memberships/<id>/`: removes a user from a group. Every member may leave.
 pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;

@@ -1,8 +1,8 @@
 //! `Idempotency-Key` of requests that create a resource (contract 3.11). Commands have their own
 //! implementation, in `command_creation.rs` and the server's object.
 //!
-//! The answer, without its secrets, is stored in the transaction of the change. So a key has a
-//! stored answer if and only if its resource was created.
+//! The response, without its secrets, is stored in the transaction of the creation. So a key has a
+//! stored response if and only if its resource was created.
 
 use farhand_domain::caller::Caller;
 use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
@@ -22,16 +22,16 @@ use crate::store::batch::Batch;
 use crate::store::db::Failure;
 use crate::store::idempotency_keys::{self, ReplaySource};
 
-/// The longest Idempotency-Key.
+/// The maximum length of an Idempotency-Key, in bytes.
 const MAX_KEY_BYTES: usize = 128;
 
-/// A kind of resource that requests create, and how a replay shows it.
+/// A kind of resource that requests create, and how a repeated response shows the resource.
 pub struct ResourceKind {
     /// The path of the collection, which precedes the id in `Location`.
     pub collection: &'static str,
-    /// The SQL that reads the stored answer.
+    /// The SQL that reads the response to be stored.
     pub source: ReplaySource,
-    /// The fields that only the first answer shows. In a replay they are null.
+    /// The fields that only the first response contains. In a replay they are null.
     pub hidden: &'static [&'static str],
 }
 
@@ -43,7 +43,8 @@ pub struct Hashes {
 }
 
 impl Hashes {
-    /// Reads the Idempotency-Key. `None` if the request has no key, or no readable body.
+    /// Reads the Idempotency-Key. Returns `None` if the request has no key, or if its body is not
+    /// readable.
     ///
     /// # Errors
     /// 400 if the key is malformed.
@@ -57,11 +58,11 @@ impl Hashes {
         }))
     }
 
-    /// The stored answer of the earlier request. `earlier` is the JSON of
+    /// Returns the stored response to the earlier request. `earlier` is the JSON of
     /// [`idempotency_keys::earlier`].
     ///
     /// # Errors
-    /// 422 `IDEMPOTENCY_KEY_REUSED` if the earlier request was a different one.
+    /// 422 `IDEMPOTENCY_KEY_REUSED` if the earlier request was different.
     pub fn answer(&self, earlier: &str) -> Result<Map<String, Value>, Error> {
         #[derive(Deserialize)]
         struct EarlierAnswer {
@@ -73,10 +74,10 @@ impl Hashes {
     }
 }
 
-/// The response that repeats a stored answer.
+/// The response that repeats a stored response.
 ///
 /// # Errors
-/// The answer cannot be written as JSON.
+/// The stored response cannot be written as JSON.
 pub fn replay_reply(answer: &Map<String, Value>, location: String) -> Result<Reply, Error> {
     Ok(Reply::created(answer, location)?.header("Idempotent-Replayed", "true"))
 }
@@ -91,11 +92,12 @@ pub struct Creation<'a> {
 
 /// The outcome of [`Creation::write`].
 pub enum CreationOutcome {
-    /// The resource was created. The text is its JSON.
+    /// The resource was created. The text is the resource as JSON.
     Created(Caller, String),
-    /// The conditions of the statements failed, and nothing was written.
+    /// The conditions of the statements failed. Nothing was written.
     Refused(Caller),
-    /// A concurrent request with the same key created the resource. This is its answer.
+    /// A concurrent request with the same key created the resource. This reply repeats its
+    /// response.
     Replayed(Reply),
 }
 
@@ -113,7 +115,7 @@ pub fn read_key(call: &Call) -> Result<Option<Secret>, Error> {
     Err(Error::field(NON_FIELD, message))
 }
 
-/// The canonical body of a request, if it is readable. Readers consume the fields, so it is taken
+/// The canonical body of a request, if it is readable. Readers consume the fields, so call this
 /// first.
 pub fn canonical_body(fields: &Result<Fields, Error>) -> Option<Secret> {
     fields.as_ref().ok().map(Fields::canonical)
@@ -132,7 +134,7 @@ impl<'a> Creation<'a> {
         Ok(Self { call, kind, hashes: Hashes::from_request(call, body)? })
     }
 
-    /// The caller and the stored answer for the key, if there is one.
+    /// Returns the caller and the stored response for the key, if the key was used.
     ///
     /// # Errors
     /// The credential is not valid; 422 `IDEMPOTENCY_KEY_REUSED`.
@@ -153,11 +155,11 @@ impl<'a> Creation<'a> {
         Ok(Some((caller, replay_reply(&answer, location)?)))
     }
 
-    /// Writes the creation, and the answer for the key, in one transaction. `resource` is the id or
-    /// the name of the new resource.
+    /// Writes the creation, and the response for the key, in one transaction. `resource` is the id
+    /// or the name of the new resource.
     ///
     /// # Errors
-    /// Those of [`Credential::write`].
+    /// See [`Credential::write`].
     pub async fn write(
         &self,
         credential: &Credential<'_>,
@@ -177,7 +179,7 @@ impl<'a> Creation<'a> {
         match credential.write(batch).await {
             Ok((caller, Some(created))) => Ok(CreationOutcome::Created(caller, created)),
             Ok((caller, None)) => Ok(CreationOutcome::Refused(caller)),
-            // A concurrent request with the same key was first, or one that took the same name.
+            // A concurrent request used the same key or the same name first.
             Err(Failure::NotUnique(rule)) => match self.replay(credential).await? {
                 Some((_, reply)) => Ok(CreationOutcome::Replayed(reply)),
                 None => Err(Failure::NotUnique(rule)),

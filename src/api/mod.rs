@@ -38,7 +38,7 @@ use crate::store::db::Items;
 use crate::store::list::List;
 use crate::store::scope::Query;
 
-/// Answers a GET of one resource by its id. `permit` refuses callers that may not read it.
+/// Responds to a GET of one resource by its id. `permit` refuses callers that may not read it.
 async fn retrieve_one<Id>(
     call: &Call,
     permit: impl Fn(&Caller) -> Result<(), Error>,
@@ -51,8 +51,8 @@ async fn retrieve_one<Id>(
     resource.map(Reply::ok_text).ok_or_else(Error::not_found)
 }
 
-/// The URL of another page of the same list, on the caller's own base URL. The other parameters
-/// stay.
+/// The URL of another page of the same list, on the base URL that the caller used. The other
+/// parameters keep their values.
 fn page_url(call: &Call, query: &page::Query, number: u64) -> String {
     let mut parameters = form_urlencoded::Serializer::new(String::new());
     parameters.extend_pairs(query.iter().filter(|(name, _)| name != "page"));
@@ -60,7 +60,7 @@ fn page_url(call: &Call, query: &page::Query, number: u64) -> String {
     format!("{}{}?{}", call.origin, call.path, parameters.finish())
 }
 
-/// Answers with one page of a list (contract 3.7).
+/// Responds with one page of a list (contract 3.7).
 fn envelope(
     call: &Call,
     query: &page::Query,
@@ -75,7 +75,7 @@ fn envelope(
     Ok(Reply::list(before, items))
 }
 
-/// The URL of a resource in a collection, on the caller's own base URL.
+/// The URL of a resource in a collection, on the base URL that the caller used.
 fn location(call: &Call, collection: &str, id: impl Display) -> String {
     format!("{}{collection}{id}/", call.origin)
 }
@@ -95,7 +95,7 @@ fn any_caller(_: &Caller) -> Result<(), Error> {
     Ok(())
 }
 
-/// The 403 for other callers than staff.
+/// The 403 for callers who are not staff.
 fn staff_only_error() -> Error {
     Error::permission_denied("Only staff and superusers may do this.")
 }
@@ -105,7 +105,7 @@ fn require_staff(caller: &Caller) -> Result<(), Error> {
     if caller.is_staff_or_superuser() { Ok(()) } else { Err(staff_only_error()) }
 }
 
-/// Answers a GET of a list. `permit` refuses callers that may not read it. `list` is a function
+/// Responds to a GET of a list. `permit` refuses callers that may not read it. `list` is a function
 /// pointer and captures nothing, so its result depends only on the query and can be cached.
 async fn list_page(
     call: &Call,

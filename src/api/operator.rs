@@ -22,23 +22,23 @@ use crate::objects::janitor;
 use crate::platform;
 use crate::store::{idempotency_keys, workspaces};
 
-/// The name under which the operator's passwords wait for hashing.
+/// The username that stands for the operator in the queue for hashing.
 const HASHING_USER: &str = "operator";
 /// The path of the collection of workspaces.
 const WORKSPACES: &str = "/operator/workspaces/";
 
-/// The accepted operator tokens. `None` if the operator API is not visible to this request: on the
-/// host of a workspace, or without the secret `OPERATOR_TOKEN` (contract 2.1).
+/// The accepted operator tokens. Returns `None` if the operator API is not visible to this request:
+/// the host belongs to a workspace, or the secret `OPERATOR_TOKEN` is missing (contract 2.1).
 fn tokens(call: &Call) -> Option<Vec<Secret>> {
     platform::operator_tokens(&call.env).filter(|_| matches!(call.host, Host::Bare(_)))
 }
 
 /// Refuses callers that are not the operator (contract 2.1).
 ///
-/// The right token is accepted after any number of wrong ones. Otherwise strangers could lock the
-/// operator out by guessing. The length of the token
-/// ([`MIN_SECRET_LENGTH`](farhand_domain::secret::SHORTEST_SECRET)) protects it from guesses; the
-/// limit only bounds the work and the audit events that they cause.
+/// The correct token is accepted after any number of wrong tokens. Otherwise strangers could lock
+/// the operator out by guessing. The minimum length of the token
+/// ([`MIN_SECRET_LENGTH`](farhand_domain::secret::MIN_SECRET_LENGTH)) protects it from guesses. The
+/// rate limit only bounds the work and the audit events that guesses cause.
 ///
 /// # Errors
 /// 404 if the operator API is not visible, 401 without a header, 403 for a wrong token, 429 after
@@ -105,7 +105,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         return Ok(reply);
     }
     let hash = hashing::hash(call, HASHING_USER, &admin.password).await?;
-    // One event is for the chain of the cell, one for the chain of the new workspace.
+    // One event is for the chain of the cell, and one event is for the chain of the new workspace.
     let creation_event = || {
         Ok::<_, Error>(
             workspace_event(call, &slug)?.details(json!({"name": name, "admin": admin.username})),
@@ -147,7 +147,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     Reply::created(&answer, location(call, WORKSPACES, &slug))
 }
 
-/// The stored answer for the Idempotency-Key of a request, if there is one.
+/// The stored response for the Idempotency-Key of a request, if the key was used.
 async fn replay(call: &Call, hashes: Option<&Hashes>) -> Result<Option<Reply>, Error> {
     let Some(hashes) = hashes else { return Ok(None) };
     let since = call.now.plus_seconds(-IDEMPOTENCY_KEY_TTL);
@@ -170,7 +170,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     envelope(call, &query, page, items, count)
 }
 
-/// `DELETE /operator/workspaces/<slug>/` (contract 2.3): when this answers, every request to the
+/// `DELETE /operator/workspaces/<slug>/` (contract 2.3). From the response on, every request to the
 /// workspace is refused. The purge starts after the grace period, or immediately with `?now=true`.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     authorize(call).await?;
@@ -207,9 +207,9 @@ fn no_workspace_error() -> Error {
     Error::new(ErrorKind::NotFound, "No such workspace.")
 }
 
-/// `POST /operator/workspaces/<slug>/resync/`: all objects of the workspace's servers write their
-/// state to D1 again, in the background. For a D1 that was restored to an earlier time
-/// (`docs/operations.md`, Restore).
+/// `POST /operator/workspaces/<slug>/resync/`: the objects of the workspace's servers write their
+/// state to D1 again, in the background. The operator calls this after D1 was restored to an
+/// earlier time (`docs/operations.md`, Restore).
 pub async fn resync(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     authorize(call).await?;

@@ -22,8 +22,7 @@ use crate::platform;
 use crate::store::reset_requests::{self, ResetOutcome};
 use crate::store::users::{self, NewPassword, UserForChange, UserRef};
 
-/// Turns 401 into 403, for the endpoints where contract 4.1 requires it: logout and
-/// change-password.
+/// Turns 401 into 403, as contract 4.1 requires for logout and change-password.
 pub fn forbidden_without_header(error: Error) -> Error {
     match error.kind {
         ErrorKind::Unauthenticated => {
@@ -47,7 +46,7 @@ fn reject_violations(
     }
 }
 
-/// Reads `keep_scheduled`, whose default is false (contract 11.5).
+/// Reads `keep_scheduled`, which is false by default (contract 11.5).
 fn read_keep_scheduled(fields: &mut Fields) -> bool {
     fields.optional_boolean("keep_scheduled").unwrap_or(false)
 }
@@ -64,9 +63,9 @@ fn read_new_password(
     Ok((fields.finish_with(new)?, keep_scheduled))
 }
 
-/// Sets the password of a user and ends the user's sessions. Returns the user object. `None` if the
-/// conditions of [`users::set_password`] no longer hold, because another request changed the caller
-/// or the password.
+/// Sets the password of a user and ends the user's sessions. Returns the user object. Returns
+/// `None` if the conditions of [`users::set_password`] no longer hold, because another request
+/// changed the caller or the password.
 async fn set_password(
     call: &Call,
     credential: &Credential<'_>,
@@ -93,8 +92,8 @@ async fn set_password(
 /// 1. Looks up the caller, with the hash of the current password.
 /// 2. Checks both fields, and reports all errors together. A wrong current password counts as a
 ///    guess (contract 4.5).
-/// 3. Sets the new password, if the current one is still the one that was checked. All sessions
-///    end; API tokens stay valid.
+/// 3. Sets the new password, if the checked password is still the current one. All sessions end.
+/// API tokens remain valid.
 pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await.map_err(forbidden_without_header)?;
     let credential = Credential::from_request(call)?;
@@ -152,10 +151,10 @@ pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
 /// unregistered addresses.
 ///
 /// 1. Counts the request for the client's address.
-/// 2. Stores it, unless too many are pending for the e-mail address. A malformed address is ignored
-///    without an error.
-/// 3. Notifies the mailer, which sends the mail. It drops the request if the address is not
-///    registered.
+/// 2. Stores it, unless too many requests are pending for the e-mail address. A malformed address
+/// is ignored without an error.
+/// 3. Notifies the mailer. The mailer sends the mail, or drops the request if the address is not
+/// registered.
 async fn store_reset_request(call: &mut Call) -> Result<(), Error> {
     let fields = call.fields().await;
     guesses::count_reset(call).await?;
@@ -205,9 +204,11 @@ pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
 
 /// `POST /api/auth/reset-password/confirm/<key>/` (contract 4.10).
 ///
-/// 1. Answers 404 for an unknown, used, void or expired key, before the input is checked.
+/// 1. Responds with 404 for an unknown, used, invalidated or expired key, before the input is
+/// checked.
 /// 2. Checks the new password.
-/// 3. Sets it, if the key is still valid. Of two concurrent requests with one key, one succeeds.
+/// 3. Sets it, if the key is still valid. Of two concurrent requests with the same key, one
+/// succeeds.
 pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields().await;
     let workspace = call.workspace()?;

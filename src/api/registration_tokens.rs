@@ -30,14 +30,14 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
         .await
 }
 
-/// The path and the replay of new registration tokens.
+/// The path and the replay source of new registration tokens.
 const RESOURCE: ResourceKind = ResourceKind {
     collection: "/api/servers/registration-tokens/",
     source: registration_tokens::REPLAY,
     hidden: &["key"],
 };
 
-/// `POST /api/servers/registration-tokens/`. Only its answer shows the key.
+/// `POST /api/servers/registration-tokens/`. Only this response contains the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
     let fields = call.user_fields().await?;
@@ -102,7 +102,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 /// `POST /api/servers/servers/register/`: an agent registers its host as a server (agent-protocol
 /// 1.2).
 ///
-/// The server has no owner, and joins the groups of the token. A name that is in use gets a number.
+/// The server has no owner, and joins the groups of the token. If the name is in use, a number is
+/// appended.
 pub async fn register(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let key = call.user_token()?;

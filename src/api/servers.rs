@@ -37,8 +37,8 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     .await
 }
 
-/// `GET /api/servers/servers/<id>/`: a server that the caller can access. An agent reads its own
-/// server, also as `-`.
+/// `GET /api/servers/servers/<id>/`: a server that the caller can access. An agent can read its own
+/// server, also with the id `-`.
 pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::own_server(call).await;
@@ -46,7 +46,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
     retrieve_one(call, any_caller, call.path_id(Error::not_found), servers::by_id).await
 }
 
-/// A new key for an agent, and its hash.
+/// Generates a key for an agent. Returns the key and its hash.
 pub fn new_key() -> Result<(Secret, String), Error> {
     let key = platform::new_secret()?;
     let hash = credential_hash(Purpose::AgentKey, &key);
@@ -55,7 +55,7 @@ pub fn new_key() -> Result<(Secret, String), Error> {
 
 /// Adds the agent's key and the install commands to a server (contract 6.3). The service address in
 /// the commands comes from the configuration. If it came from the Host header, a caller could make
-/// an agent obey another service.
+/// an agent connect to another service.
 fn with_key(call: &Call, mut server: Value, id: Uuid, key: &Secret) -> Result<Value, Error> {
     let service = call.config.base_url_of(call.workspace()?);
     server["install"] = json!(server::install_commands(&service, id, key));
@@ -83,14 +83,14 @@ pub fn group_error(problem: Option<&str>) -> Option<Error> {
     }
 }
 
-/// The path and the replay of new servers.
+/// The path and the replay source of new servers.
 const RESOURCE: ResourceKind = ResourceKind {
     collection: SERVERS,
     source: servers::REPLAY,
     hidden: &["key", "install", "install_alpamon"],
 };
 
-/// `POST /api/servers/`: staff create a server. Only its answer shows the agent's key.
+/// `POST /api/servers/`: staff create a server. Only this response contains the agent's key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let body = idempotency::canonical_body(&fields);
@@ -142,13 +142,13 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
-/// The identity of a server, for an object that may not know it yet.
+/// The identity of a server, for calls to an object that may not have it yet.
 fn server_identity(call: &Call, workspace_id: i64, server: Uuid) -> Result<ServerLocation, Error> {
     Ok(ServerLocation { workspace: call.workspace()?.to_owned(), workspace_id, server })
 }
 
 /// Sends the identity of a new server to its object. If that fails, the object reads it from D1 at
-/// the first call of its agent.
+/// the first call of the agent.
 ///
 /// # Errors
 /// The Host header selects no workspace.
@@ -187,10 +187,10 @@ async fn find_editable(
 /// `PUT` and `PATCH /api/servers/servers/<id>/`.
 ///
 /// 1. Finds the caller and the server. The permission is checked before the input.
-/// 2. Only staff change `groups` (contract 5.7). Sending the current groups is no change. A `PUT`
-///    without `groups` removes them if the caller is staff, and keeps them otherwise.
-/// 3. Only superusers change `owner`. Sending the current owner is no change. A `PUT` without
-///    `owner` keeps it.
+/// 2. Only staff may change `groups` (contract 5.7). Sending the current groups is no change. A
+/// `PUT` without `groups` removes all groups if the caller is staff, and keeps them otherwise.
+/// 3. Only superusers may change `owner`. Sending the current owner is no change. A `PUT` without
+/// `owner` keeps the owner.
 /// 4. Writes, if the caller still has the permission.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     if call.is_agent() {
@@ -244,8 +244,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     retry("server", attempt).await
 }
 
-/// The details of the audit event of a change: the changed fields, their new values, and the former
-/// owner.
+/// The details of the audit event of a server change: the changed fields, their new values, and the
+/// former owner.
 fn audit_details(
     changes: &ServerChanges,
     owner_before: Option<i64>,
@@ -278,7 +278,7 @@ fn audit_details(
     details
 }
 
-/// After the response: sends the new name to the server's object, which shows it to the agent.
+/// After the response: sends the new name to the server's object, which reports it to the agent.
 fn send_new_name(call: &Call, id: Uuid, name: String) {
     let (env, rename) = (call.env.clone(), Rename { name, at: call.now });
     call.context.wait_until(async move {
@@ -289,7 +289,7 @@ fn send_new_name(call: &Call, id: Uuid, name: String) {
 }
 
 /// `DELETE /api/servers/servers/<id>/` (contract 6.6): disconnects the agent and cancels waiting
-/// commands. Delivered commands stay readable.
+/// commands. Delivered commands remain readable.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     if call.is_agent() {
         return agent::refuse_agent(call).await;
@@ -307,7 +307,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
 }
 
 /// `POST /api/servers/servers/<id>/approve/` (contract 6.5): staff approve a pending server by the
-/// fingerprint of its agent's key. Approving an active server with its fingerprint changes nothing.
+/// fingerprint of its agent's key. If the server is already approved and the fingerprint matches,
+/// nothing changes.
 pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
@@ -333,12 +334,12 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let event = event.details(json!({"fingerprint": fingerprint}));
     let (_, server) =
         credential.write(servers::approve(&credential.scope, id, &fingerprint, &event)?).await?;
-    // Without a reply, another request approved the server first, or its key was replaced.
+    // No reply means that another request approved the server first, or replaced its key.
     server.map(Reply::ok_text).ok_or_else(|| conflict_error("server"))
 }
 
-/// `POST /api/servers/servers/<id>/rotate-key/` (contract 6.3): replaces the agent's key. When
-/// this answers, the old key is refused.
+/// `POST /api/servers/servers/<id>/rotate-key/` (contract 6.3): replaces the agent's key. From the
+/// response on, the old key is refused.
 pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::from_request(call)?;

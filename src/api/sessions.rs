@@ -24,19 +24,21 @@ use crate::platform::log;
 use crate::store::login_tokens::{self, Entry};
 use crate::store::{sessions, users};
 
-/// The one message for an unknown user, an inactive user and a wrong password (contract 4.4).
+/// The same message for an unknown user, an inactive user and a wrong password (contract 4.4).
 const WRONG_CREDENTIALS: &str = "Unable to log in with the provided credentials.";
-/// The length to which a User-Agent is cut (contract 4.7).
+/// The maximum stored length of a User-Agent (contract 4.7).
 const MAX_USER_AGENT_CHARS: usize = 512;
 
 /// `POST /api/auth/login/` (contract 4.4).
 ///
-/// 1. Reads the fields, from JSON or a form. Missing fields are 403 with field arrays.
+/// 1. Reads the fields, from JSON or a form. If fields are missing, responds with 403 and field
+/// arrays.
 /// 2. Refuses the request if too many guesses were wrong (contract 4.5).
-/// 3. Looks up the user and checks the password. For an unknown or inactive user it does the same
-///    work.
-/// 4. Creates the session in D1, if the user is active and the password still the same.
-/// 5. Writes the token to KV, and answers with it.
+/// 3. Looks up the user and checks the password. The work is the same for an unknown or inactive
+/// user.
+/// 4. Creates the session in D1, if the user is active and the password has not changed since step
+/// 3.
+/// 5. Writes the token to KV, and responds with it.
 pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.login_fields().await?;
     let (username, password) = read_login(fields)?;
@@ -56,7 +58,7 @@ fn normalized_username(username: &str) -> String {
     username.to_lowercase()
 }
 
-/// Creates a session if the password is correct; `None` if it is not.
+/// Creates a session if the password is correct. Returns `None` if it is wrong.
 async fn log_in(
     call: &Call,
     workspace: &str,
@@ -65,7 +67,7 @@ async fn log_in(
 ) -> Result<Option<Reply>, Error> {
     let mut failed = None;
     // A concurrent login of the same user may store a new hash of the same password after the
-    // lookup. Then the session is not created, and a second attempt is made.
+    // lookup. Then the session is not created, and one more attempt is made.
     for _ in 0..2 {
         let found =
             users::for_login(&call.env, workspace, username).await?.ok_or_else(Error::not_found)?;
@@ -105,8 +107,8 @@ async fn log_in(
     Ok(None)
 }
 
-/// Creates a session for a user whose password was checked against `stored`. `None` if the user's
-/// hash is no longer `stored`, or the user is no longer active.
+/// Creates a session for a user whose password was checked against `stored`. Returns `None` if the
+/// user's hash is no longer `stored`, or if the user is no longer active.
 async fn create_session(
     call: &Call,
     workspace: &str,
@@ -140,15 +142,15 @@ async fn create_session(
     let created = sessions::insert(&call.env, workspace, new, event, call.now).await?;
     let Some(workspace_id) = created else { return Ok(None) };
     call.audited_chains.borrow_mut().push(workspace_id);
-    // Without its KV entry the token works too. The next request writes the entry.
+    // The token also works without its KV entry. The next request writes the entry.
     if let Err(error) = login_tokens::put(&call.env, workspace, &token_hash, entry).await {
         log::error("kv_not_written", json!({"request_id": call.id}), &error.detail);
     }
     Reply::ok(&json!({"token": token.expose(), "expires_at": entry.expires_at})).map(Some)
 }
 
-/// Reads the username and the password of a login. Missing or blank fields are 403, unknown fields
-/// are 400 (contract 4.4).
+/// Reads the username and the password of a login. Missing or blank fields cause 403, and unknown
+/// fields cause 400 (contract 4.4).
 fn read_login(mut fields: Fields) -> Result<(String, String), Error> {
     let username = fields.text("username", 1..=usize::MAX);
     let password = fields.text("password", 1..=usize::MAX);
@@ -159,7 +161,8 @@ fn read_login(mut fields: Fields) -> Result<(String, String), Error> {
     fields.finish_with(username.zip(password)).map_err(refused)
 }
 
-/// `GET /api/auth/is-authenticated/`: 200 for every header (contract 4.4).
+/// `GET /api/auth/is-authenticated/`: responds with 200 whatever the Authorization header is
+/// (contract 4.4).
 pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
     let outcome = match Credential::from_request(call) {
         Ok(credential) => credential.check().await.map(drop),
@@ -175,8 +178,8 @@ pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
     Reply::ok(&json!({"authenticated": authenticated}))
 }
 
-/// `GET` and `POST /api/auth/logout/`: ends the session of a login token (contract 4.4). Without a
-/// header, and with an API token, it is 403.
+/// `GET` and `POST /api/auth/logout/`: ends the session of a login token (contract 4.4). Responds
+/// with 403 without an Authorization header, and for an API token.
 pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::from_request(call).map_err(forbidden_without_header)?;

@@ -19,11 +19,11 @@ use crate::store::api_tokens;
 /// The `Retry-After` if the user has too many tokens (contract 11.4).
 const QUOTA_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// The path and the replay of new API tokens.
+/// The path and the replay source of new API tokens.
 const RESOURCE: ResourceKind =
     ResourceKind { collection: "/api/auth/tokens/", source: api_tokens::REPLAY, hidden: &["key"] };
 
-/// `POST /api/auth/tokens/`. Only its answer shows the key.
+/// `POST /api/auth/tokens/`. Only this response contains the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
     let fields = call.user_fields().await?;

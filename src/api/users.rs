@@ -45,7 +45,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     .await
 }
 
-/// The path and the replay of new users.
+/// The path and the replay source of new users.
 const RESOURCE: ResourceKind =
     ResourceKind { collection: "/api/iam/users/", source: users::REPLAY, hidden: &[] };
 
@@ -92,7 +92,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
-/// Maps a violated uniqueness rule to errors of all fields whose values another user has.
+/// Maps a violated uniqueness rule to errors for all fields whose values another user already has.
 async fn duplicate_field_errors(
     credential: &Credential<'_>,
     failure: Failure,
@@ -120,8 +120,8 @@ async fn duplicate_field_errors(
     Error::fields(errors)
 }
 
-/// The details of the audit event of a change: the changed fields, and the old and new values of
-/// permissions and e-mail address.
+/// The details of the audit event of a user change: the changed fields, and the old and new values
+/// of permissions and e-mail address.
 fn audit_details(account: &Account, changes: &UserChanges) -> Value {
     let mut details = changed_fields(&[
         ("username", changes.username.is_some()),
@@ -154,7 +154,7 @@ fn audit_details(account: &Account, changes: &UserChanges) -> Value {
 /// 1. Finds the caller and the user. A caller who may not change the user at all is refused before
 ///    the input is checked.
 /// 2. Decides by contract 5.2, and checks the caller's password if the change needs it.
-/// 3. Writes, if the caller and the user are still as they were found.
+/// 3. Writes, if the caller and the user have not changed since step 1.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
@@ -200,8 +200,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     retry("user", attempt).await
 }
 
-/// `DELETE`: deletes the user and all credentials of the user. The user's commands stay (contract
-/// 5.3).
+/// `DELETE`: deletes the user and all credentials of the user. The user's commands are kept
+/// (contract 5.3).
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let target = credential.require_input(target_from_path(call)).await?;
@@ -209,8 +209,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         let (caller, found) =
             find::<UserForChange>(&credential, users::for_change(&target)).await?;
         user::may_delete(caller.rank(), &found.account, found.has_other, found.is_only_owner)?;
-        // The janitor removes the user from the commands. It is woken before the deletion too, in
-        // case this request is cut off after it.
+        // The janitor removes the user from commands. It is also notified before the deletion, in
+        // case this request is terminated directly after the deletion.
         janitor::wake(&call.env).await?;
         let account = &found.account;
         let event = caller

@@ -8,10 +8,11 @@ use farhand_domain::page::last_value;
 use crate::http::request::Call;
 use crate::platform;
 
-/// The longest wait, in seconds.
+/// The maximum wait, in seconds.
 pub const MAX_WAIT_SECONDS: u32 = 60;
 
-/// If the response waited longer than this, the credential and its permission are checked again.
+/// If the response waited longer than this, the credential and its permission are checked again
+/// before it is sent.
 const RECHECK_AFTER: Duration = Duration::from_secs(1);
 
 /// The seconds of `Prefer: wait=N` (RFC 7240), at most [`MAX_WAIT_SECONDS`]. Returns `None` if the
