@@ -32,11 +32,11 @@ fn start() {
     console_error_panic_hook::set_once();
 }
 
-/// Answers a request. Refusals are responses too: for an `Err` the runtime would send a page of its
-/// own.
+/// Responds to a request. Refusals are responses, too: for an `Err` the runtime would send its own
+/// error page.
 ///
-/// A response that is ready immediately is returned without a promise, which saves a turn of the
-/// event loop. The `fetch` macro of the `worker` crate always returns a promise.
+/// If the response is ready immediately, it is returned without a promise, which saves a turn of
+/// the event loop. The `fetch` macro of the `worker` crate always returns a promise.
 #[wasm_bindgen]
 pub fn fetch(
     request: web_sys::Request,
@@ -46,15 +46,16 @@ pub fn fetch(
     let call = Call::new(request, env, Context::new(context));
     let mut response =
         Box::pin(async { dispatch::respond(call).await.map(JsValue::from).map_err(JsValue::from) });
-    // Without a waker this poll cannot resume the future. The promise polls it again with one.
+    // This poll has no waker, so it cannot resume the future. The promise polls the future again
+    // with a waker.
     match response.as_mut().poll(&mut task::Context::from_waker(Waker::noop())) {
         Poll::Ready(response) => response,
         Poll::Pending => Ok(future_to_promise(response).into()),
     }
 }
 
-/// Cron trigger (`wrangler.toml`): purges expired idempotency keys, starts a pass of the janitor,
-/// and writes overdue anonymous audit events.
+/// The cron trigger (`wrangler.toml`): purges expired idempotency keys, starts a pass of the
+/// janitor, and writes overdue anonymous audit events.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = idempotency_keys::purge(&env).await {

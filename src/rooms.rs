@@ -1,5 +1,6 @@
-//! Tests of the structure of the source. The folders of `src` are layers (rooms): a file
-//! imports only from its own folder and from lower ones.
+//! Tests of the structure of the source. The folders of `src` are layers: a file imports only from
+//! its own folder and from lower folders. Further tests find import cycles, SQL in handlers, and
+//! long files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// The folders of `src`, from the lowest to the highest.
 const FOLDERS: [&str; 7] = ["platform", "mail", "store", "http", "objects", "auth", "api"];
 
-/// The largest number of lines of production code in a file, unless the file gives a [`REASON`].
+/// The maximum number of lines of production code in a file, unless the file gives a [`REASON`].
 const MAX_LINES: usize = 500;
 /// The beginning of the line in which a longer file gives its reason.
 const REASON: &str = "//! Longer than 500 lines: ";
@@ -37,8 +38,8 @@ fn modules(folder: &str) -> BTreeMap<Vec<String>, String> {
     sources(folder).into_iter().map(module).collect()
 }
 
-/// The modules that a module imports with `use crate::`, `use self::` and `use super::`, braces
-/// included.
+/// The modules that a module imports with `use crate::`, `use self::` and `use super::`, also in
+/// braces.
 fn imports(module: &[String], text: &str, all: &BTreeSet<Vec<String>>) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
     let uses =
@@ -76,7 +77,7 @@ fn imports(module: &[String], text: &str, all: &BTreeSet<Vec<String>>) -> BTreeS
 fn cycle(imports: &BTreeMap<Vec<String>, BTreeSet<Vec<String>>>) -> Option<Vec<Vec<String>>> {
     let mut remaining: BTreeMap<_, _> = imports.clone();
     loop {
-        // A module that imports none of the remaining modules is in no cycle.
+        // A module that imports none of the remaining modules is not part of a cycle.
         let names: BTreeSet<_> = remaining.keys().cloned().collect();
         let before = remaining.len();
         remaining.retain(|_, targets| targets.iter().any(|target| names.contains(target)));

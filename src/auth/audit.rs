@@ -1,8 +1,7 @@
 //! Audit events that belong to no change in D1: refusals, failures and reads (`docs/audit.md`,
 //! contract 18). They are written after the response, which does not wait for them.
 //!
-//! The event of a change is written in the transaction of the change instead, see
-//! [`crate::store::audit`].
+//! The event of a change is written in the transaction of the change: see [`crate::store::audit`].
 
 use std::time::Duration;
 
@@ -21,9 +20,9 @@ use crate::platform::log;
 use crate::store::anonymous_events;
 use crate::store::audit as store;
 
-/// The length to which an id or username from a path is cut, in characters.
+/// The maximum recorded length of an id or username from a path, in characters.
 const MAX_PATH_ID_CHARS: usize = 64;
-/// How long an identical refusal or read is not recorded again by the same isolate.
+/// How long the same isolate does not record an identical refusal or read again.
 const REPEAT_WINDOW: Duration = Duration::from_secs(60);
 
 /// Two refusals with the same key are identical.
@@ -44,7 +43,7 @@ thread_local! {
     static RECENT_OPERATOR_THROTTLE: Hints<()> = Hints::new(REPEAT_WINDOW);
 }
 
-/// The audit event of the request, with its caller as the actor if the caller is known.
+/// Creates the audit event of the request. If the caller is known, it is the actor.
 fn signed_event(call: &Call) -> Result<AuditEvent, Error> {
     let event = call.audit_event()?;
     let caller = call.caller.borrow();
@@ -66,7 +65,7 @@ pub fn record_later(call: &Call, workspace_id: i64, event: AuditEvent) {
     });
 }
 
-/// Like [`record_later`]. An event that could not be created is logged as lost.
+/// Like [`record_later`]. If the event could not be created, logs that it is lost.
 fn record_or_log(call: &Call, workspace_id: i64, event: Result<AuditEvent, Error>) {
     match event {
         Ok(event) => record_later(call, workspace_id, event),
@@ -106,8 +105,8 @@ pub fn record_denial(call: &Call, error: &Error) {
     record_or_log(call, workspace_id, denial_event(call, error));
 }
 
-/// The event of a refusal. Its object is what the handler named, or else the id or username in the
-/// path. If the endpoint has no audit action, the object is the path.
+/// The event of a refusal. Its object is the object that the handler named, or else the id or
+/// username in the path. If the endpoint has no audit action, the object is the path.
 fn denial_event(call: &Call, error: &Error) -> Result<AuditEvent, Error> {
     let code = error.code.map(Code::as_str);
     let event = signed_event(call)?.with_outcome(AuditOutcome::Denied);
@@ -131,8 +130,8 @@ fn denial_event(call: &Call, error: &Error) -> Result<AuditEvent, Error> {
     Ok(event)
 }
 
-/// Records that a command or its output was read, after the response. Further reads of the command
-/// with the same credential are not recorded for [`REPEAT_WINDOW`].
+/// Records that a command or its output was read, after the response. For [`REPEAT_WINDOW`],
+/// further reads of the command with the same credential are not recorded.
 pub fn record_read(call: &Call, caller: &Caller, command: Uuid) {
     if !RECENT_READS.with(|read| read.is_new((caller.credential_id, command), call.now)) {
         return;
@@ -146,7 +145,7 @@ pub fn record_read(call: &Call, caller: &Caller, command: Uuid) {
 
 /// Records a wrong operator token in the chain of the cell, after the response.
 ///
-/// Each counted wrong token leaves an event. Beyond the limit there is one event per isolate and
+/// Each counted wrong token causes an event. Beyond the limit, each isolate records one event per
 /// [`REPEAT_WINDOW`], so that guesses do not flood the log (contract 18).
 pub fn record_refused_operator_token(call: &Call, refusal: &Error) {
     let is_throttled = refusal.kind == ErrorKind::Throttled;
@@ -177,14 +176,15 @@ pub fn record_wrong_password(call: &Call) {
     record_or_log(call, caller.workspace_id, event);
 }
 
-/// Counts a failed login, after the response. At most one event a minute is written for each user,
-/// and one for all unknown usernames together; it has the number of failures.
+/// Counts a failed login, after the response. At most one event per minute is written for each
+/// user, and at most one for all unknown usernames together. The event contains the number of
+/// failures.
 ///
 /// `user` is the id and the name of the user, or `None` for an unknown username. An unknown
 /// username is not recorded, because it may be a password that was typed into the wrong field.
 ///
 /// # Errors
-/// There are no random bytes for the event's id.
+/// The platform has no random bytes for the event's id.
 pub fn count_failed_login(
     call: &Call,
     workspace_id: i64,
@@ -206,10 +206,10 @@ pub fn count_failed_login(
     Ok(())
 }
 
-/// Writes the counted anonymous events that are overdue. Called by the cron trigger.
+/// Writes the counted anonymous events that are overdue. The cron trigger calls this.
 ///
 /// # Errors
-/// D1 fails.
+/// D1 failed.
 pub async fn write_overdue(env: &Env) -> Result<(), Error> {
     for workspace in anonymous_events::write_overdue(env, platform::now()).await? {
         audit_sealer::notify(env, workspace).await;

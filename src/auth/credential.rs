@@ -35,11 +35,11 @@ use crate::store::login_tokens::{self, Entry};
 use crate::store::scope::{CallerRow, LimitedTokens, Query, Scope};
 use crate::store::{api_tokens, sessions, workspaces};
 
-/// How long an isolate remembers a [`CallerHint`].
+/// How long an isolate caches a [`CallerHint`].
 const CALLER_HINT_TTL: Duration = Duration::from_secs(60 * 60);
-/// How long an isolate skips reading the KV entry of a login token after it saw a correct one. An
-/// entry that KV loses in this time is written again later. Nothing else depends on the entry,
-/// because D1 decides about the token in every request.
+/// How long an isolate does not read the KV entry of a login token again after it saw a correct
+/// one. If KV loses the entry during this time, it is written again later. Nothing else depends on
+/// the entry, because D1 decides about the token in every request.
 const KV_ENTRY_HINT_TTL: Duration = Duration::from_secs(10 * 60);
 /// How long KV may still return the old value after a write.
 const KV_PROPAGATION_TIME: Duration = Duration::from_secs(60);
@@ -59,7 +59,7 @@ thread_local! {
 /// statement runs first. Every D1 result shows whether the hint is still correct.
 #[derive(Clone, Copy, Default)]
 struct CallerHint {
-    /// API tokens have no KV entry.
+    /// True for an API token, which has no KV entry.
     is_api_token: bool,
     /// See [`Caller::has_full_access`].
     has_full_access: bool,
@@ -67,15 +67,15 @@ struct CallerHint {
     is_history_limited: bool,
 }
 
-/// The KV entry of a token, as far as it is known.
+/// The result of looking up the KV entry of a token.
 struct KvLookup {
     entry: Option<Entry>,
-    /// Whether the entry came from the isolate's memory, so that KV was not read.
+    /// Whether the entry came from this isolate's cache, so that KV was not read.
     is_remembered: bool,
 }
 
-/// A well-formed token that is not checked yet. Each method that queries D1 checks it, and fails
-/// with 403 `INVALID_TOKEN` if it is not valid.
+/// A well-formed token that is not checked yet. Each method that queries D1 checks the token, and
+/// fails with 403 `INVALID_TOKEN` if it is not valid.
 pub struct Credential<'a> {
     call: &'a Call,
     /// The key of the token's KV entry.
@@ -115,15 +115,15 @@ impl<'a> Credential<'a> {
         Ok(Self { call, key, scope: Scope::new(workspace, hash, call.now, limited) })
     }
 
-    /// A copy for a check after a wait: the token may have expired since the request arrived.
+    /// A copy for another check after a wait: the token may have expired since the request arrived.
     #[must_use]
     pub fn after_wait(&self) -> Self {
         Self { call: self.call, key: self.key.clone(), scope: self.scope.at(platform::now()) }
     }
 
-    /// Runs a statement that selects [`CallerRow`] and the statements `rest` in one round trip.
-    /// Returns the caller, the first result and the other results. An invalid credential cannot cause a
-    /// [`Failure`], because its statements change nothing.
+    /// Runs a statement that selects [`CallerRow`], and the statements `rest`, in one round trip.
+    /// Returns the caller, the result of the first statement, and the results of `rest`. An invalid
+    /// credential cannot cause a [`Failure`], because its statements change nothing.
     async fn run_with_check(
         &self,
         who: impl Into<Statement>,
@@ -138,7 +138,7 @@ impl<'a> Credential<'a> {
         Ok((caller, first, outcomes.collect()))
     }
 
-    /// The token's KV entry, from memory if this isolate remembers it.
+    /// Looks up the token's KV entry, in this isolate's cache first.
     async fn kv_entry(&self) -> KvLookup {
         let remembered = KV_ENTRIES.with(|entries| entries.get(&self.key, self.scope.now));
         let is_remembered = remembered.is_some() || self.caller_hint().is_api_token;
@@ -150,8 +150,8 @@ impl<'a> Credential<'a> {
         KvLookup { entry, is_remembered }
     }
 
-    /// Reads the caller from a D1 result, updates the hints, and checks the limits of a limited
-    /// API token (contract 4.12). `kv` is repaired after the response if it differs from D1.
+    /// Reads the caller from a D1 result, updates the hints, and checks the limits of a limited API
+    /// token (contract 4.12). After the response, repairs the KV entry `kv` if it differs from D1.
     fn authorize(&self, outcome: &Outcome, kv: KvLookup) -> Result<Caller, Error> {
         let who = db::first::<CallerRow>(outcome)?.ok_or_else(|| Error::internal("D1: no row"))?;
         let Some(workspace_id) = who.workspace else {
@@ -187,9 +187,9 @@ impl<'a> Credential<'a> {
         Ok(caller)
     }
 
-    /// After the response: extends the session, or updates `last_used_at` of the API token. Both
-    /// are done at most every 10 minutes (contract 4.3 and 4.8). A KV entry that does not match the
-    /// session is repaired.
+    /// After the response: extends the session, or updates `last_used_at` of the API token, at most
+    /// once in 10 minutes (contract 4.3 and 4.8). Repairs a KV entry that does not match the
+    /// session.
     fn record_use_later(&self, caller: &Caller, KvLookup { entry, is_remembered }: KvLookup) {
         let (env, now) = (self.call.env.clone(), self.scope.now);
         let (workspace_id, id, key) = (caller.workspace_id, caller.credential_id, self.key.clone());
@@ -213,7 +213,7 @@ impl<'a> Credential<'a> {
                     }
                     return;
                 }
-                // The hint is outdated, if there is one. Without it the next request reads KV.
+                // A cached entry is outdated. Without it, the next request reads KV.
                 KV_ENTRIES.with(|entries| entries.forget(&key));
                 if !is_due && (is_remembered || !self.claim_kv_write()) {
                     return;
@@ -236,20 +236,20 @@ impl<'a> Credential<'a> {
         CALLERS.with(|callers| callers.get(&self.key, self.scope.now)).unwrap_or_default()
     }
 
-    /// Whether the KV entry may be repaired now. If so, further repairs are blocked for
+    /// Whether the KV entry may be repaired now. If so, blocks further repairs for
     /// [`KV_PROPAGATION_TIME`].
     fn claim_kv_write(&self) -> bool {
         RECENT_KV_WRITES.with(|written| written.is_new(self.key.clone(), self.scope.now))
     }
 
-    /// Checks the credential, and does nothing else.
+    /// Checks the credential only.
     pub async fn check(&self) -> Result<Caller, Error> {
         let (caller, ..) = self.run_with_check(self.scope.check(), vec![]).await?;
         Ok(caller)
     }
 
-    /// Unwraps input that was read before the credential was checked. If the input is invalid, the
-    /// credential is checked first, because its refusal takes precedence (contract 3.4).
+    /// Unwraps input that was read before the credential was checked. If the input is invalid,
+    /// checks the credential first, because its refusal takes precedence (contract 3.4).
     pub async fn require_input<T>(&self, input: Result<T, Error>) -> Result<T, Error> {
         match input {
             Ok(input) => Ok(input),
@@ -275,7 +275,7 @@ impl<'a> Credential<'a> {
         Ok((caller, found.map(|found| serde_json::from_str(&found)).transpose()?))
     }
 
-    /// The cached list of the request's path and query.
+    /// Returns the cached list of the request's path and query.
     pub fn cached_list(&self) -> Option<Rc<CachedList>> {
         CachedList::find(&self.scope, self.call)
     }
@@ -299,8 +299,8 @@ impl<'a> Credential<'a> {
         if !found.0.is_history_limited() {
             return Ok(found);
         }
-        // The filtered read must be the last one. The token may have got an access control list
-        // between two reads. It must not see a page that was read without the list.
+        // The filtered read must be the last one. The token may get an access control list between
+        // two reads, and must not see a page that was read without this list.
         let (caller, items, total) = self.page(narrow).await?;
         Ok((caller, items, total.unwrap_or(0)))
     }
@@ -326,8 +326,8 @@ impl<'a> Credential<'a> {
         Ok((self.authorize(&first, kv)?, items, list::total(&first)?))
     }
 
-    /// A watch on the credential and on a query that it can read. For a GET that accepts limited
-    /// tokens.
+    /// Prepares repeated checks of the credential and of a query that it can read. For a GET that
+    /// accepts limited tokens.
     pub fn watch(&self, query: Query) -> Watch {
         Watch {
             env: self.call.env.clone(),
@@ -338,9 +338,9 @@ impl<'a> Credential<'a> {
         }
     }
 
-    /// Writes a change and its audit event in one transaction. Returns the caller and the reply; no
-    /// reply means that nothing was changed. If the change ends login tokens, their KV entries are
-    /// deleted after the response.
+    /// Writes a change and its audit event in one transaction. Returns the caller and the reply. No
+    /// reply means that nothing was changed. If the change invalidates login tokens, their KV
+    /// entries are deleted after the response.
     ///
     /// # Errors
     /// The credential is not valid, or a uniqueness rule is violated.
@@ -359,7 +359,7 @@ impl<'a> Credential<'a> {
     }
 }
 
-/// A credential and a query that it can read, for repeated checks while a response is streamed.
+/// A credential and a query that it can read, for repeated checks during a streamed response.
 pub struct Watch {
     env: Env,
     workspace: String,
@@ -370,7 +370,7 @@ pub struct Watch {
 
 impl Watch {
     /// Whether the credential is still valid, its access control list still allows the client's
-    /// address, and the query still returns something.
+    /// address, and the query still finds something.
     pub async fn can_still_read(&self, now: Timestamp) -> Result<bool, Error> {
         let scope = Scope::new(&self.workspace, self.hash.clone(), now, LimitedTokens::Accepted);
         let result = db::run(&self.env, scope.read(self.query.clone())).await?;
@@ -382,7 +382,7 @@ impl Watch {
     }
 }
 
-/// After the response: deletes the KV entries of login tokens whose sessions D1 no longer has.
+/// After the response: deletes the KV entries of login tokens whose sessions are no longer in D1.
 pub fn forget_login_tokens(call: &Call, workspace: &str, hashes: Vec<String>) {
     if hashes.is_empty() {
         return;
@@ -403,8 +403,8 @@ pub fn cancel_revoked(call: &Call) {
     call.context.wait_until(log_failure(async move { janitor::cancel_revoked(&env).await }));
 }
 
-/// Runs work after the response. A failure is only logged, because a later request or alarm does
-/// the work again.
+/// Runs work after the response. A failure is only logged, because a later request or alarm repeats
+/// the work.
 async fn log_failure(work: impl Future<Output = Result<(), Error>>) {
     if let Err(error) = work.await {
         log::error("afterwork_failed", json!({}), &error.detail);

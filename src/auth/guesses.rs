@@ -17,29 +17,29 @@ use crate::objects::throttle::{AttemptOutcome, ThrottleRequest, call_throttle};
 use crate::platform::{self, log};
 use crate::store::workspaces;
 
-/// The id of the workspace, as the part of a counter's key that separates workspaces. Ids are never
-/// reused. An unknown workspace is 404, and nothing is counted.
+/// Returns the id of the workspace, which separates the counters of workspaces. Ids are never
+/// reused. For an unknown workspace, returns 404 and nothing is counted.
 async fn counter_scope(call: &Call) -> Result<String, Error> {
     let id = workspaces::id_of(&call.env, call.workspace()?, call.now).await?;
     id.map(|id| id.to_string()).ok_or_else(Error::not_found)
 }
 
-/// The sender of a password. It selects the counters that apply.
+/// The sender of a password. It decides which counters apply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guesser {
     /// A request without a credential: all counters of contract 4.5.
     Anonymous,
     /// A request with a credential of the user whose password is checked: the counters of the
-    /// username and of its pair with the address. Guesses at other users' passwords do not block
-    /// it.
+    /// username, and of the username together with the address. Guesses at other users' passwords
+    /// do not block this request.
     User,
 }
 
-/// Runs a password check as a counted guess. `check` gets the rank that it hashes with, and returns
-/// `None` for a wrong password.
+/// Runs a password check as a counted guess. `check` gets the rank for the hashing queue, and
+/// returns `None` for a wrong password.
 ///
 /// # Errors
-/// 429 if there were too many wrong guesses, and the errors of `check`.
+/// 429 if there were too many wrong guesses, or an error of `check`.
 pub async fn check_throttled<T>(
     call: &Call,
     (guesser, username): (Guesser, &str),
@@ -52,8 +52,8 @@ pub async fn check_throttled<T>(
     let username =
         platform::secret_key(&call.env)?.hash(Guessable::Username, &username.to_lowercase());
     let id = platform::new_id(call.now)?;
-    // After the response. Until the report arrives, the attempt counts as a failure, and an attempt
-    // that is blocked only for that reason waits for the report.
+    // Reports after the response. Until the report arrives, the attempt counts as a failure.
+    // Another attempt that is blocked only for that reason waits for the report.
     let report_later = |attempts: &[Attempt], outcome| {
         let (env, attempts) = (call.env.clone(), attempts.to_vec());
         call.context.wait_until(async move {
@@ -65,8 +65,8 @@ pub async fn check_throttled<T>(
     let begin = async |attempt: &Attempt| {
         call_throttle(&call.env, ThrottleRequest::Begin { id, attempt: attempt.clone() }).await
     };
-    // Always in this order. Otherwise two requests could each hold the attempt that the other one
-    // waits for.
+    // Always begin the attempts in this order. Otherwise two requests could each hold the attempt
+    // that the other request waits for.
     let by_username = Attempt::login_by_username(&scope, &username, &address, settings);
     let (rank, attempts) = if begin(&by_username).await? {
         (known, vec![by_username.for_known_address()])
@@ -87,15 +87,15 @@ pub async fn check_throttled<T>(
     let checked = check(&rank).await;
     match &checked {
         Ok(Some(_)) => report_later(&attempts, AttemptOutcome::Success),
-        // The caller learns that the password is wrong only if the failure was counted. Otherwise
-        // the guess would be free.
+        // Report the failure before the response says that the password is wrong. Otherwise the
+        // guess might not be counted.
         Ok(None) => report_outcome(&call.env, id, &attempts, AttemptOutcome::Failure).await?,
         Err(_) => report_later(&attempts, AttemptOutcome::GivenUp),
     }
     checked
 }
 
-/// Reports the outcome of an attempt to its objects. An object that gets no report counts the
+/// Reports the outcome of an attempt to its objects. If an object gets no report, it counts the
 /// attempt as failed after [`LEASE_SECONDS`](farhand_domain::throttle::LEASE_SECONDS).
 async fn report_outcome(
     env: &Env,
@@ -135,7 +135,7 @@ pub const WRONG_PASSWORD: &str = "This is not your current password.";
 /// Like [`is_current_password`], for callers that report no other field errors.
 ///
 /// # Errors
-/// 429 after too many wrong guesses; 400 on `password` for a wrong one.
+/// 429 after too many wrong guesses; 400 on `password` for a wrong password.
 pub async fn require_current_password(
     call: &Call,
     username: &str,
@@ -152,7 +152,7 @@ pub async fn require_current_password(
 /// Counts a request for a password reset (contract 4.10).
 ///
 /// # Errors
-/// 429 if the client address, its network or the workspace sent too many.
+/// 429 if the client address, its network or the workspace sent too many requests.
 pub async fn count_reset(call: &Call) -> Result<(), Error> {
     let scope = counter_scope(call).await?;
     let attempt = Attempt::reset_by_address(&scope, &call.remote_ip(), call.config.throttles);

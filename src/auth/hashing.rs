@@ -14,25 +14,25 @@ use crate::http::request::Call;
 use crate::platform;
 use crate::platform::log;
 
-/// PBKDF2 rounds of one slice, which take at most a few milliseconds
+/// PBKDF2 rounds of one slice, which takes at most a few milliseconds
 /// (`docs/contributing/performance.md`). The number is fixed, because the runtime's clock does not
 /// advance during a computation.
 const ROUNDS_PER_SLICE: u32 = 5_000;
-/// How often a waiting request asks whether it is its turn. It polls, because the runtime forbids
+/// How often a waiting request checks whether it may hash. It polls, because the runtime forbids
 /// awaiting a future of another request.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The longest time that a request waits for its turn.
+/// The maximum time that a request waits in the queue.
 const MAX_QUEUE_WAIT: Duration = Duration::from_secs(20);
 /// The `Retry-After` of a refusal. Several hashings end within this time.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// The queue of the isolate. All its requests share it.
+    /// The queue of the isolate, which all its requests share.
     static GATE: RefCell<Gate> = RefCell::default();
 }
 
-/// A place in the queue, or the right to hash. Dropping it leaves the queue. A request that is cut
-/// off drops nothing; its lease in the gate ends instead.
+/// A place in the queue, or the permission to hash. Dropping it leaves the queue. If a request is
+/// cut off, nothing is dropped; then its lease in the gate expires.
 struct GatePlace(Ticket);
 
 impl Drop for GatePlace {
@@ -80,7 +80,7 @@ async fn enter(rank: &CallerClass) -> Result<GatePlace, Error> {
     }
 }
 
-/// Runs a derivation to its end, and serves other requests after each slice.
+/// Runs a derivation to its end. After each slice, other requests can run.
 async fn derive(place: &GatePlace, mut derivation: Derivation) -> [u8; 32] {
     loop {
         if let Progress::Done(key) = derivation.step(ROUNDS_PER_SLICE) {
@@ -91,8 +91,8 @@ async fn derive(place: &GatePlace, mut derivation: Derivation) -> [u8; 32] {
     }
 }
 
-/// Checks a password against a stored hash. `stored` is `None` if there is no user who may log in.
-/// The check then takes as many rounds as for a wrong password. So the duration does not reveal
+/// Checks a password against a stored hash. `stored` is `None` if no user with this name may log
+/// in. The check then takes as many rounds as for a wrong password, so the duration does not reveal
 /// whether the account exists. The number of rounds is logged.
 ///
 /// # Errors
@@ -111,11 +111,11 @@ pub async fn check(
 }
 
 /// Hashes a new password. Returns the PHC string to store. `username` is the authenticated user who
-/// sets the password, and takes the place in the queue.
+/// sets the password; the request waits in the queue under this name.
 ///
 /// # Errors
-/// 429 if too many requests wait, or if the wait was too long. There are no random bytes for the
-/// salt.
+/// 429 if too many requests wait, or if the wait was too long. An internal error if the platform
+/// has no random bytes for the salt.
 pub async fn hash(call: &Call, username: &str, password: &str) -> Result<String, Error> {
     let rank = CallerClass::known(call.host.workspace().unwrap_or_default(), username);
     let (salt, place) = (platform::random()?, enter(&rank).await?);

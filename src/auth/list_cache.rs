@@ -13,13 +13,13 @@ use crate::store::db::PageStatement;
 use crate::store::list::{List, Select};
 use crate::store::scope::Scope;
 
-/// The largest number of cached lists. A full cache is emptied.
+/// The maximum number of cached lists. A full cache is emptied.
 const MAX_CACHED_LISTS: usize = 100;
-/// The longest query string whose list is cached, in bytes.
+/// The maximum length of a query string whose list is cached, in bytes.
 const MAX_QUERY_BYTES: usize = 100;
 
 /// What the statements of a list depend on: the slug of the workspace, the path of the route, and
-/// the query string. Everything else, such as the credential, is a parameter of the statement.
+/// the query string. All other inputs, such as the credential, are parameters of the statement.
 #[derive(PartialEq, Eq, Hash)]
 struct Key(String, &'static str, String);
 
@@ -49,7 +49,8 @@ impl CachedStatement {
         Self { select, page, statement: OnceCell::new() }
     }
 
-    /// The statement. The values of `scope` are placeholders: each run binds those of its request.
+    /// The statement. The values of `scope` are placeholders: each run binds the values of its
+    /// request.
     pub fn statement(&self, scope: &Scope<'_>) -> Result<&PageStatement, Error> {
         if let Some(statement) = self.statement.get() {
             return Ok(statement);
@@ -59,7 +60,7 @@ impl CachedStatement {
     }
 }
 
-/// The statements that read one page of a list. [`List`] says which callers each one is for.
+/// The statements that read one page of a list. [`List`] says for which callers each statement is.
 pub struct CachedList {
     pub page: Page,
     /// Correct for all callers, without the filter for limited API tokens.
@@ -76,7 +77,7 @@ impl CachedList {
         CACHE.with_borrow(|lists| lists.get(&Key::new(scope, call)).cloned())
     }
 
-    /// Caches a list. It must depend on nothing but the path and the query.
+    /// Caches a list. The list must depend only on the path and the query.
     pub fn insert(scope: &Scope<'_>, call: &Call, list: List, page: Page) -> Rc<Self> {
         let cached = |select| CachedStatement::new(select, page);
         let List { select, full_access, narrow } = list;

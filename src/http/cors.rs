@@ -6,7 +6,7 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 
 /// Adds the CORS headers that let pages of the web client's origin read the response. The operator
-/// API has none.
+/// API has no CORS headers.
 pub fn add_headers(call: &Call, reply: Reply) -> Reply {
     let is_operator = call.path.starts_with("/operator/");
     let Some(origin) = call.header("Origin").filter(|_| !is_operator) else { return reply };

@@ -25,7 +25,7 @@ impl Head {
         serde_json::from_str(&read_head(request)).unwrap_or_default()
     }
 
-    /// The value of a header. A header that is not part of the head costs a call to the runtime.
+    /// The value of a header. Reading a header outside of the head costs a call to the runtime.
     pub fn header(&self, request: &web_sys::Request, name: &str) -> Option<String> {
         match self.headers.iter().find(|(known, _)| known == name) {
             Some((_, value)) => value.clone(),
@@ -45,7 +45,7 @@ pub fn split_url(url: &str) -> (&str, &str, &str) {
     (origin, path, query)
 }
 
-/// Whether the `X-Request-Id` of a request is kept (contract 3.8).
+/// Whether an `X-Request-Id` is valid, so that the request keeps it (contract 3.8).
 pub fn is_request_id(text: &str) -> bool {
     (1..=64).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')

@@ -1,5 +1,5 @@
-//! Requests and responses of the Worker: their contents, CORS, the log line of a request, and the
-//! refusal of requests to an incomplete deployment.
+//! Requests and responses of the Worker: their contents, CORS, the log line of each request, and
+//! the 503 of an incomplete deployment.
 
 pub mod cors;
 pub mod head;

@@ -27,17 +27,17 @@ use worker::{Context, Env, Headers, Method, Request, RequestInit, web_sys};
 use crate::http::head::{Head, is_request_id, split_url};
 use crate::platform::{self, Config, PeerSource};
 
-/// The largest body of a request (contract 3.3).
+/// The maximum size of a request's body (contract 3.3).
 const MAX_BODY_BYTES: usize = 1024 * 1024;
-/// The largest body of an agent's report (contract 3.3).
+/// The maximum size of the body of an agent's report (contract 3.3).
 const MAX_REPORT_BYTES: usize = 16 * 1024 * 1024;
 /// The header in which `scripts/serve.mjs` passes a key and the address of the peer (contract
 /// 11.2).
 const PEER_HEADER: &str = "Farhand-Peer";
-/// How much of an oversized body is read before the 413 is sent.
+/// The maximum number of bytes of an oversized body that are read before the 413 is sent.
 const MAX_DISCARDED_BYTES: usize = 64 * 1024 * 1024;
 
-/// Details for the audit event of a refusal, if the handler knows more than the path shows.
+/// Details for the audit event of a refusal, if the handler has more details than the path.
 pub struct DenialDetails {
     pub object: Option<AuditObject>,
     pub details: Value,
@@ -60,7 +60,7 @@ pub struct Call {
     /// The query string, as sent, without the question mark.
     pub raw_query: String,
     /// Scheme and host that the client used, for example `https://acme.eu1.example.com`. The scheme
-    /// is `https` if a trusted proxy says so.
+    /// is also `https` if a trusted proxy says so.
     pub origin: String,
     /// The workspace or service name in the Host header.
     pub host: Host,
@@ -80,13 +80,13 @@ pub struct Call {
     /// The result of [`Call::peer`].
     peer: OnceCell<Option<IpAddr>>,
     head: Head,
-    /// The runtime's request. A `worker::Request` would read more of every request than is needed,
+    /// The runtime's request. A `worker::Request` would read more than needed from every request,
     /// for example `cf`.
     request: web_sys::Request,
 }
 
 impl Call {
-    /// Reads the head of a request. The body stays unread.
+    /// Reads the head of a request, but not its body.
     pub fn new(request: web_sys::Request, env: Env, context: Context) -> Self {
         let config = Config::from_env(&env);
         let now = platform::now();
@@ -138,8 +138,8 @@ impl Call {
     /// Refuses plain http, except on local hosts and if `ALLOW_HTTP` is set (contract 11.2).
     ///
     /// # Errors
-    /// 403 `HTTPS_REQUIRED`. A redirect would hide the mistake: the credential was already sent in
-    /// plain text, and the client would send it again with the next request.
+    /// 403 `HTTPS_REQUIRED`. A redirect would hide the mistake: the client has already sent the
+    /// credential in plain text, and would do so again with the next request.
     pub fn require_https(&self) -> Result<(), Error> {
         let is_answered = self.is_https()
             || self.config.allow_http
@@ -177,7 +177,7 @@ impl Call {
     /// The path parameter `id` as a UUID.
     ///
     /// # Errors
-    /// `missing`, the 404 of the resource, for a malformed id (contract 3.6).
+    /// `missing`, the 404 of the resource, if the id is malformed (contract 3.6).
     pub fn path_id(&self, missing: fn() -> Error) -> Result<Uuid, Error> {
         id::parse(self.parameter("id")).ok_or_else(missing)
     }
@@ -185,10 +185,10 @@ impl Call {
     /// The path parameter `id` as a number.
     ///
     /// # Errors
-    /// `missing`, as in [`Call::path_id`].
+    /// See [`Call::path_id`].
     pub fn path_number(&self, missing: fn() -> Error) -> Result<i64, Error> {
         let id = self.parameter("id");
-        // The form in which answers show ids: no sign, no leading zero, exact as a JSON number.
+        // The form of ids in responses: no sign, no leading zero, exact as a JSON number.
         let number = id
             .parse::<i64>()
             .ok()
@@ -196,8 +196,8 @@ impl Call {
         number.ok_or_else(missing)
     }
 
-    /// The address at the other end of the connection; `None` if the configuration names no way to
-    /// know it (contract 11.2).
+    /// The address at the other end of the connection. Returns `None` if no source for it is
+    /// configured (contract 11.2).
     fn peer(&self) -> Option<IpAddr> {
         *self.peer.get_or_init(|| match &self.config.peer {
             PeerSource::Local(key) => {
@@ -241,7 +241,7 @@ impl Call {
     /// the action is `endpoint.access`.
     ///
     /// # Errors
-    /// There are no random bytes for the id of the event.
+    /// The platform has no random bytes for the id of the event.
     pub fn audit_event(&self) -> Result<AuditEvent, Error> {
         let action = self.audit_action().unwrap_or("endpoint.access");
         Ok(AuditEvent::new(platform::new_id(self.now)?, self.now, self.source(), action))
@@ -289,10 +289,11 @@ impl Call {
     /// Reads the body, up to `limit` bytes.
     ///
     /// A larger body is an error, but is still read, up to [`MAX_DISCARDED_BYTES`]. Otherwise a
-    /// client that is still sending when the answer arrives may never see it.
+    /// client that is still sending may never see the response.
     async fn body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
         let unreadable = |_| Error::field(NON_FIELD, "The request body could not be read.");
-        // A short body is read in one call. Reading a stream takes several turns for each piece.
+        // A short body is read in one call. A stream needs several turns of the event loop for each
+        // piece.
         match self.content_length() {
             Some(0) => return Ok(Vec::new()),
             Some(length) if length <= limit => {
@@ -300,7 +301,7 @@ impl Call {
             }
             _ => {}
         }
-        // Without a body there is no stream.
+        // A request without a body has no stream.
         let Ok(mut stream) = self.worker_request().stream() else { return Ok(Vec::new()) };
         let (mut body, mut length) = (Vec::new(), 0);
         while let Some(piece) = stream.next().await {
@@ -351,7 +352,7 @@ impl Call {
     /// the body is discarded, because the credential is refused before the input (contract 3.4).
     ///
     /// # Errors
-    /// The outer errors are those of the Authorization header, the inner ones those of
+    /// The outer error is about the Authorization header. The inner error comes from
     /// [`Call::fields`].
     pub async fn user_fields(&mut self) -> Result<Result<Fields, Error>, Error> {
         if let Err(error) = self.user_token() {
@@ -371,20 +372,19 @@ impl Call {
         if body.trim_ascii() == b"null" { Ok(()) } else { Fields::from_json(&body)?.finish() }
     }
 
-    /// Reads the body and drops it, so that a client that is still sending sees the answer.
+    /// Reads the body and drops it, so that a client that is still sending sees the response.
     pub async fn discard(&mut self) {
-        // The request is answered anyway, so errors of its body do not matter.
+        // The response does not depend on the body, so errors of the body do not matter.
         self.body(0).await.ok();
     }
 
-    /// Whether the body is larger than [`MAX_BODY_BYTES`], or may be, because the request does not
-    /// say its length.
+    /// Whether the body is larger than [`MAX_BODY_BYTES`], or of unknown length.
     pub fn has_large_body(&self) -> bool {
         self.content_length().is_none_or(|length| length > MAX_BODY_BYTES)
     }
 
-    /// The length of the body, if the request says it. `Content-Length` is ignored beside
-    /// `Transfer-Encoding`.
+    /// The length of the body, if the request declares it. `Content-Length` is ignored if the
+    /// request also has `Transfer-Encoding`.
     fn content_length(&self) -> Option<usize> {
         let length =
             self.header("Content-Length").filter(|_| self.header("Transfer-Encoding").is_none());
@@ -397,7 +397,7 @@ impl Call {
     /// The body is too large, has another media type, or is not JSON of the type `T`.
     pub async fn read_report<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
         self.read_report_with(|body| {
-            // serde would accept a JSON array as the members of a struct.
+            // serde would also accept a JSON array as the members of a struct.
             let is_object = body.trim_ascii_start().starts_with('{');
             if is_object {
                 serde_json::from_str(body)
@@ -408,7 +408,7 @@ impl Call {
         .await
     }
 
-    /// Reads the JSON body of an agent's report with a parser of its own.
+    /// Reads the JSON body of an agent's report with the parser `read`.
     ///
     /// # Errors
     /// The body is too large, has another media type, or `read` fails.
@@ -478,7 +478,7 @@ async fn multipart(body: Vec<u8>, content_type: &str) -> Result<Fields, Error> {
     let entries = js_sys::Array::from(&JsValue::from(form));
     let pairs = entries.iter().map(|pair| {
         let pair = js_sys::Array::from(&pair);
-        // An uploaded file is not text. Its field becomes an empty text.
+        // An uploaded file is not text. Its field becomes an empty string.
         (pair.get(0).as_string().unwrap_or_default(), pair.get(1).as_string().unwrap_or_default())
     });
     Ok(Fields::from_form(pairs))

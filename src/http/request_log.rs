@@ -16,18 +16,18 @@ struct RequestLine<'a> {
     route: Option<&'static str>,
     method: &'a str,
     status: u16,
-    /// From the arrival of the request to the response, without the body of a streamed response.
-    /// The runtime's clock advances only during I/O, so computing time is not included.
+    /// The time from the arrival of the request to the response, without the body of a streamed
+    /// response. The runtime's clock advances only during I/O, so computing time is not included.
     duration_ms: u64,
     #[serde(flatten)]
     cost: Cost,
 }
 
-/// Logs a request that was answered. The line has the route instead of the path, and no query,
+/// Logs a request after its response. The line has the route instead of the path, and no query,
 /// because a path or a query may contain a key.
 ///
-/// A successful request to an open endpoint that cost nothing is not logged: logging would be most
-/// of its work.
+/// A successful request to an open endpoint without any cost is not logged, because logging would
+/// be most of its work.
 pub fn write(call: &Call, status: u16, cost: Cost) {
     let is_open = call.route.is_some_and(|route| route.access == Access::Open);
     if is_open && status == 200 && cost == Cost::default() {

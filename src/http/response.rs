@@ -32,7 +32,7 @@ extern "C" {
     ) -> Result<web_sys::Response, JsValue>;
 }
 
-/// A response, before it becomes one of the runtime.
+/// A response, before it becomes a response of the runtime.
 pub struct Reply {
     status: u16,
     headers: Vec<(&'static str, String)>,
@@ -44,7 +44,7 @@ type Pieces = Pin<Box<dyn Stream<Item = worker::Result<String>>>>;
 
 enum Body {
     Empty,
-    /// A JSON object that ends with the items of a list. `before` is its text before the items.
+    /// A JSON object that ends with the items of a list. `before` is the text before the items.
     List {
         before: String,
         items: Items,
@@ -99,7 +99,7 @@ impl Reply {
         Self::new(200, Body::Text { media_type, text: text.to_owned() })
     }
 
-    /// 201 with the new resource as JSON, and its address.
+    /// 201 with the new resource as JSON, and its URL.
     pub fn created(value: &impl Serialize, location: String) -> Result<Self, Error> {
         Ok(Self::json(201, value)?.header("Location", location))
     }
@@ -109,7 +109,7 @@ impl Reply {
         Self::json(202, value)
     }
 
-    /// 201 with the new resource as JSON text, and its address.
+    /// 201 with the new resource as JSON text, and its URL.
     pub fn created_text(json: String, location: String) -> Self {
         Self::json_text(201, json).header("Location", location)
     }
@@ -147,7 +147,7 @@ impl Reply {
         Self::new(200, Body::Stream { media_type, pieces: Box::pin(pieces) })
     }
 
-    /// Adds a header. A later value replaces an earlier one.
+    /// Adds a header. A later value replaces an earlier value.
     pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
@@ -173,7 +173,7 @@ impl Reply {
         let mut body: BTreeMap<&str, Value> =
             error.fields.iter().map(|(name, messages)| (name.as_ref(), json!(messages))).collect();
         let code = error.code.unwrap_or(error.kind.code()).as_str();
-        // A 400 with field arrays and without a code of its own has its code in the header only.
+        // A 400 with field arrays and no code of its own has its code only in the header.
         if error.fields.is_empty() || error.code.is_some() {
             body.insert("code", json!(code));
             body.insert("detail", json!(error.detail));
@@ -205,7 +205,7 @@ impl Reply {
         self.status
     }
 
-    /// Creates the response of the runtime. `without_body` is for HEAD.
+    /// Creates the response of the runtime. `without_body` is true for HEAD.
     pub fn into_response(
         self,
         request_id: &str,

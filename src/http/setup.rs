@@ -17,7 +17,8 @@ use crate::store::db;
 const MISSING_TABLE: &str = "no such table";
 
 thread_local! {
-    /// Whether D1 is known to have tables. Tables are never dropped, so the isolate stops checking.
+    /// Whether D1 is known to have tables. If so, the isolate stops checking, because tables are
+    /// never dropped.
     static HAS_TABLES: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -50,9 +51,9 @@ pub fn require_secrets(call: &Call) -> Result<(), Error> {
     ))
 }
 
-/// Replaces the error of a request by 503 `NOT_SET_UP` if the database has no tables. An error that
-/// came before any call of D1 is checked with an extra query, until D1 is known to have tables.
-/// `is-authenticated` is answered with `false` instead of an error.
+/// Replaces the error of a request by 503 `NOT_SET_UP` if the database has no tables. If the error
+/// came before any call of D1, checks this with an extra query, until D1 is known to have tables.
+/// `is-authenticated` responds with `false` instead of an error.
 ///
 /// # Errors
 /// The error of the request, or 503 `NOT_SET_UP`.

@@ -14,9 +14,9 @@ use worker::{Delay, Env, SendEmailBuilder};
 
 use crate::platform;
 
-/// How long one attempt to send a mail may take.
+/// The timeout of one attempt to send a mail.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
-/// Error codes of the binding after which another attempt cannot succeed. All other codes are
+/// Error codes of the binding after which another attempt cannot succeed. All other codes stand for
 /// limits, faults, and senders that are not set up yet.
 const PERMANENT_CODES: [&str; 5] = [
     "E_VALIDATION_ERROR",
@@ -55,7 +55,7 @@ pub async fn send(env: &Env, message: &MailMessage) -> Result<(), MailFailure> {
     }
 }
 
-/// The result of `work`, or a temporary failure if the timeout ends first.
+/// Returns the result of `work`, or a temporary failure if the timeout ends first.
 pub async fn before_timeout<T>(
     timeout: &mut Delay,
     work: impl Future<Output = Result<T, MailFailure>>,
@@ -68,7 +68,7 @@ pub async fn before_timeout<T>(
     }
 }
 
-/// Sends a mail through the binding. Cloudflare sets the headers `Date` and `MailMessage-ID`.
+/// Sends a mail through the binding. Cloudflare sets the headers `Date` and `Message-ID`.
 async fn send_through_binding(
     env: &Env,
     from: &str,
@@ -85,7 +85,7 @@ async fn send_through_binding(
             .ok()
             .and_then(|code| code.as_string())
             .unwrap_or_default();
-        // Without a code the platform failed, before the mail was checked.
+        // An error without a code means that the platform failed before it checked the mail.
         let reason = if code.is_empty() { String::from(error.message()) } else { code.clone() };
         let text = format!("the binding: {reason}");
         if PERMANENT_CODES.contains(&code.as_str()) {

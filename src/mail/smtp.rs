@@ -1,5 +1,6 @@
-//! SMTP over the sockets of the runtime. [`farhand_domain::smtp`] decides each step; this file does
-//! the input and output. The runtime does TLS, and checks the certificate against the host name.
+//! SMTP over the sockets of the runtime. [`farhand_domain::smtp`] decides each step. This file does
+//! the input and output. The runtime provides TLS, and checks the certificate against the host
+//! name.
 
 use farhand_domain::mail::MailFailure;
 use farhand_domain::smtp::{MailWithEnvelope, Security, SmtpServer, SmtpSession, SmtpStep};
@@ -12,7 +13,7 @@ use super::before_timeout;
 /// Delivers a mail to an SMTP server.
 ///
 /// # Errors
-/// The server refused the mail, the connection failed, or the timeout ended.
+/// The server refused the mail, the connection failed, or the time ran out.
 pub async fn deliver(
     server: SmtpServer,
     mail: MailWithEnvelope,
@@ -36,8 +37,8 @@ pub async fn deliver(
             Err(failure) => break Err(failure),
         }
     };
-    // The outcome is known. Both calls are started and not awaited, because a silent server would
-    // never complete them.
+    // The outcome is known. Both calls are started but not awaited: if the server is silent, they
+    // never complete.
     if outcome.is_ok() {
         socket.write_all(b"QUIT\r\n").now_or_never();
     }
@@ -45,7 +46,7 @@ pub async fn deliver(
     outcome
 }
 
-/// Why the conversation stops.
+/// The reason why the conversation stops.
 enum Pause {
     /// Start TLS, and then send this text.
     StartTls(String),
@@ -66,7 +67,7 @@ async fn converse(
             socket.write_all(output.as_bytes()).await?;
             socket.read(&mut buffer).await
         };
-        // The errors include an untrusted certificate.
+        // Errors here include an untrusted certificate.
         let length = done.await.map_err(|error| session.broken(&error.to_string()))?;
         output = match session.receive(&buffer[..length])? {
             SmtpStep::Read => String::new(),

@@ -1,5 +1,5 @@
 //! Measures what a future costs in D1 and KV. The functions that call D1 and KV add to the current
-//! count, so every call is included. Background work that the future leaves running is not
+//! count, so every call is included. Background work that continues after the future ends is not
 //! included.
 
 use std::cell::Cell;
@@ -37,12 +37,13 @@ impl Add for Cost {
 }
 
 thread_local! {
-    /// The cost so far of the future that is being polled. Outside of [`of`] its value is ignored.
+    /// The cost so far of the future that is being polled. Outside of [`measure`], its value is
+    /// ignored.
     static CURRENT: Cell<Cost> = Cell::default();
 }
 
-/// Runs a future and measures its cost. An isolate interleaves futures, so each poll sets the count
-/// of its own future, and restores the previous count afterwards.
+/// Runs a future and measures its cost. An isolate interleaves futures. So each poll sets the count
+/// of its own future first, and restores the previous count afterwards.
 pub async fn measure<T>(work: impl Future<Output = T>) -> (T, Cost) {
     let mut work = pin!(work);
     let mut cost = Cost::default();
@@ -95,7 +96,7 @@ mod tests {
         let both = future::join(measure(work(3)), measure(async { measure(work(2)).await.1 }));
         let Some(((_, three), (two, none))) = futures_util::FutureExt::now_or_never(async {
             let mut both = pin!(both);
-            // There is no executor that a waker could notify, so poll until both are done.
+            // The test has no executor that a waker could notify, so poll until both are done.
             loop {
                 if let Poll::Ready(done) =
                     future::poll_fn(|context| Poll::Ready(both.as_mut().poll(context))).await

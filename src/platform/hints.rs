@@ -1,5 +1,5 @@
-//! Cached hints: what an isolate remembers for a limited time. Other isolates do not have it, and
-//! it may be outdated, so no decision may depend on it.
+//! Cached hints: data that an isolate keeps in memory for a limited time. Other isolates do not
+//! have a hint, and it may be outdated, so no decision may depend on it.
 
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -24,8 +24,8 @@ impl<K: Eq + Hash, V: Clone> Hints<K, V> {
         Self { time_to_live, entries: RefCell::default() }
     }
 
-    /// The value of a key, unless it has expired. A value from the future counts as expired,
-    /// because the clock was wrong when it was added.
+    /// The value of a key, unless it has expired. A value with a future time counts as expired,
+    /// because the clock was wrong when the value was added.
     pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q, now: Timestamp) -> Option<V>
     where
         K: Borrow<Q>,

@@ -6,12 +6,12 @@ use std::fmt::Display;
 use serde_json::{Value, json};
 use worker::{console_error, console_log};
 
-/// Logs an event with further fields.
+/// Logs an event with its fields.
 pub fn event(name: &'static str, fields: Value) {
     console_log!("{}", line(name, fields));
 }
 
-/// Logs an error with its cause and further fields. The platform marks the line as an error.
+/// Logs an error with its cause and fields. The platform marks the line as an error.
 pub fn error(name: &'static str, fields: Value, cause: &impl Display) {
     let mut line = line(name, fields);
     line["cause"] = json!(cause.to_string());
@@ -45,7 +45,7 @@ mod tests {
                 concat!("self.", "log_error("),
             ] {
                 for (at, _) in text.match_indices(call) {
-                    // If the name is a variable, another call has the literal.
+                    // If the name is a variable, the literal is in another call.
                     if let Some(name) = text[at + call.len()..].trim_start().strip_prefix('"') {
                         names.insert(name.split('"').next().unwrap().to_owned());
                     }

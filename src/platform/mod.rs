@@ -29,7 +29,7 @@ pub const LOGIN_TOKENS: &str = "LOGIN_TOKENS";
 pub const SERVER_LINK: &str = "SERVER_LINK";
 /// The Durable Object that does background work.
 pub const JANITOR: &str = "JANITOR";
-/// The Durable Objects that limit attempts to guess a credential.
+/// The Durable Objects that throttle logins, password resets and operator tokens.
 pub const THROTTLE: &str = "THROTTLE";
 /// The Durable Object that sends mails.
 pub const MAILER: &str = "MAILER";
@@ -38,12 +38,12 @@ pub const SEALER: &str = "SEALER";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";
 
-/// An internal error. The cause goes into the log only.
+/// Creates an internal error. Only the log contains the cause.
 pub fn internal(cause: impl Display) -> Error {
     Error::internal(cause.to_string())
 }
 
-/// The present time.
+/// The current time.
 pub fn now() -> Timestamp {
     Timestamp::from_millis(js_sys::Date::now() as u64)
 }
@@ -85,10 +85,10 @@ pub struct Config {
     pub on_prem: bool,
     /// The number of rounds for new password hashes.
     pub pbkdf2_rounds: u32,
-    /// The web client's address. If empty, it is that of the workspace.
+    /// The web client's address. If empty, the address of the workspace.
     web_client_url: String,
-    /// The addresses of workspaces, with `{workspace}` for the slug. If empty, they are built from
-    /// `region` and `service_domain`.
+    /// The address pattern of workspaces, with `{workspace}` for the slug. If empty, addresses are
+    /// built from `region` and `service_domain`.
     base_url: String,
     /// The maximum number of days from now for which a command can be scheduled.
     pub schedule_max_days: i64,
@@ -103,7 +103,7 @@ pub struct Config {
     pub allow_http: bool,
 }
 
-/// The maximum resources of a user or a workspace (contract 11.4).
+/// The limits for a user or a workspace (contract 11.4).
 #[derive(Clone, Copy, Debug)]
 pub struct Quotas {
     /// Waiting commands of a user.
@@ -112,9 +112,9 @@ pub struct Quotas {
     pub waiting_of_workspace: i64,
     /// API tokens of a user.
     pub tokens_of_user: i64,
-    /// Login sessions of a user. A further login ends the oldest session.
+    /// Login sessions of a user. A further login ends the user's oldest session.
     pub sessions_of_user: i64,
-    /// Bytes that a workspace stores per day: lines, inputs and output.
+    /// Bytes that a workspace stores per day: lines, inputs and outputs.
     pub bytes_of_day: i64,
 }
 
@@ -126,7 +126,7 @@ pub enum PeerSource {
     Local(Secret),
     /// Cloudflare's header `CF-Connecting-IP` (`EDGE=cloudflare`).
     Cloudflare,
-    /// None: the address is unknown.
+    /// No source: the address is unknown.
     Unknown,
 }
 
@@ -144,7 +144,7 @@ fn var(env: &Env, name: &str) -> String {
     env.var(name).map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// A variable that is a positive integer. If it is absent or invalid, the default.
+/// Reads a variable that is a positive integer. Returns the default if it is absent or invalid.
 fn positive(env: &Env, name: &str, default: i64) -> i64 {
     var(env, name).parse().ok().filter(|number| *number > 0).unwrap_or(default)
 }
@@ -224,7 +224,7 @@ impl Config {
         }
     }
 
-    /// The origin of the web client, if it is not the workspace's own.
+    /// The origin of the web client, if it differs from the workspace's origin.
     pub fn separate_web_client(&self) -> Option<&str> {
         Some(self.web_client_url.as_str()).filter(|url| !url.is_empty())
     }
@@ -239,7 +239,7 @@ impl Config {
     }
 }
 
-/// The seconds between two heartbeats of an agent.
+/// The interval of an agent's heartbeats, in seconds.
 pub fn heartbeat_seconds(env: &Env) -> i64 {
     positive(env, "AGENT_HEARTBEAT_SECONDS", 300)
 }
@@ -249,7 +249,7 @@ pub fn commit(env: &Env) -> Option<String> {
     Some(var(env, "COMMIT")).filter(|commit| !commit.is_empty())
 }
 
-/// The seconds between two pings of an agent.
+/// The interval of an agent's pings, in seconds.
 pub fn ping_seconds(env: &Env) -> i64 {
     positive(env, "AGENT_PING_SECONDS", 600)
 }
@@ -257,15 +257,15 @@ pub fn ping_seconds(env: &Env) -> i64 {
 const DEFAULT_GRACE_DAYS: u16 = 7;
 const MAX_GRACE_DAYS: u16 = 365;
 
-/// The setting for [`kept_until`]: the days for which commands are kept after their end.
+/// The setting for [`retention_cutoff`]: the days for which commands are kept after their end.
 pub const COMMAND_RETENTION: &str = "COMMAND_RETENTION_DAYS";
-/// The setting for [`kept_until`]: the days for which audit events are kept.
+/// The setting for [`retention_cutoff`]: the days for which audit events are kept.
 pub const AUDIT_RETENTION: &str = "AUDIT_RETENTION_DAYS";
-/// The setting for [`kept_until`]: the days for which anonymous audit events are kept.
+/// The setting for [`retention_cutoff`]: the days for which anonymous audit events are kept.
 pub const ANONYMOUS_AUDIT_RETENTION: &str = "ANONYMOUS_AUDIT_RETENTION_DAYS";
 
-/// By a retention setting: what ended or happened before this time is to be deleted. `None` means
-/// that nothing is to be deleted.
+/// The cutoff of a retention setting: commands that ended and events that happened before it are to
+/// be deleted. Returns `None` if nothing is to be deleted.
 ///
 /// # Errors
 /// The setting is invalid.
@@ -274,12 +274,12 @@ pub fn retention_cutoff(env: &Env, setting: &str) -> Result<Option<Timestamp>, E
     until.map_err(|error| Error::internal(format!("{setting} is {error}")))
 }
 
-/// The time at which a workspace that is deleted now will be purged: after `WORKSPACE_GRACE_DAYS`.
+/// When to purge a workspace that is deleted now: after `WORKSPACE_GRACE_DAYS`.
 pub fn purge_at(env: &Env, now: Timestamp) -> Timestamp {
     let setting = var(env, "WORKSPACE_GRACE_DAYS");
     let days = setting.parse().ok().filter(|days| *days <= MAX_GRACE_DAYS);
     let days = days.unwrap_or_else(|| {
-        // Not zero: an invalid setting must not purge immediately.
+        // An invalid setting must not cause an immediate purge, so the default is not zero.
         log::error(
             "invalid_setting",
             json!({"setting": "WORKSPACE_GRACE_DAYS"}),
@@ -290,7 +290,7 @@ pub fn purge_at(env: &Env, now: Timestamp) -> Timestamp {
     now.plus_seconds(i64::from(days) * 86_400)
 }
 
-/// The cell's secret key, with the previous one during a rotation. Cached per isolate.
+/// The cell's secret key. During a rotation, it includes the previous key. Cached per isolate.
 ///
 /// # Errors
 /// The secret `SECRET_KEY` is missing, or it or `SECRET_KEY_PREVIOUS` is too short.
@@ -307,8 +307,8 @@ pub fn secret_key(env: &Env) -> Result<SecretKey, Error> {
     }
 }
 
-/// The operator's tokens: the current one, and during a rotation the previous one. A token that is
-/// too short is treated as absent. Without a current token there is no operator API.
+/// The operator's tokens: the current token, and during a rotation the previous token. A token that
+/// is too short is treated as absent. Without a current token, the operator API does not exist.
 pub fn operator_tokens(env: &Env) -> Option<Vec<Secret>> {
     let token = |name| {
         Some(var(env, name))
@@ -324,7 +324,7 @@ pub fn mail_from(env: &Env) -> String {
     var(env, "MAIL_FROM")
 }
 
-/// The SMTP server for mails; `None`: mails are sent through the binding [`EMAIL`].
+/// The SMTP server for mails. Returns `None` if mails are sent through the binding [`EMAIL`].
 ///
 /// # Errors
 /// A setting is invalid.
