@@ -1,6 +1,6 @@
 -- Farhand's tables in D1.
 --
--- Times are texts of one width: 2026-11-21T01:23:45.678901+00:00. They sort by time, and responses
+-- Times are texts of one length: 2026-11-21T01:23:45.678901+00:00. They sort by time, and responses
 -- contain them unchanged. Booleans are 0 and 1.
 -- Every tenant table has a column workspace_id, and its indexes begin with that column. Columns
 -- with a user's id are not foreign keys: enforcing them when a user is deleted would need an index
@@ -13,7 +13,7 @@
 -- AUTOINCREMENT: ids are never reused, so data of a purged workspace cannot appear in a new one.
 -- `last_user_id` and `last_group_id` are the highest ids that users and groups of the workspace
 -- ever had. Triggers increase them with each new row. So ids are never reused within a workspace,
--- and reveal nothing about other workspaces.
+-- and they reveal nothing about other workspaces.
 CREATE TABLE workspaces (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   slug TEXT NOT NULL,
@@ -38,8 +38,8 @@ CREATE INDEX workspaces_by_purge ON workspaces (purge_at) WHERE purge_at IS NOT 
 -- Serves: the Host header of every request. At most one live workspace has a slug.
 CREATE UNIQUE INDEX workspaces_by_slug ON workspaces (slug) WHERE deleted_at IS NULL;
 
--- Serves: the operator's changes. The slug of a deleted workspace is reserved until its purge
--- begins.
+-- Serves: the operator's changes of a workspace. The slug of a deleted workspace is reserved until
+-- its purge begins.
 CREATE UNIQUE INDEX workspaces_by_taken_slug ON workspaces (slug) WHERE is_purging = 0;
 
 -- A user. `password` is a PHC string of PBKDF2-HMAC-SHA-256. `id` is unique within the workspace:
@@ -57,11 +57,11 @@ CREATE TABLE users (
   is_superuser INTEGER NOT NULL DEFAULT 0 CHECK (is_superuser IN (0, 1)),
   date_joined TEXT NOT NULL,
   last_login TEXT,
-  -- The names in Unicode lower case, for the search: SQLite's lower() works for ASCII only.
-  -- Two columns, so that a change of one name does not need to read the other.
+  -- The names in Unicode lower case, for the search. SQLite's lower() works only for ASCII. There
+  -- are two columns, so that a change of one name does not need to read the other name.
   folded_first_name TEXT NOT NULL DEFAULT '',
   folded_last_name TEXT NOT NULL DEFAULT '',
-  -- The time of the last new password. Hashing the same password again with more rounds keeps it.
+  -- When the user last got a new password. Hashing the same password with more rounds keeps it.
   password_changed_at TEXT,
   PRIMARY KEY (workspace_id, id)
 ) STRICT;
@@ -87,8 +87,8 @@ CREATE TABLE departed_users (
 
 -- ==================== Credentials ====================
 
--- A login. Its token is valid while this row exists and has not expired; KV is only a cache.
--- Revoking the session deletes the row. `refreshed_at` is the time at which `expires_at` was last
+-- A login session. Its token is valid while this row exists and has not expired. KV is only a
+-- cache. Revoking the session deletes the row. `refreshed_at` is when `expires_at` was last
 -- extended.
 CREATE TABLE sessions (
   id TEXT PRIMARY KEY,
@@ -109,9 +109,9 @@ CREATE UNIQUE INDEX sessions_by_token ON sessions (workspace_id, token_hash);
 CREATE INDEX sessions_by_user ON sessions (workspace_id, user_id, id);
 
 -- A revoked session: the waiting commands that it created must not be delivered. A logout or an
--- expiry adds no row. `is_settled` is 1 once the servers' objects have cancelled these commands.
--- The recheck before delivery reads this table. So it also stops commands that are not cancelled
--- yet, and commands that were being created during the revocation.
+-- expiry adds no row. `is_settled` is 1 after the servers' objects have cancelled these commands.
+-- The permission recheck before delivery reads this table. So it also stops commands that are not
+-- cancelled yet, and commands that were created during the revocation.
 CREATE TABLE revoked_sessions (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   id TEXT NOT NULL,
@@ -127,7 +127,8 @@ CREATE INDEX revoked_sessions_by_user ON revoked_sessions (workspace_id, user_id
 -- Serves: the janitor's search for users whose commands are to be cancelled.
 CREATE INDEX revoked_sessions_open ON revoked_sessions (workspace_id, user_id, id) WHERE is_settled = 0;
 
--- An API token. `acl` is a JSON object or null. `selector` has the terms of its selector, as sql/src/selector.rs compares them.
+-- An API token. `acl` is its access control list as a JSON object, or null. `selector` has the
+-- terms of that list's selector, as sql/src/selector.rs compares them.
 CREATE TABLE api_tokens (
   id TEXT PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -152,7 +153,8 @@ CREATE INDEX api_tokens_by_user ON api_tokens (workspace_id, user_id, id);
 -- A request for a password reset. It counts towards the limit for 24 hours, even if the address is
 -- not registered or the request was used. `address_hash` is the keyed hash of the requested
 -- address. `user_id` is the user whose password the request can set. It is null if the address is
--- not registered, and once the request is used or void. The key in the mail is derived from `id`.
+-- not registered, and after the request is used or invalidated. The key in the mail is derived from
+-- `id`.
 CREATE TABLE reset_requests (
   id TEXT PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -165,8 +167,8 @@ CREATE TABLE reset_requests (
 -- Serves: the count of an address's pending requests.
 CREATE INDEX reset_requests_by_address ON reset_requests (workspace_id, address_hash, expires_at);
 
--- Serves: voiding all requests of a user. The index has no condition on user_id, so that a request
--- costs the same for registered and unregistered addresses.
+-- Serves: invalidating all requests of a user. The index has no condition on user_id, so that a
+-- request costs the same for registered and unregistered addresses.
 CREATE INDEX reset_requests_by_user ON reset_requests (workspace_id, user_id);
 
 -- Serves: the deletion of expired requests.
@@ -303,7 +305,7 @@ CREATE TABLE gone_servers (
   PRIMARY KEY (workspace_id, id)
 ) STRICT, WITHOUT ROWID;
 
--- A token with which agents register servers. `uses` is the number of uses left; null means no
+-- A token with which agents register servers. `uses` is the number of remaining uses. Null means no
 -- limit. The token is valid only while its creator is active staff (docs/agents.md).
 CREATE TABLE registration_tokens (
   id TEXT PRIMARY KEY,
@@ -316,12 +318,13 @@ CREATE TABLE registration_tokens (
   -- A GLOB pattern that the requested name must match. Its only wildcard is `*`. Null: any name.
   name_pattern TEXT,
   -- The networks from which agents may register, as a JSON array of CIDRs without host bits. Null:
-  -- all.
+  -- all networks.
   networks TEXT,
   -- Whether staff must approve each server before it runs commands.
   approval INTEGER NOT NULL DEFAULT 0 CHECK (approval IN (0, 1)),
   added_at TEXT NOT NULL,
-  -- The labels that each server gets, as a JSON object, and the keys of labels that agents may set, as a JSON array.
+  -- The labels that each server gets, as a JSON object, and the keys of labels that agents may set,
+  -- as a JSON array.
   labels TEXT NOT NULL DEFAULT '{}',
   label_keys TEXT NOT NULL DEFAULT '[]'
 ) STRICT;
@@ -348,10 +351,10 @@ CREATE INDEX registration_token_groups_by_group ON registration_token_groups (wo
 
 -- ==================== Commands ====================
 
--- A command, as the object of its server last wrote it. The columns of the request (line, account
--- ...) never change, and times only move forward.
+-- A command, as the object of its server last wrote it. The columns of the request (line, account,
+-- and so on) never change. Times only move forward.
 -- - state, status_message: computed from the times by farhand_domain::lifecycle.
--- - server_name: for deleted servers.
+-- - server_name: the name to show after the server was deleted.
 -- - requested_by: a user's id. It becomes null after the user was deleted.
 -- - result: the part of the output that lists show. full_result: the whole output, if it is longer.
 -- - seq: 2^40 times the workspace's id, plus a number that grows with each insertion in the
@@ -399,31 +402,32 @@ CREATE TABLE commands (
   idempotency_body TEXT
 ) STRICT;
 
--- Serves: one command by its id, the updates by its object, and the deletion of commands that ended
--- long ago (ids begin with the time of creation).
+-- Serves: reading one command by its id, the updates by its object, and the deletion of commands
+-- that ended long ago (ids begin with the time of creation).
 CREATE UNIQUE INDEX commands_by_id ON commands (workspace_id, id);
 
 -- docs/contributing/cost.md has the price of each index. A list of commands in its default order is
--- read by an index. In any other order, all matching commands are sorted.
+-- read from an index. In any other order, all matching commands are sorted.
 
 -- Serves: the list without filters, `is_scheduled`, and filters that match most commands
 -- (`shell=system`, `success=true`, `requested_by_isnull=false`).
 CREATE INDEX commands_by_schedule ON commands (workspace_id, scheduled_at, id);
 
--- Serves: `server`, and the lists of callers with partial access, one server after the other.
+-- Serves: the filter `server`, and the lists of callers with partial access, one server after the
+-- other.
 CREATE INDEX commands_by_server ON commands (workspace_id, server_id, scheduled_at, id);
 
--- Serves: `requested_by`, `requested_by_isnull=true`, and the removal of a deleted user from
--- commands.
+-- Serves: the filters `requested_by` and `requested_by_isnull=true`, and the removal of a deleted
+-- user from commands.
 CREATE INDEX commands_by_requester ON commands (workspace_id, requested_by, scheduled_at, id);
 
--- Serves: `state` with states before the end. It has few entries.
+-- Serves: the filter `state` with states before the end. The index has few entries.
 CREATE INDEX commands_open ON commands (workspace_id, scheduled_at, id) WHERE handled_at IS NULL;
 
--- Serves: `success=false`.
+-- Serves: the filter `success=false`.
 CREATE INDEX commands_unsuccessful ON commands (workspace_id, scheduled_at, id) WHERE success = 0;
 
--- Serves: `shell=internal`.
+-- Serves: the filter `shell=internal`.
 CREATE INDEX commands_internal ON commands (workspace_id, scheduled_at, id) WHERE shell = 'internal';
 
 -- Serves: the lookup of an Idempotency-Key, and its uniqueness per user.
@@ -433,12 +437,12 @@ WHERE idempotency_key IS NOT NULL;
 -- Serves: the quotas of waiting commands. A command that is inserted as delivered adds no entry.
 CREATE INDEX commands_waiting ON commands (workspace_id, requested_by) WHERE delivered_at IS NULL AND handled_at IS NULL;
 
--- Serves: the search in lines of which command_texts has only the beginning, newest first.
+-- Serves: the search in lines that are longer than the indexed part in command_texts, newest first.
 CREATE INDEX commands_long ON commands (workspace_id, seq, length(line)) WHERE length(line) > 1024;
 
--- Responses to requests with an Idempotency-Key. Those for commands are in `commands`. A row is
--- written in the transaction of its change, and deleted after 24 hours. The operator's rows have
--- workspace 0 and user 0, so workspace_id is not a foreign key.
+-- Responses to requests with an Idempotency-Key. For requests that create commands, `commands` has
+-- the keys. A row is written in the transaction of its change, and deleted after 24 hours. The
+-- operator's rows have workspace 0 and user 0, so workspace_id is not a foreign key.
 CREATE TABLE idempotency_keys (
   workspace_id INTEGER NOT NULL,
   user_id INTEGER NOT NULL,
@@ -456,13 +460,13 @@ CREATE INDEX idempotency_keys_by_added ON idempotency_keys (added_at);
 
 -- ==================== Derived data of commands ====================
 
--- The number of commands of a workspace up to the key `up_to`. The commands after it, a few hundred
--- at most, are counted whenever a list is read, so that its `count` is exact. The workspace's
--- Sealer moves `up_to` to the last command. The transaction that deletes a command subtracts it
--- from the counters that include it. No new command gets a key up to `up_to`.
+-- The number of commands of a workspace up to the key `up_to`. Later commands, a few hundred at
+-- most, are counted whenever a list is read, so that its `count` is exact. The workspace's Sealer
+-- moves `up_to` to the last command. The transaction that deletes a command subtracts it from the
+-- counters that include it. Each new command gets a key above `up_to`.
 -- `bytes` is the number of bytes that these commands stored on `day` (UTC, 2026-11-21), for the
--- quota: lines and inputs on the day of the insertion, output on the day of the end. The bytes of
--- the commands after `up_to` are read from their rows.
+-- quota. Lines and inputs count on the day of the insertion. Output counts on the day of the end.
+-- The bytes of later commands are read from their rows.
 CREATE TABLE counted_commands (
   workspace_id INTEGER PRIMARY KEY REFERENCES workspaces (id),
   up_to INTEGER NOT NULL,
@@ -471,7 +475,7 @@ CREATE TABLE counted_commands (
   bytes INTEGER NOT NULL
 ) STRICT;
 
--- Adds the output of a command that the counters include already. At most 16 MiB of output are
+-- Adds the output of a command that the counters already include. At most 16 MiB of output are
 -- kept.
 CREATE TRIGGER commands_output AFTER UPDATE OF output_bytes ON commands WHEN new.output_bytes > old.output_bytes
   AND (new.stored_bytes IS NULL OR new.seq <= (SELECT up_to FROM counted_commands WHERE workspace_id = new.workspace_id)) BEGIN
@@ -480,7 +484,7 @@ CREATE TRIGGER commands_output AFTER UPDATE OF output_bytes ON commands WHEN new
   WHERE workspace_id = new.workspace_id;
 END;
 
--- The numbers of the commands up to `up_to` per server (kind 'server') and per requester (kind
+-- The number of commands up to `up_to` for each server (kind 'server') and for each requester (kind
 -- 'requester'). `key` is the id of the server or the user.
 CREATE TABLE command_counts (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -490,9 +494,9 @@ CREATE TABLE command_counts (
   PRIMARY KEY (workspace_id, kind, key)
 ) STRICT, WITHOUT ROWID;
 
--- The servers of commands, with the names that they had when the commands were created. A deleted
--- server is shown and found by that name. `number` represents server and name in command_texts. It
--- is not reused while a command refers to it.
+-- The servers of commands, with the names that they had when the commands were created. Lists show
+-- and find a deleted server by that name. `number` represents server and name in command_texts. A
+-- number is not reused while a command refers to it.
 CREATE TABLE command_servers (
   number INTEGER PRIMARY KEY,
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
@@ -518,12 +522,12 @@ CREATE INDEX command_requesters_by_server ON command_requesters (workspace_id, s
 -- The search index. It does not store the texts again.
 -- - rowid: the command's seq. The commands of a workspace are adjacent, so a search reads no
 --   entries of other workspaces.
--- - server, requester: a number as three characters, which form one token. It is the number in
---   command_servers, or the requester's id. The characters are from the private-use area, with 14
---   bits each, from U+F4000 and U+F8000 on.
--- - line: the first 1,024 characters of the line, so that long lines do not make the index large;
---   commands_long serves the rest. A line feed follows, so that the last two characters begin a
---   token, too: words of two characters are found by such tokens.
+-- - server, requester: a number as three characters, which form one token. The number is from
+--   command_servers, or it is the requester's id. The characters are from the private-use area.
+--   Each has 14 bits, and they begin at U+F4000 and U+F8000.
+-- - line: the first 1,024 characters of the line, so that long lines do not make the index large.
+--   commands_long serves the remaining characters. A line feed follows. So the last two characters
+--   of the line also begin a token, and words of two characters are found by such tokens.
 -- - wide: the token `yes` if the line has characters that are not ASCII, and the token `lng` if the
 --   line is longer than 1,024 characters.
 CREATE VIRTUAL TABLE command_texts USING fts5 (
@@ -541,7 +545,7 @@ SELECT c.seq, substr(c.line, 1, 1024) || char(10) AS line,
 FROM commands c
 JOIN command_servers n ON n.workspace_id = c.workspace_id AND n.server_id = c.server_id AND n.name = c.server_name;
 
--- These triggers keep the search index in line with the commands.
+-- These triggers keep the search index consistent with the commands.
 CREATE TRIGGER commands_in AFTER INSERT ON commands BEGIN
   INSERT INTO command_servers (workspace_id, server_id, name) VALUES (new.workspace_id, new.server_id, new.server_name)
   ON CONFLICT (workspace_id, server_id, name) DO NOTHING;
@@ -581,8 +585,8 @@ END;
 -- ==================== Security: the effects of changes ====================
 
 -- Triggers apply these effects in the transaction of the change, no matter which statement makes
--- it. There is one trigger per event. Resets are the user's pending reset requests. Servers are
--- those that the user owns.
+-- the change. Each event has one trigger. The column `resets` is about the user's pending reset
+-- requests. The column `servers` is about the servers that the user owns.
 --
 -- event on a user       | sessions | API tokens | resets | reg. tokens | memberships | servers
 -- password changed      | deleted  |            | void   |             |             |
@@ -659,9 +663,9 @@ END;
 
 -- ==================== Audit log (docs/audit.md) ====================
 
--- An audit event of a workspace. Workspace 0 has the operator's events in the region cell, which
--- are kept longer than any workspace, so workspace_id is not a foreign key. The row is written in
--- the transaction of the change that it records.
+-- An audit event of a workspace. Workspace 0 has the operator's events in the region cell. They are
+-- kept longer than any workspace, so workspace_id is not a foreign key. The row is written in the
+-- transaction of the change that it records.
 -- `seq` is 2^40 times the workspace's id, plus the number of the event in the workspace, from 1 on.
 -- D1 has one writer, so the numbers grow in the order of the changes. The events of a workspace are
 -- adjacent. The number is also the event's place in the audit chain (`link`).
@@ -700,8 +704,8 @@ CREATE TABLE audit_seals (
 ) STRICT;
 
 -- Counts anonymous events, which are not written to the audit log one by one: failed logins and
--- reset requests (docs/audit.md). `pending` is the number since `written_at`, the time at which the
--- last event of the action and object was written. `object_id` is a user's id, or ''.
+-- reset requests (docs/audit.md). `written_at` is when the last event of the action and object was
+-- written. `pending` is the number of occurrences since then. `object_id` is a user's id, or ''.
 CREATE TABLE anonymous_events (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   action TEXT NOT NULL,
@@ -716,8 +720,8 @@ CREATE TABLE anonymous_events (
 -- Serves: the filter by object.
 CREATE INDEX audit_events_by_object ON audit_events (workspace_id, object_id);
 
--- Serves: the filters by action and by actor. The filter by actor alone makes a search for each
--- action.
+-- Serves: the filters by action and by actor. The filter by actor alone searches the index once for
+-- each action.
 CREATE INDEX audit_events_by_action ON audit_events (workspace_id, action, actor_name);
 
 -- Serves: the filter by outcome, for the few unsuccessful events.
@@ -726,9 +730,10 @@ CREATE INDEX audit_events_by_outcome ON audit_events (workspace_id, outcome) WHE
 -- Serves: the search for anonymous events that are old enough to be deleted.
 CREATE INDEX audit_events_anonymous ON audit_events (workspace_id) WHERE actor_type = 'anonymous';
 
--- The chain entry of an anonymous event that was deleted because of its age: the digest of its
--- columns. Its hash remains in audit_seals. `link` is its place in the chain. `number` grows by one
--- from row to row, so that the difference of two is a number of rows.
+-- The chain entry of an anonymous event that was deleted because of its age: the digest of the
+-- event's columns. The hash of the entry remains in audit_seals. `link` is the event's place in the
+-- chain. `number` grows by one from row to row, so that the difference of two numbers is a number
+-- of rows.
 CREATE TABLE audit_expired (
   workspace_id INTEGER NOT NULL,
   link INTEGER NOT NULL,

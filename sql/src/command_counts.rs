@@ -1,14 +1,14 @@
 //! The counters of commands (`counted_commands`, `command_counts`), for the counts of lists and for
 //! the quota of stored bytes.
 //!
-//! The counters include the commands of a workspace up to a key. [`behind`] selects the commands
-//! after that key, which are not counted yet.
+//! The counters include a workspace's commands up to a key. [`behind`] selects the commands after
+//! that key, which are not counted yet.
 
 use farhand_domain::output::MAX_KEPT;
 
 use crate::numbering::{highest, last};
 
-/// SQL for the key up to which the counters include the commands of a workspace.
+/// SQL for the key of the last command of a workspace that the counters include.
 fn counted_up_to(workspace: &str) -> String {
     format!(
         "coalesce((SELECT n.up_to FROM counted_commands n WHERE n.workspace_id = {workspace}), {workspace} << 40)"
@@ -21,7 +21,7 @@ pub fn behind(workspace: &str) -> String {
 }
 
 /// SQL for the bytes that a row of `commands c` stored on a day, for the quota. The command itself
-/// counts on the day of its creation, its output on the day of its end.
+/// counts on the day of its creation. Its output counts on the day of its end.
 fn bytes(day: &str) -> String {
     format!(
         "iif(c.stored_bytes IS NULL, 0, iif(substr(c.added_at, 1, 10) = {day}, c.stored_bytes, 0)
@@ -44,14 +44,14 @@ pub fn next_key(workspace: &str) -> String {
     format!("max({}, {}) + 1", highest("commands", "seq", workspace), counted_up_to(workspace))
 }
 
-/// SQL for an upper bound of the number of uncounted commands. It is not exact, because keys may be
-/// missing.
+/// SQL for an upper bound of the number of uncounted commands. It is not exact, because some keys
+/// may have no command.
 pub fn distance(workspace: &str) -> String {
     format!("max({} - {}, 0)", highest("commands", "seq", workspace), counted_up_to(workspace))
 }
 
-/// SQL that selects the counters of some commands with their numbers. `commands` is the text after
-/// FROM.
+/// SQL that selects the counters to which some commands belong, each with the number of commands.
+/// `commands` is the text after FROM.
 fn counts(commands: &str) -> String {
     format!(
         "SELECT 'server' AS kind, c.server_id AS key, count(*) AS total FROM {commands} GROUP BY c.server_id
@@ -61,7 +61,7 @@ fn counts(commands: &str) -> String {
     )
 }
 
-/// SQL for the present day (UTC).
+/// SQL for the current day (UTC).
 const TODAY: &str = "strftime('%Y-%m-%d', 'now')";
 
 /// The statements that add the uncounted commands of the workspace `:workspace_id` to its counters.
@@ -86,8 +86,8 @@ pub fn add() -> [String; 2] {
 }
 
 /// The statements that subtract commands of the workspace `:workspace_id` from its counters, and
-/// then delete the commands. `condition` is SQL on the ids of `commands c`. Run them in one
-/// transaction.
+/// then delete these commands. `condition` is SQL on the ids of `commands c`. Run the statements in
+/// one transaction.
 pub fn delete(condition: &str) -> [String; 3] {
     let rows =
         format!("c INDEXED BY commands_by_id WHERE c.workspace_id = :workspace_id AND {condition}");

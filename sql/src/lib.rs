@@ -1,4 +1,5 @@
-//! Builds SQL for D1, without any code of Cloudflare. So tests can run the statements in SQLite.
+//! Builds SQL for D1. The crate does not depend on Cloudflare, so tests can run the statements in
+//! SQLite.
 
 pub mod command_counts;
 pub mod command_list;

@@ -1,5 +1,5 @@
-//! Selectors in SQL: the same rule as [`Selector::matches`], for lists and for reads of limited API
-//! tokens (contract 12.2). `sql/tests/selector.rs` compares the two.
+//! Selectors in SQL, for lists and for reads of limited API tokens (contract 12.2). The rule is the
+//! same as in [`Selector::matches`]; `sql/tests/selector.rs` compares the two.
 
 use farhand_domain::selector::Selector;
 use serde_json::json;
@@ -15,7 +15,7 @@ pub fn terms(selector: &Selector) -> String {
 }
 
 /// SQL for the condition that labels match a selector. The first literal is SQL for the labels as
-/// JSON, the second for the [`terms`] of the selector; null matches all labels.
+/// JSON. The second is SQL for the [`terms`] of the selector. Null terms match all labels.
 #[macro_export]
 macro_rules! labels_match {
     ($labels:literal, $terms:literal) => {

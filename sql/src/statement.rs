@@ -1,6 +1,6 @@
 //! Statements with named parameters.
 //!
-//! A statement's text has parameters with names, such as `:server`. D1 accepts only numbered ones.
+//! A statement's text has named parameters, such as `:server`. D1 accepts only numbered parameters.
 //! So [`Statement::build`] replaces each name by a number: the first name in the text becomes `?1`.
 //! A name that occurs twice gets one number.
 //!
@@ -20,15 +20,15 @@ use farhand_domain::time::Timestamp;
 use serde::Serialize;
 use uuid::Uuid;
 
-/// The maximum number of parameters that D1 accepts. A list of values is one parameter:
+/// The maximum number of parameters that D1 accepts. A list of values is one parameter: see
 /// [`Value::list`].
 pub const MAX_PARAMETERS: usize = 100;
 
-/// The value of a parameter. Booleans are 0 or 1; times and ids are texts.
+/// The value of a parameter. Booleans are 0 or 1. Times and ids are texts.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Value {
     Null,
-    /// D1 takes it as a double, so it is not exact above 2^53.
+    /// D1 takes the value as a double, so it is not exact above 2^53.
     Integer(i64),
     Real(f64),
     Text(String),
@@ -72,7 +72,8 @@ impl<T: Into<Value>> From<Option<T>> for Value {
     }
 }
 
-/// Parameters by name. A function that returns a part of a statement returns its parameters, too.
+/// Parameters by name. A function that returns a part of a statement also returns the part's
+/// parameters.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Parameters(Vec<(&'static str, Value)>);
 
@@ -91,13 +92,13 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// A statement without values. `text` must not contain text of a request: values of a request
-    /// are parameters.
+    /// A statement without parameters. `text` must not contain values of a request, which must be
+    /// parameters.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), parameters: Parameters::default() }
     }
 
-    /// Binds a parameter. `name` has no colon.
+    /// Binds a parameter. `name` is without the colon.
     #[must_use]
     pub fn bind(mut self, name: &'static str, value: impl Into<Value>) -> Self {
         self.parameters.add(name, value);
@@ -114,7 +115,8 @@ impl Statement {
     /// Replaces names by numbers, and checks that names and values match.
     ///
     /// # Errors
-    /// A [`Mistake`] is a bug in the program. Any test that runs the statement finds it.
+    /// A [`Mistake`] in the statement is a bug of the program. Any test that runs the statement
+    /// finds it.
     pub fn build(self) -> Result<Built, Mistake> {
         let mut values = BTreeMap::new();
         for (name, value) in self.parameters.0 {
@@ -170,7 +172,7 @@ pub struct Built {
     pub parameters: Vec<Value>,
 }
 
-/// An error in a statement. The text is the parameter's name.
+/// A mistake in a statement. The text is the parameter's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mistake {
     /// A name in the text has no value.
@@ -181,8 +183,8 @@ pub enum Mistake {
     BoundTwice(String),
     /// The text has a `?`.
     Numbered,
-    /// LIMIT is followed by a parameter alone. SQLite's plan would depend on the value, so SQLite
-    /// would prepare the statement again for each value. It does not for `LIMIT :limit + 0`.
+    /// A parameter follows LIMIT directly. Then SQLite's plan depends on the value, and SQLite
+    /// prepares the statement again for each value. It does not do so for `LIMIT :limit + 0`.
     BareLimit(String),
     /// The statement has more than [`MAX_PARAMETERS`] parameters.
     TooMany,

@@ -1,4 +1,4 @@
-//! A selector in SQL matches the labels that it matches in Rust.
+//! Tests that a selector in SQL matches the same labels as in Rust.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use farhand_domain::labels::Labels;

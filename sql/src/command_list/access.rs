@@ -9,12 +9,13 @@ pub const HAS_FULL_ACCESS: &str =
 /// Common table expressions that follow `me`, for callers without full access.
 ///
 /// - `restricted`: the row of `me` if the caller does not have full access, otherwise empty.
-/// - `accessible_servers`: the servers whose commands the caller can read. Empty, without reading a
-///   row, if the caller has full access. `all_commands` is 1 if the caller can read all commands of
-///   the server. It is 0 for a deleted server: there, the caller can read the commands that they
-///   requested. Staff with an access control list of servers can read all commands of the servers
-///   on that list. The selector of an access control list limits all callers to servers whose
-///   labels match. A deleted server has no labels, and matches no selector.
+/// - `accessible_servers`: the servers on which the caller can read commands. If the caller has
+///   full access, it is empty and reads no row. `all_commands` is 1 if the caller can read all
+///   commands of the server. It is 0 for a deleted server, where the caller can only read the
+///   commands that the caller requested. Staff with an access control list of servers can read all
+///   commands of the servers on that list. The selector of an access control list limits all
+///   callers to servers whose labels match. A deleted server has no labels, and matches no
+///   selector.
 pub const ACCESSIBLE_SERVERS: &str = concat!(
     "restricted AS MATERIALIZED (
     SELECT * FROM me WHERE NOT (me.is_superuser OR me.is_staff) OR me.acl_servers IS NOT NULL OR me.acl_selector IS NOT NULL

@@ -1,5 +1,5 @@
-//! The number of all items of a list: from the counters if they have it, otherwise counted in an
-//! index.
+//! The number of all items of a list. It comes from the counters if they have it. Otherwise the
+//! items are counted in an index.
 
 use farhand_domain::command::Shell;
 use farhand_domain::command_list::CommandList;
@@ -11,9 +11,9 @@ use super::search::{self, IS_RARE};
 use super::{Callers, Parts};
 use crate::command_counts::behind;
 
-/// SQL for the sum of some counters, plus the commands that the counters do not have yet.
-/// `counters` is the text after FROM, with a column `n.total`. `condition` says which of the
-/// uncounted commands belong to these counters.
+/// SQL for the sum of some counters, plus the commands that the counters do not include yet.
+/// `counters` is the text after FROM, with a column `n.total`. `condition` selects the uncounted
+/// commands that belong to these counters.
 fn sum_counters(counters: &str, condition: &str) -> String {
     let behind = behind("me.workspace_id");
     format!(
@@ -29,7 +29,7 @@ fn all_but(others: &str) -> String {
 }
 
 /// SQL for the number of commands by the counters of a `kind`. `keys` is SQL for tables that are
-/// joined before `command_counts n`, and `is_key` the condition on `n.key`. `condition` is that of
+/// joined before `command_counts n`. `is_key` is the condition on `n.key`. `condition` is as in
 /// [`sum_counters`].
 fn sum_counters_of_kind(kind: &str, keys: &str, is_key: &str, condition: &str) -> String {
     let counters = format!(
@@ -77,8 +77,8 @@ impl Parts<'_> {
         count_in_index("", index(self.list), &self.filters)
     }
 
-    /// The number from the counters. `None` if the list has several filters, or one that has no
-    /// counter.
+    /// The number from the counters. Returns `None` if the list has several filters, or a filter
+    /// without counters.
     fn total_from_counters(&self) -> Option<String> {
         let is_requester = "n.key = (SELECT CAST(u.id AS TEXT) FROM users u
             WHERE u.workspace_id = me.workspace_id AND u.id = :requested_by)";
@@ -91,7 +91,8 @@ impl Parts<'_> {
             CommandList { requested_by: Some(_), .. } => {
                 sum_counters_of_kind("requester", "", is_requester, &self.filters)
             }
-            // The next filters match most commands. So the few others are counted and subtracted.
+            // The next filters match most commands. So the few commands that do not match are
+            // counted and subtracted.
             CommandList { requested_by_isnull: Some(false), .. } => {
                 all_but(&count_in_index(MISSING_REQUESTERS, BY_REQUESTER, IS_OF_KEY))
             }

@@ -5,8 +5,8 @@ use farhand_domain::command_object::state_sql;
 
 use crate::statement::{Parameters, Value};
 
-/// SQL that selects the deleted users whose ids commands still have. For a list, such a command has
-/// no requester.
+/// SQL that selects the deleted users whose ids are still in commands. A list shows such a command
+/// without a requester.
 const DELETED_USERS: &str =
     "SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id";
 
@@ -20,7 +20,8 @@ pub fn is_open(list: &CommandList) -> bool {
         .is_some_and(|states| states.iter().all(|state| OPEN_STATES.contains(state)))
 }
 
-/// The conditions of the filters that the client sent, one per filter, without the words.
+/// The conditions of the filters that the client sent, one per filter. The search for words is not
+/// included.
 pub fn conditions(list: &CommandList, parameters: &mut Parameters) -> Vec<String> {
     let mut conditions: Vec<String> = Vec::new();
     if let Some(server) = list.server {

@@ -1,9 +1,9 @@
 //! The list of commands: SQL for its pages and for the number of all items (contract 7.10).
 //!
-//! A statement begins with the table `me`, which has one row if the credential is valid and none
-//! otherwise. So the caller is resolved inside the statement. Therefore the statement has a branch
-//! for callers with full access and a branch for other callers. The branch that does not apply to
-//! the caller reads no rows. All values of a request are parameters.
+//! A statement begins with the table `me`, which has one row if the credential is valid and no row
+//! otherwise. So only the statement itself knows the caller. Therefore it has a branch for callers
+//! with full access and a branch for other callers. The branch that does not apply to the caller
+//! reads no rows. All values of a request are parameters.
 //!
 //! `docs/contributing/cost.md` says what a list may cost.
 //!
@@ -32,15 +32,16 @@ pub use narrow::{AclSql, MAX_COMPARED, narrow_sql};
 
 use crate::statement::Parameters;
 
-/// The SQL of a page. Besides `parameters`, it uses `:now`, `:page_size` and `:page_offset`.
+/// The SQL of a page. It uses `parameters`, and also `:now`, `:page_size` and `:page_offset`.
 #[derive(Debug)]
 pub struct ListSql {
-    /// Common table expressions that follow `me`. One is `total`, with the number of all items.
+    /// Common table expressions that follow `me`. One of them is `total`, with the number of all
+    /// items.
     pub tables: String,
     /// The query for the page's items: one row per item, as JSON in the column `body`.
     pub items: String,
-    /// Cheaper `tables` and `items` for callers with full access. For other callers `total` is
-    /// null.
+    /// Cheaper `tables` and `items` for callers with full access. For other callers, their `total`
+    /// is null.
     pub full_access: Option<(String, String)>,
     pub parameters: Parameters,
 }
@@ -53,7 +54,7 @@ enum Callers {
     FullAccess,
 }
 
-/// The parts that the statements of a list share.
+/// The parts that the two statements of a list share.
 struct Parts<'a> {
     list: &'a CommandList,
     offset: u64,
@@ -61,8 +62,8 @@ struct Parts<'a> {
     object: &'a str,
     /// SQL for all filters on a row of `commands c`, including the words.
     filters: String,
-    /// SQL for the filters on a command that the search index has found: without the words that
-    /// the index has compared.
+    /// SQL for the remaining filters on a command that the search index has found. It omits words
+    /// that the index has already compared.
     filters_of_found: String,
     /// Whether the statement has a table `found`, with the commands that the search index finds.
     has_found: bool,
@@ -72,8 +73,8 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// If `by_index`, words are looked up in the search index, as far as it can find them.
-    /// Otherwise each command is compared with all words.
+    /// If `by_index`, looks up the words in the search index, as far as the index can find them.
+    /// Otherwise the statement compares each command with all words.
     fn new(list: &'a CommandList, offset: u64, object: &'a str, by_index: bool) -> Self {
         let mut parameters = Parameters::default();
         let mut conditions = filters::conditions(list, &mut parameters);

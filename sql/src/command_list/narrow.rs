@@ -7,26 +7,26 @@ use super::access::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS, IS_READABLE};
 use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER};
 use super::{ListSql, Parts};
 
-/// Such a list compares at most this many due commands with the access control list (the latest by
-/// `scheduled_at`), and at most this many scheduled ones (the next). No index helps with the
-/// comparison.
+/// The maximum number of due commands that such a list compares with the access control list, and
+/// also the maximum number of scheduled commands. It compares the latest due commands and the next
+/// scheduled commands. No index helps with the comparison.
 pub const MAX_COMPARED: u32 = 1_000;
 
-/// SQL for the comparison of commands with an access control list.
+/// SQL for the comparison of commands with an access control list (ACL).
 pub struct AclSql<'a> {
-    /// The query for the common table `patterns`: the list's patterns of lines.
+    /// The query for the common table `patterns`: the ACL's patterns of lines.
     pub patterns: &'a str,
-    /// The query for the common table `lists`: the list's lists of words.
+    /// The query for the common table `lists`: the ACL's lists of words.
     pub lists: &'a str,
-    /// The query for the common table `cost`, which has one row: the cost of a comparison. It may
-    /// use `patterns` and `lists`.
+    /// The query for the common table `cost`. Its one row has the cost of a comparison. The query
+    /// may use `patterns` and `lists`.
     pub cost: &'a str,
-    /// The cost of comparing a row of `commands c`. It may use `cost`.
+    /// SQL for the cost of comparing a row of `commands c`. It may use `cost`.
     pub cost_of_row: &'a str,
-    /// When the comparisons have cost this much, no further command is compared.
+    /// The maximum cost of all comparisons. After it is reached, no further command is compared.
     pub max_cost: u32,
-    /// The condition that the list allows a row of `commands c`. It may use `me`, `patterns` and
-    /// `lists`.
+    /// SQL for the condition that the ACL allows a row of `commands c`. It may use `me`, `patterns`
+    /// and `lists`.
     pub is_within: &'a str,
 }
 
@@ -35,7 +35,7 @@ pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &AclSql
     let AclSql { patterns, lists, cost, cost_of_row, max_cost, is_within } = within;
     let parts = Parts::new(list, offset, object, false);
     let (filters, newest) = (&parts.filters, newest(list));
-    // Due commands are compared first, so that scheduled ones do not use up the cost.
+    // Due commands are compared first, so that scheduled commands do not use up the cost.
     let tables = format!(
         ", {ACCESSIBLE_SERVERS}, patterns AS MATERIALIZED ({patterns}), lists AS MATERIALIZED ({lists}), cost AS MATERIALIZED ({cost}),
          newest AS MATERIALIZED ({newest}),
@@ -52,16 +52,16 @@ pub fn narrow_sql(list: &CommandList, offset: u64, object: &str, within: &AclSql
     ListSql { tables, items, full_access: None, parameters: parts.parameters }
 }
 
-/// SQL for the commands that are compared: the latest due ones and the next scheduled ones, of the
-/// server and the requester in the filters.
+/// SQL for the commands that are compared: the latest due commands and the next scheduled commands.
+/// If the list has filters by server or requester, only matching commands.
 fn newest(list: &CommandList) -> String {
     let due = first_commands(list, "c.scheduled_at <= :now", "DESC");
     let scheduled = first_commands(list, "c.scheduled_at > :now", "ASC");
     format!("{due} UNION ALL {scheduled}")
 }
 
-/// SQL for the first [`MAX_COMPARED`] commands that fulfil a condition on `scheduled_at`, in a
-/// direction of `scheduled_at`.
+/// SQL for the first [`MAX_COMPARED`] commands that fulfil a condition on `scheduled_at`, sorted by
+/// `scheduled_at` in a direction.
 fn first_commands(list: &CommandList, condition: &str, direction: &str) -> String {
     let order =
         format!("ORDER BY c.scheduled_at {direction}, c.id {direction} LIMIT {MAX_COMPARED}");

@@ -17,7 +17,7 @@ pub fn order_by(list: &CommandList) -> String {
     keys.chain([format!("c.id {}", direction(first))]).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether the list is ordered by `scheduled_at` alone, as all indexes are. In any other order, all
+/// Whether the list is ordered only by `scheduled_at`, like all indexes. In any other order, all
 /// matching commands must be sorted.
 pub fn is_index_order(list: &CommandList) -> bool {
     list.order.len() == 1 && list.order.iter().all(|key| key.column == TimeColumn::Scheduled)
@@ -25,16 +25,16 @@ pub fn is_index_order(list: &CommandList) -> bool {
 
 pub const BY_SERVER: &str = "commands_by_server";
 pub const BY_REQUESTER: &str = "commands_by_requester";
-/// Has all commands.
+/// The index of all commands.
 pub const BY_SCHEDULE: &str = "commands_by_schedule";
-/// Has only the commands that have not ended.
+/// The index of commands that have not ended.
 pub const OPEN: &str = "commands_open";
-/// Has only the commands that ended without success.
+/// The index of commands that ended without success.
 pub const UNSUCCESSFUL: &str = "commands_unsuccessful";
-/// Has only the internal commands.
+/// The index of internal commands.
 pub const INTERNAL: &str = "commands_internal";
 
-/// The index of the first filter that has an index, or else that of all commands.
+/// The index of the first filter that has an index, or else the index of all commands.
 pub fn index(list: &CommandList) -> &'static str {
     match list {
         CommandList { server: Some(_), .. } => BY_SERVER,

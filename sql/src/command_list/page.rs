@@ -5,20 +5,20 @@ use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER, index, is_index_order, 
 use super::search::IS_RARE;
 use super::{Callers, Parts};
 
-/// From this offset on, all matching commands are sorted. Before it, the first commands of each key
-/// are collected in JSON texts, whose size D1 limits.
+/// The offset from which all matching commands are sorted. For lower offsets, the first commands of
+/// each key are collected in JSON texts, whose size D1 limits.
 const DEEP_OFFSET: u64 = 10_000;
 
-/// SQL for a table `key` that is joined before others: the values of `requested_by` that mean "no
-/// requester". These are NULL, and the ids of deleted users that commands still have.
+/// SQL for a table `key` that is joined before other tables: the values of `requested_by` that mean
+/// "no requester". They are NULL, and the ids of deleted users that are still in commands.
 pub const MISSING_REQUESTERS: &str = "(SELECT NULL AS user_id UNION ALL
     SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id) key CROSS JOIN";
 /// SQL for the condition that a command has the requester of a row of `key`.
 pub const IS_OF_KEY: &str = "c.requested_by IS key.user_id";
 
 impl Parts<'_> {
-    /// SQL for the items of a page. It has several branches, of which only one returns items. Which
-    /// one depends on the caller's access, and on whether a search finds few commands.
+    /// SQL for the items of a page. Of its branches, only one returns items. The caller's access
+    /// decides which one, and whether a search finds few commands.
     pub fn items(&self, callers: Callers) -> String {
         let mut branches = vec![self.items_with_full_access()];
         if callers == Callers::All {
@@ -50,14 +50,15 @@ impl Parts<'_> {
         self.merge_keys("accessible_servers key CROSS JOIN", BY_SERVER, &is_readable, &access)
     }
 
-    /// Whether a list for full access reads the commands without a requester by the index of
-    /// requesters.
+    /// Whether a list for full access uses the index of requesters to read the commands without a
+    /// requester.
     pub fn is_by_missing_requester(&self) -> bool {
         self.list.requested_by_isnull == Some(true) && index(self.list) == BY_SCHEDULE
     }
 
     /// The index of the list's filter, if the filter matches fewer commands than the caller's
-    /// servers have. With `None`, a list for partial access reads one server after the other.
+    /// servers have. Returns `None` if a list for partial access should read one server after the
+    /// other.
     pub fn index_with_partial_access(&self) -> Option<&'static str> {
         Some(index(self.list)).filter(|index| ![BY_SERVER, BY_SCHEDULE].contains(index))
     }
@@ -77,7 +78,8 @@ impl Parts<'_> {
     }
 
     /// Reads an index in its order until the page is full. If the list has another order, sorts all
-    /// matching commands. `access` is a condition on the caller, `more` one on the commands.
+    /// matching commands. `access` is a condition on the caller, and `more` is a condition on the
+    /// commands.
     fn scan_index(&self, index: &str, access: &str, more: &str) -> String {
         let (object, filters, order) = (self.object, &self.filters, order_by(self.list));
         // If the branch does not apply, the workspace is NULL, and no entry of the index matches.
@@ -93,9 +95,9 @@ impl Parts<'_> {
         self.sort(&rows)
     }
 
-    /// Merges the first commands of each key: an index has the commands of one key in the list's
-    /// order. `keys` is SQL for the table `key`, `is_of_key` the condition on a command and its
-    /// key, and `access` a condition on the caller.
+    /// Merges the first commands of each key. The index has the commands of one key in the list's
+    /// order. `keys` is SQL for the table `key`, `is_of_key` is the condition on a command and its
+    /// key, and `access` is a condition on the caller.
     fn merge_keys(&self, keys: &str, index: &str, is_of_key: &str, access: &str) -> String {
         let (filters, order, applies) = (&self.filters, order_by(self.list), self.applies(access));
         let rows = format!(
@@ -112,15 +114,15 @@ impl Parts<'_> {
         ))
     }
 
-    /// SQL for the condition that a branch applies: to the caller's `access`, and, if the list has
-    /// a search, only if the search finds many commands.
+    /// SQL for the condition that a branch applies. `access` is its condition on the caller. If the
+    /// list has a search, the branch applies only if the search finds many commands.
     fn applies(&self, access: &str) -> String {
         let is_frequent =
             if self.has_found { format!(" AND NOT {IS_RARE}") } else { String::new() };
         format!("{access}{is_frequent}")
     }
 
-    /// Sorts `rows`, and builds the objects only for those on the page.
+    /// Sorts `rows`, and builds JSON objects only for the rows on the page.
     pub fn sort(&self, rows: &str) -> String {
         let (object, order) = (self.object, order_by(self.list));
         format!(
@@ -131,7 +133,7 @@ impl Parts<'_> {
     }
 
     /// SQL for the rows of `commands c` that a search for rare words finds and the caller can read.
-    /// The text ends with a condition, so that further ones can follow.
+    /// The text ends with a condition, so that `AND` can follow.
     pub fn rare_rows(&self, callers: Callers) -> String {
         let is_readable = match callers {
             Callers::All => format!("({HAS_FULL_ACCESS} OR {IS_READABLE})"),

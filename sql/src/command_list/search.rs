@@ -1,4 +1,4 @@
-//! The search for words: the search index `command_texts`, and comparisons for what the index
+//! The search for words: the search index `command_texts`, and comparisons for words that the index
 //! cannot decide.
 
 use farhand_domain::command_list::{
@@ -10,8 +10,8 @@ use crate::numbering::is_of;
 use crate::statement::{Parameters, Value};
 
 /// If a search finds fewer commands than this, they are sorted. Otherwise the list is read in its
-/// order, and each command is looked up among those found. That is cheaper then, because the page
-/// is soon full.
+/// order, and each command is looked up among the found commands. That is cheaper if many commands
+/// match, because the page is soon full.
 const RARE_LIMIT: u32 = 10_000;
 
 /// SQL for the condition that a search finds few commands.
@@ -22,8 +22,8 @@ pub fn has_query(words: &[SearchWord]) -> bool {
     words.iter().take(MAX_INDEXED_WORDS).any(|word| word.query().is_some())
 }
 
-/// SQL for the condition that a row of `commands c` has all words. `None` if the list has no words,
-/// or if `found` has exactly the commands with all words.
+/// SQL for the condition that a row of `commands c` has all words. Returns `None` if the list has
+/// no words, or if `found` has exactly the commands with all words.
 pub fn condition(
     words: &[SearchWord],
     has_found: bool,
@@ -49,8 +49,8 @@ pub fn is_exact(words: &[SearchWord]) -> bool {
     words.len() <= MAX_INDEXED_WORDS && words.iter().all(SearchWord::is_exact)
 }
 
-/// SQL for the condition that a row of `commands c` has each word in its line, or in the name of
-/// its server or its requester. A deleted server has the name that the command stores.
+/// SQL for the condition that a row of `commands c` has each word in its line, in its server's name
+/// or in its requester's name. A deleted server has the name that the command stores.
 const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
     WHERE NOT iif(w.value ->> 'glob' IS NULL, instr(lower(c.line), w.value ->> 'line') > 0, c.line GLOB (w.value ->> 'glob'))
     AND NOT EXISTS (SELECT 1 FROM command_servers n
@@ -60,9 +60,9 @@ const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
     AND NOT EXISTS (SELECT 1 FROM users u WHERE u.id = c.requested_by AND u.workspace_id = c.workspace_id
         AND instr(lower(u.username), w.value ->> 'name') > 0))";
 
-/// SQL for a full-text query that matches any of some numbers. The search index stores each number
-/// as three characters (see the migration). `number` is SQL for a number of a group of rows.
-/// Without rows the query matches nothing.
+/// SQL for a full-text query that matches any number of a set. The search index stores each number
+/// as three characters (see the migration). `number` is SQL for the number of a row in a group. For
+/// an empty group, the query matches nothing.
 fn match_any(base: u32, number: &str) -> String {
     let phrase = |number: &str| {
         format!(
@@ -75,12 +75,12 @@ fn match_any(base: u32, number: &str) -> String {
 
 /// Common table expressions of a search.
 ///
-/// - `search_query`: the full-text query. A word may be in the line, or in the name of the server
-///   or the requester; the latter are resolved to numbers first.
+/// - `search_query`: the full-text query. A word may be in the line, in the server's name or in the
+///   requester's name. The query first looks up the numbers of matching names.
 /// - `indexed`: the commands that the search index finds.
-/// - `newest_long`: the newest commands with lines of which the index has only the beginning. Their
+/// - `newest_long`: the newest commands with lines that are longer than the indexed part. Their
 ///   number is limited, so that the time of a search is bounded.
-/// - `matching_long`: those of `newest_long` that have all words.
+/// - `matching_long`: the commands of `newest_long` that have all words.
 /// - `found`: `indexed` and `matching_long`.
 /// - `rarity`: whether `found` is small.
 pub fn found(words: &[SearchWord]) -> String {

@@ -1,4 +1,4 @@
-//! Compares lists with those of the naive model.
+//! Compares lists with the lists of the naive model.
 
 use farhand_sql::command_counts::{behind, distance};
 
@@ -30,7 +30,7 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
         "expired",
         "stuck",
     ];
-    // In half of the queries, only states of commands that have not ended.
+    // Half of the queries have only states of commands that have not ended.
     let states = if dice.once_in(2) { &states[..4] } else { &states };
     let picked: Vec<&str> = (0..1 + dice.roll(4)).map(|_| *dice.pick(states)).collect();
     add(dice.once_in(4), "state", picked.join(","));
@@ -70,7 +70,7 @@ fn every_list_is_that_of_a_naive_model() {
         let all = model.answer(&query, caller);
         let size = 1 + dice.roll(30);
         let page = dice.roll(3).min(all.len() / size);
-        // Pages from 10,000 on are read by another branch.
+        // Another branch reads pages from the offset 10,000 on.
         let offset = if dice.once_in(20) { 10_000 + page * size } else { page * size };
         let context = format!("round {round}, {}: {query:?}, {size} from {offset}", caller.name);
         let list = list_of(&query);
@@ -122,7 +122,7 @@ fn the_number_of_commands_is_exact_at_any_time() {
         match dice.roll(8) {
             0 => count(&database, 1),
             1..4 => {
-                // In half of the deletions, the last command.
+                // Half of the deletions delete the last command.
                 let at = if dice.once_in(2) {
                     model.commands.len() - 1
                 } else {

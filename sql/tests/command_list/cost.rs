@@ -1,5 +1,5 @@
-//! How much lists read, in steps of SQLite's virtual machine. One database has a workspace with few
-//! commands and one with many.
+//! Tests how much lists read, in steps of SQLite's virtual machine. One database has a workspace
+//! with few commands and a workspace with many commands.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ const SERVERS: i64 = 20;
 /// The user who owns three servers.
 const OWNER: i64 = 2;
 
-/// Fills a workspace. It has 20 servers, of which [`OWNER`] owns three. One command in fifty is
-/// internal, one in ten has failed, and five are scheduled.
+/// Fills a workspace. It has 20 servers, and [`OWNER`] owns three of them. One command in fifty is
+/// internal, one in ten has failed, and five commands are scheduled.
 fn fill(database: &Connection, workspace: i64, commands: i64) {
     let numbers = |most: i64| {
         format!(
@@ -52,8 +52,8 @@ fn query(text: &str) -> Vec<(&str, String)> {
         .collect()
 }
 
-/// Lists that read a bounded number of rows for callers with full access, including the number of
-/// all items.
+/// Query strings of lists that read a bounded number of rows for callers with full access,
+/// including the number of all items.
 const BOUNDED: [&str; 9] = [
     "",
     "ordering=scheduled_at",
@@ -66,8 +66,8 @@ const BOUNDED: [&str; 9] = [
     "search=seldom&ordering=-handled_at,added_at",
 ];
 
-/// The steps for the first page, by both statements of the list: in the small workspace, and in the
-/// large one.
+/// The steps for the first page, with both statements of the list: in the small workspace, and in
+/// the large workspace.
 fn steps(database: &Connection, text: &str, me: impl Fn(i64) -> Me) -> [[i32; 2]; 2] {
     SIZES.map(|(workspace, _)| {
         let list =
@@ -106,16 +106,16 @@ fn bounded_lists_read_the_same_in_small_and_large_workspaces() {
     }
 }
 
-/// For these filters the items are bounded. The number of all items is not: it is counted in the
-/// index of the few commands that match, or do not match.
+/// For these filters, reading the items takes a bounded number of steps. Counting all items does
+/// not: it counts the few commands that match, or do not match, in an index.
 #[test]
 fn filters_that_match_most_commands_count_the_others_in_an_index() {
     let database = filled();
     for text in ["success=false", "success=true", "shell=system", "shell=internal"] {
         let [small, large] = steps(&database, text, Me::superuser);
         for (few, many) in small.into_iter().zip(large) {
-            // The large workspace has 29,000 more commands, of which every tenth failed. Counting
-            // an entry of the index takes three steps.
+            // The large workspace has 29,000 more commands, and every tenth of them failed.
+            // Counting an entry of the index takes three steps.
             assert!(many < few + few / 5 + 3 * 2_900 + 50, "{text}: {few} steps, then {many}");
         }
     }
@@ -181,8 +181,8 @@ fn times_at_a_million() {
 fn sizes() {
     let database = database();
     let commands = 100_000;
-    // Workspace 2 is filled first, so that the rows of workspace 1 go into the middle of tables and
-    // indexes.
+    // Workspace 2 is filled first, so that the rows of workspace 1 are inserted in the middle of
+    // tables and indexes.
     fill(&database, 2, 1_000);
     // Each command has a line of 56 characters, 200 bytes of output, and two audit events. Events
     // are sealed 200 at a time.

@@ -9,7 +9,7 @@ use farhand_sql::statement::{Built, Statement, Value};
 use rusqlite::types::Value as Stored;
 use rusqlite::{Connection, StatementStatus, params_from_iter};
 
-/// The present time of all lists.
+/// The current time of all lists.
 pub const NOW: &str = "2026-06-01T00:00:00.000000+00:00";
 
 /// An empty database with the schema.
@@ -42,7 +42,7 @@ fn execute<const N: usize>(
     }
 }
 
-/// Random numbers by a seed, the same in each run (xorshift).
+/// Pseudo-random numbers from a seed, the same in each run (xorshift).
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -71,7 +71,7 @@ pub struct Me {
     pub is_superuser: bool,
     /// The servers on the API token's access control list.
     pub acl_servers: Option<Vec<String>>,
-    /// The selector of that list.
+    /// The selector of the API token's access control list.
     pub selector: Option<Selector>,
 }
 

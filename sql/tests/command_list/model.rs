@@ -87,11 +87,11 @@ pub const WORDS: [&str; 46] = [
     "zz",
 ];
 
-/// Lines that are longer than the 1,024 characters which the search index stores.
+/// Lines that are longer than the 1,024 characters that the search index stores.
 fn long_lines() -> [String; 5] {
     let filler = |characters: usize| "run it ".repeat(400)[..characters].to_owned();
     [
-        // One word within the first 1,024 characters, one across their end, and some after it.
+        // One word is within the first 1,024 characters, one crosses their end, and some follow.
         format!("needle {}boundary {} web-1 anna Größe zz", filler(1_013), filler(500)),
         format!("{} needle", filler(1_100)),
         format!("é{} NEEDLE ÄRGER ta", filler(1_200)),
@@ -100,7 +100,7 @@ fn long_lines() -> [String; 5] {
     ]
 }
 
-/// A command as it is stored in the database.
+/// A command as the database stores it.
 #[derive(Clone, Debug)]
 pub struct Command {
     pub id: String,
@@ -163,7 +163,8 @@ impl Command {
 pub struct Caller {
     pub name: &'static str,
     pub me: Me,
-    /// The servers without the limit of an API token; `None`: all.
+    /// The servers that the caller can access without the limit of an API token. `None` means all
+    /// servers.
     servers: Option<Vec<String>>,
 }
 
@@ -173,7 +174,7 @@ pub struct Model {
     servers: HashMap<String, &'static str>,
     /// The names of existing users, by id.
     users: HashMap<i64, &'static str>,
-    /// Labels by id, of servers that exist.
+    /// The labels of existing servers, by id.
     labels: HashMap<String, Labels>,
     pub callers: Vec<Caller>,
 }
@@ -262,7 +263,7 @@ impl Model {
                 .map(|_| random_time("2026-01-03", dice));
             let handled = has_ended.then(|| random_time("2026-01-03", dice));
             let success = has_ended.then_some(state == "success");
-            // Some commands of a renamed server were created before the renaming, some after it.
+            // Some commands of a renamed server are older than the renaming, and some are newer.
             let later = !names[server].1.is_empty() && dice.once_in(4);
             let command = Command {
                 id: format!("{:08x}-0000-7000-8000-{number:012x}", dice.roll(1 << 32)),
@@ -290,8 +291,8 @@ impl Model {
                 count(database, workspace);
             }
         }
-        // Retention deletes commands, counted and uncounted ones. The janitor removes a deleted
-        // user from commands. Servers are renamed and deleted.
+        // Retention deletes counted and uncounted commands. The janitor removes a deleted user from
+        // commands. Servers are renamed and deleted.
         for command in commands.split_off(380).into_iter().chain(commands.drain(100..120)) {
             delete(database, workspace, &command.id);
         }
@@ -396,8 +397,8 @@ impl Model {
         self.commands.push(command);
     }
 
-    /// Every caller who can access a server can read its commands. The commands of a deleted server
-    /// can be read by staff and by their requester.
+    /// Every caller who can access a server can read its commands. Staff and the requester can read
+    /// a command of a deleted server.
     fn can_read(&self, caller: &Caller, command: &Command) -> bool {
         let exists = self.servers.contains_key(&command.server);
         let can_access = |servers: &Vec<String>| match exists {
