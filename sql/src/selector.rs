@@ -1,5 +1,5 @@
-//! Selectors in SQL, for lists and for reads of limited API tokens (contract 12.2). The rule is the
-//! same as in [`Selector::matches`]; `sql/tests/selector.rs` compares the two.
+//! Selectors in SQL, for lists and for reads of limited API tokens (contract 12.2). They have the
+//! same rule as [`Selector::matches`]. `sql/tests/selector.rs` compares the two.
 
 use farhand_domain::selector::Selector;
 use serde_json::json;

@@ -3,11 +3,11 @@
 //! 1. **Find** the caller and the resource in one round trip ([`find`]).
 //! 2. **Decide**: check the permission first, then the input (contract 3.4).
 //! 3. **Write** the change and its audit event in one transaction. A store function returns the
-//! [`crate::store::batch::Batch`], and [`Credential::write`] runs it. The statements check the
-//! conditions of step 2 again.
+//!    [`crate::store::batch::Batch`], and [`Credential::write`] runs it. The statements check the
+//!    conditions of step 2 again.
 //! 4. **Reply** with the result of the batch. If there is no result, the conditions failed, because
-//! another request changed something after step 1. Nothing was written, and [`retry`] makes another
-//! attempt.
+//!    another request changed something after step 1. Nothing was written, and [`retry`] makes
+//!    another attempt.
 
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{Error, ErrorKind};
@@ -52,7 +52,7 @@ impl Extent {
 /// `what` names the resource in the error message.
 ///
 /// # Errors
-/// An attempt failed; 409 `CONFLICT` after [`MAX_ATTEMPTS`].
+/// An attempt failed. 409 `CONFLICT` after [`MAX_ATTEMPTS`].
 pub async fn retry<T>(
     what: &str,
     attempt: impl AsyncFn() -> Result<Option<T>, Error>,

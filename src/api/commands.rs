@@ -88,7 +88,7 @@ pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, Stri
 /// token must allow the command (contract 4.12).
 ///
 /// # Errors
-/// Like [`find`]; 403 if the list does not allow the command.
+/// See [`find`]. 403 if the list does not allow the command.
 pub async fn find_endable(
     credential: &Credential<'_>,
     id: Uuid,

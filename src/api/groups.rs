@@ -121,7 +121,7 @@ fn standing(caller: &Caller, role: Option<Role>) -> GroupPermissions {
 ///
 /// 1. Finds the caller and the group. The permission is checked before the input.
 /// 2. Only staff may change `servers` (contract 5.4). Sending the current servers is no change. A
-/// `PUT` without `servers` removes all servers if the caller is staff, and keeps them otherwise.
+///    `PUT` without `servers` removes all servers if the caller is staff, and keeps them otherwise.
 /// 3. Writes, if the caller still has the permission.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;

@@ -93,7 +93,7 @@ async fn set_password(
 /// 2. Checks both fields, and reports all errors together. A wrong current password counts as a
 ///    guess (contract 4.5).
 /// 3. Sets the new password, if the checked password is still the current one. All sessions end.
-/// API tokens remain valid.
+///    API tokens remain valid.
 pub async fn change(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await.map_err(forbidden_without_header)?;
     let credential = Credential::from_request(call)?;
@@ -152,9 +152,9 @@ pub async fn request_reset(call: &mut Call) -> Result<Reply, Error> {
 ///
 /// 1. Counts the request for the client's address.
 /// 2. Stores it, unless too many requests are pending for the e-mail address. A malformed address
-/// is ignored without an error.
+///    is ignored without an error.
 /// 3. Notifies the mailer. The mailer sends the mail, or drops the request if the address is not
-/// registered.
+///    registered.
 async fn store_reset_request(call: &mut Call) -> Result<(), Error> {
     let fields = call.fields().await;
     guesses::count_reset(call).await?;
@@ -205,10 +205,10 @@ pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
 /// `POST /api/auth/reset-password/confirm/<key>/` (contract 4.10).
 ///
 /// 1. Responds with 404 for an unknown, used, invalidated or expired key, before the input is
-/// checked.
+///    checked.
 /// 2. Checks the new password.
 /// 3. Sets it, if the key is still valid. Of two concurrent requests with the same key, one
-/// succeeds.
+///    succeeds.
 pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields().await;
     let workspace = call.workspace()?;

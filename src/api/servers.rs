@@ -188,9 +188,9 @@ async fn find_editable(
 ///
 /// 1. Finds the caller and the server. The permission is checked before the input.
 /// 2. Only staff may change `groups` (contract 5.7). Sending the current groups is no change. A
-/// `PUT` without `groups` removes all groups if the caller is staff, and keeps them otherwise.
+///    `PUT` without `groups` removes all groups if the caller is staff, and keeps them otherwise.
 /// 3. Only superusers may change `owner`. Sending the current owner is no change. A `PUT` without
-/// `owner` keeps the owner.
+///    `owner` keeps the owner.
 /// 4. Writes, if the caller still has the permission.
 pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     if call.is_agent() {

@@ -32,10 +32,10 @@ const MAX_USER_AGENT_CHARS: usize = 512;
 /// `POST /api/auth/login/` (contract 4.4).
 ///
 /// 1. Reads the fields, from JSON or a form. If fields are missing, responds with 403 and field
-/// arrays.
+///    arrays.
 /// 2. Refuses the request if too many guesses were wrong (contract 4.5).
 /// 3. Looks up the user and checks the password. The work is the same for an unknown or inactive
-/// user.
+///    user.
 /// 4. Creates the session in D1, if the user is active and the password has not changed since step
 /// 3.
 /// 5. Writes the token to KV, and responds with it.
@@ -161,8 +161,8 @@ fn read_login(mut fields: Fields) -> Result<(String, String), Error> {
     fields.finish_with(username.zip(password)).map_err(refused)
 }
 
-/// `GET /api/auth/is-authenticated/`: responds with 200 whatever the Authorization header is
-/// (contract 4.4).
+/// `GET /api/auth/is-authenticated/`: responds with 200 for every request, even without a valid
+/// credential (contract 4.4).
 pub async fn is_authenticated(call: &Call) -> Result<Reply, Error> {
     let outcome = match Credential::from_request(call) {
         Ok(credential) => credential.check().await.map(drop),

@@ -135,7 +135,7 @@ pub const WRONG_PASSWORD: &str = "This is not your current password.";
 /// Like [`is_current_password`], for callers that report no other field errors.
 ///
 /// # Errors
-/// 429 after too many wrong guesses; 400 on `password` for a wrong password.
+/// 429 after too many wrong guesses. 400 on `password` for a wrong password.
 pub async fn require_current_password(
     call: &Call,
     username: &str,

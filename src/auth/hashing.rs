@@ -31,8 +31,8 @@ thread_local! {
     static GATE: RefCell<Gate> = RefCell::default();
 }
 
-/// A place in the queue, or the permission to hash. Dropping it leaves the queue. If a request is
-/// cut off, nothing is dropped; then its lease in the gate expires.
+/// A place in the queue, or the permission to hash. Dropping it leaves the queue. If the runtime
+/// terminates a request, nothing is dropped, but the request's lease in the gate expires.
 struct GatePlace(Ticket);
 
 impl Drop for GatePlace {

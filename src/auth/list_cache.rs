@@ -60,7 +60,7 @@ impl CachedStatement {
     }
 }
 
-/// The statements that read one page of a list. [`List`] says for which callers each statement is.
+/// The statements that read one page of a list. See [`List`] for the callers of each statement.
 pub struct CachedList {
     pub page: Page,
     /// Correct for all callers, without the filter for limited API tokens.

@@ -16,7 +16,7 @@ const MAX_AHEAD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// What the object knows about its alarm.
 #[derive(Default)]
 pub struct Alarm {
-    /// The alarm is set for this time or earlier; `None`: unknown.
+    /// The alarm is set for this time or earlier. `None` means that its time is unknown.
     armed: Cell<Option<Timestamp>>,
     /// How often the alarm was set. The platform bills each time as a row written to the storage.
     sets: Cell<usize>,

@@ -151,8 +151,8 @@ impl Mailer {
         self.alarm.set(&self.state.storage(), due_at).await
     }
 
-    /// Tries to send a mail once. A permanent failure removes the mail; a temporary one schedules
-    /// the next try.
+    /// Tries to send a mail once. Removes the mail after a success or a permanent failure.
+    /// Schedules the next try after a temporary failure.
     async fn try_to_send(&self, mail: &QueuedMail) -> worker::Result<()> {
         let log = |event: &'static str, cause: &str| {
             log::error(event, json!({"request": mail.request, "try": mail.tries + 1}), &cause);
@@ -185,7 +185,7 @@ impl Mailer {
     }
 }
 
-/// Seconds to the next try. `tries` is the number of tries before the one that just failed.
+/// The seconds until the next try. `tries` is the number of tries before the try that just failed.
 fn retry_after(tries: i64) -> i64 {
     let exponent = u32::try_from(tries).unwrap_or(0).min(10);
     (MIN_RETRY_SECONDS << (2 * exponent)).min(MAX_RETRY_SECONDS)

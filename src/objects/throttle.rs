@@ -28,8 +28,8 @@ const SHARDS: u32 = 64;
 /// How long a waiting attempt sleeps before it checks again: the attempt in progress may never
 /// report its end.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// The longest wait of an attempt, in seconds. Shorter than the lease, because the attempt may hold
-/// a lease of another object while it waits here.
+/// The maximum wait of an attempt, in seconds. It is shorter than the lease, because the attempt
+/// may hold a lease of another object while it waits here.
 const MAX_WAIT_SECONDS: i64 = LEASE_SECONDS / 3;
 /// The delay of the alarm that deletes expired counters, in seconds.
 const PURGE_COUNTERS_AFTER_SECONDS: i64 = 3_700;

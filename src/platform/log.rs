@@ -1,4 +1,4 @@
-//! The Worker's log. Each line is a JSON object; its `event` is the name of the event.
+//! The Worker's log. Each line is a JSON object with the name of the event in `event`.
 //! `docs/operations.md` lists the events.
 
 use std::fmt::Display;

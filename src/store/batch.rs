@@ -86,7 +86,7 @@ impl Batch {
 /// The results of a batch.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub struct BatchResult {
-    /// The reply; `None`: nothing changed.
+    /// The reply, or `None` if nothing changed.
     pub reply: Option<String>,
     /// The hashes of the login tokens that the change invalidated, as a JSON array.
     pub ended_tokens: Option<String>,

@@ -1,5 +1,5 @@
-//! Reads the table of commands. The objects of servers write commands; retention and the janitor
-//! delete or change old ones.
+//! Reads the D1 table of commands. The objects of servers write commands. Retention and the janitor
+//! delete or change old commands.
 
 use farhand_domain::command::ServerRef;
 use farhand_domain::command_object;

@@ -109,7 +109,7 @@ impl PageStatement {
         })
     }
 
-    /// The parameters for `d1.js`. The values in `current` replace those of [`Self::new`].
+    /// The parameters for `d1.js`. The values in `current` replace the values of [`Self::new`].
     fn parameters(&self, current: &[(&str, Value)]) -> String {
         let value = |(name, value): (&String, &serde_json::Value)| {
             let replaced = current.iter().find(|(current, _)| current == name);
@@ -194,7 +194,7 @@ pub async fn run(env: &Env, statement: Statement) -> Result<Outcome, Failure> {
     outcome.ok_or_else(|| Error::internal("D1 gave no result").into())
 }
 
-/// Runs the statement of a list's page. The values in `current` replace those of the statement.
+/// Runs the statement of a list's page. The values in `current` replace the statement's own values.
 /// Returns the first row and the items.
 ///
 /// # Errors

@@ -183,8 +183,8 @@ pub fn insert(
     Ok(Batch::default().change(insert, event).then(own).then(join).returning(select))
 }
 
-/// Changes a group, if the caller still has the permission. Owners and staff may change the texts;
-/// staff may change the servers. The reply is the group.
+/// Changes a group, if the caller still has the permission. Owners and staff may change the texts.
+/// Staff may change the servers. The reply is the group.
 pub fn update(
     scope: &Scope<'_>,
     id: i64,

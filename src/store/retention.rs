@@ -32,7 +32,7 @@ pub struct OldCommand {
 pub struct WorkspaceScan {
     /// The first workspace that has old commands.
     pub found: Option<i64>,
-    /// The last workspace that was searched; `None`: there are no more.
+    /// The last workspace that was searched, or `None` if no workspaces are left.
     pub last: Option<i64>,
 }
 

@@ -254,8 +254,8 @@ pub fn update(
 pub struct ForApproval {
     pub name: String,
     pub is_pending: bool,
-    /// The fingerprint of the agent's key; `None`: the server was not registered with a token that
-    /// requires approval.
+    /// The fingerprint of the agent's key. `None` if the server was not registered with a token
+    /// that requires approval.
     pub fingerprint: Option<String>,
 }
 

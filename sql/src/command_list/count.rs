@@ -48,7 +48,7 @@ fn count_in_index(keys: &str, index: &str, condition: &str) -> String {
 }
 
 impl Parts<'_> {
-    /// SQL for the number of items for `callers`; NULL for other callers.
+    /// SQL for the number of items for `callers`. NULL for other callers.
     pub fn total(&self, callers: Callers) -> String {
         let partial_access = match callers {
             Callers::All => self.total_with_partial_access(),

@@ -60,7 +60,7 @@ fn newest(list: &CommandList) -> String {
     format!("{due} UNION ALL {scheduled}")
 }
 
-/// SQL for the first [`MAX_COMPARED`] commands that fulfil a condition on `scheduled_at`, sorted by
+/// SQL for the first [`MAX_COMPARED`] commands that meet a condition on `scheduled_at`, sorted by
 /// `scheduled_at` in a direction.
 fn first_commands(list: &CommandList, condition: &str, direction: &str) -> String {
     let order =

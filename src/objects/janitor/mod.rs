@@ -72,7 +72,7 @@ const LAST_UNAPPROVED_KEY: &str = "unapproved";
 #[derive(Serialize, Deserialize)]
 enum JanitorRequest {
     /// Delete the workspace with this slug, and write the audit event. The purge begins at the
-    /// given time; if the flag is true, that time is now. The response says whether the workspace
+    /// given time. The flag is true if that time is now. The response says whether the workspace
     /// exists.
     DeleteWorkspace(String, (Timestamp, bool), Box<AuditEvent>),
     /// Undelete the workspace with this slug, and write the audit event. The response says whether

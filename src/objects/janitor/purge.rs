@@ -129,7 +129,7 @@ impl Janitor {
             };
         }
         if workspace.slug_is_used {
-            // A new workspace uses this slug, so its KV keys have the same prefix and must stay.
+            // A new workspace uses this slug, so its KV keys have the same prefix and must be kept.
             // Delete only the keys of the purged workspace's tokens.
             for hash in workspaces::token_hashes(&self.env, workspace.id).await? {
                 login_tokens::delete(&self.env, &workspace.slug, &hash).await?;

@@ -283,7 +283,7 @@ async fn find_rights(
     #[derive(Deserialize)]
     struct PermissionRow {
         is_active: bool,
-        /// Whether the command's API token is valid; true for commands of login sessions.
+        /// Whether the command's API token is valid. True for commands of login sessions.
         has_token: bool,
         /// Whether the command's login session was revoked.
         is_revoked: bool,

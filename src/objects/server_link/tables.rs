@@ -50,10 +50,10 @@ const SCHEMA: [&str; 9] = [
     "CREATE INDEX commands_waiting_due ON commands (due_at) WHERE stage = 'waiting'",
     // Output. A row holds consecutive chunks (`ChunkRow`).
     // - `first` is the seq of its first chunk, `next` the seq after its last one.
-    // - `lengths`: the bytes of each chunk; `bytes`: their sum.
-    // - `content`: the content that is kept; `kept`: its bytes.
-    // - `piece`: content that exceeds the limit of a row is split into several pieces. `bytes` and
-    //   `kept` are in piece 0, and 0 in the others.
+    // - `lengths`: the bytes of each chunk. `bytes`: their sum.
+    // - `content`: the stored content. `kept`: its bytes.
+    // - `piece`: content that exceeds the limit of a row is split into several pieces. Piece 0 has
+    //   the sums `bytes` and `kept`. In later pieces they are 0.
     "CREATE TABLE chunks (
         command TEXT NOT NULL,
         first INTEGER NOT NULL,
