@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use crate::fields::{Fields, NULL};
 
-/// The largest number of labels of a server.
+/// Maximum number of labels of a server.
 pub const MAX_LABELS: usize = 20;
-/// The longest key and the longest value, in characters.
+/// Maximum length of a key and of a value, in characters.
 pub const MAX_TEXT: usize = 63;
-/// The largest number of messages about one field, so that a response stays short.
+/// Maximum number of error messages about one field, so that responses are short.
 const MAX_MESSAGES: usize = 10;
-/// The longest part of an invalid key that a message repeats, in characters.
+/// Maximum number of characters of an invalid key that an error message repeats.
 const MAX_SHOWN: usize = 64;
 
 /// The message for a key that [`is_key`] refuses.
@@ -21,7 +21,7 @@ pub const BAD_KEY: &str = "Not a valid key. Use 1 to 63 of a-z, 0-9, hyphens, un
 /// The message for a value that [`is_value`] refuses.
 pub const BAD_VALUE: &str = "Not a valid value. Use a text of at most 63 letters A-Z and a-z, digits, dots, underscores and hyphens.";
 
-/// The labels of a server, by key. Reading them from D1 does not check the limits again.
+/// The labels of a server, by key. The limits are not checked when they are read from D1.
 ///
 /// ```
 /// use farhand_domain::fields::Fields;
@@ -47,7 +47,7 @@ impl Labels {
         self.0.keys().map(String::as_str)
     }
 
-    /// Whether there are none.
+    /// Whether the server has no labels.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -74,14 +74,14 @@ pub fn is_key(text: &str) -> bool {
         && bytes.iter().all(|byte| is_end(*byte) || matches!(byte, b'-' | b'_' | b'.' | b'/'))
 }
 
-/// Whether a label can have this value: at most 63 of `[A-Za-z0-9._-]`, or none.
+/// Whether a label can have this value: 0 to 63 characters of `[A-Za-z0-9._-]`.
 pub fn is_value(text: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     text.len() <= MAX_TEXT && text.bytes().all(is_allowed)
 }
 
-/// Reads the field `labels`: an object of strings that may be missing, but not null. Errors are
-/// noted in `fields`, each with the key that it is about.
+/// Reads the field `labels`: an object of strings. The field may be missing, but not null. Errors
+/// are recorded in `fields`, each with the key of its label.
 pub fn read(fields: &mut Fields) -> Option<Labels> {
     let object = match fields.any("labels")? {
         Value::Object(object) => object,
@@ -116,8 +116,8 @@ pub fn read(fields: &mut Fields) -> Option<Labels> {
 }
 
 /// Reads the field `label_keys` of a registration token: the keys that an agent may set, sorted,
-/// each once. `labels` are the labels that the token always applies: no agent can choose those, and
-/// together they are no more than a server can have.
+/// without duplicates. `labels` are the labels that the token always applies. An agent cannot set
+/// their keys. Both fields together have at most [`MAX_LABELS`] keys.
 pub fn read_keys(fields: &mut Fields, labels: Option<&Labels>) -> Option<BTreeSet<String>> {
     let read = |value: &Value| value.as_str().filter(|key| is_key(key)).map(str::to_owned);
     let keys = fields.optional_list("label_keys", MAX_LABELS, BAD_KEY, read)?;
@@ -199,9 +199,9 @@ mod tests {
         for bad in [json!([]), json!("env=prod"), json!(7)] {
             assert_eq!(read_body(&json!({"labels": bad})).unwrap_err(), ["Not a valid object."]);
         }
-        // Keys are data: the names of other fields are keys like any other.
+        // Labels may have names of fields as keys.
         assert!(read_body(&json!({"labels": {"name": "x", "labels": "y"}})).is_ok());
-        // All errors together, but not without bound.
+        // All errors are reported together, up to the limit.
         assert_eq!(read_body(&json!({"labels": {"A": 1, "b": "c d"}})).unwrap_err().len(), 3);
         let bad: Labels =
             (0..500).map(|n| (format!("{n}{}", "Ä".repeat(500)), "v".into())).collect();

@@ -11,16 +11,15 @@ use serde_json::Value;
 
 use crate::labels::{BAD_KEY, BAD_VALUE, Labels, is_key, is_value};
 
-/// The largest number of terms. This limit and [`MAX_VALUES`] bound the cost of comparing servers
-/// with it.
+/// Maximum number of terms. This limit and [`MAX_VALUES`] bound the cost of matching servers.
 const MAX_TERMS: usize = 20;
-/// The largest number of values of all terms together.
+/// Maximum number of values in all terms together.
 const MAX_VALUES: usize = 100;
 
 /// A selector. A server matches it if it matches every term.
 ///
-/// Its text is the canonical form: terms are sorted, and each is written once and in one way. It is
-/// what the API shows and what D1 stores.
+/// Its text is the canonical form: the terms are sorted, without duplicates, and equal terms have
+/// equal texts. The API shows this form, and D1 stores it.
 ///
 /// ```
 /// use farhand_domain::labels::Labels;
@@ -44,7 +43,7 @@ const MAX_VALUES: usize = 100;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Selector {
-    /// Sorted, each once, at least one.
+    /// At least one term, sorted, without duplicates.
     terms: Vec<Term>,
 }
 
@@ -53,10 +52,10 @@ pub struct Selector {
 pub struct Term {
     /// The label's key.
     pub key: String,
-    /// The values that fit; `None`: any value fits.
+    /// The accepted values; `None`: any value.
     pub values: Option<BTreeSet<String>>,
-    /// Whether the term matches servers that do not have the label with a value that fits, instead
-    /// of those that do.
+    /// Whether the condition is inverted. An inverted term matches servers without the label, and
+    /// servers whose label has another value.
     pub is_negated: bool,
 }
 
@@ -81,7 +80,7 @@ impl fmt::Display for Term {
 }
 
 impl Selector {
-    /// The terms, sorted, each once.
+    /// The terms, sorted, without duplicates.
     pub fn terms(&self) -> &[Term] {
         &self.terms
     }
@@ -130,7 +129,8 @@ impl<'de> Deserialize<'de> for Selector {
 /// Why a text is not a selector.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SelectorError {
-    /// Where the error is, in characters from 1. One more than the text has: at its end.
+    /// The position of the error, in characters from 1. An error at the end has the length of the
+    /// text plus 1.
     pub position: usize,
     message: String,
 }
@@ -145,13 +145,13 @@ impl std::error::Error for SelectorError {}
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Token {
-    /// A key, a value or a keyword: which of them depends on where it stands.
+    /// A key, a value or a keyword, depending on its place.
     Word(String),
     Not,
     /// `=` or `==`.
     Equal,
     NotEqual,
-    /// `<` or `>`, which Kubernetes knows for numbers.
+    /// `<` or `>`. Kubernetes compares numbers with them; they are refused here.
     Order,
     Open,
     Close,
@@ -159,7 +159,7 @@ enum Token {
     End,
 }
 
-/// The tokens with their positions; the last one is [`Token::End`].
+/// Splits a text into tokens, each with its position. The last token is [`Token::End`].
 fn tokens(text: &str) -> Vec<(usize, Token)> {
     let is_special = |c: char| "!=<>(),".contains(c);
     let is_blank = |c: char| matches!(c, ' ' | '\t' | '\r' | '\n');
@@ -197,7 +197,7 @@ fn tokens(text: &str) -> Vec<(usize, Token)> {
 /// Reads tokens from left to right.
 struct Parser {
     tokens: std::iter::Peekable<std::vec::IntoIter<(usize, Token)>>,
-    /// How many values all terms have so far.
+    /// The number of values that were read so far.
     values: usize,
 }
 
@@ -206,13 +206,13 @@ impl Parser {
         self.tokens.peek().map_or(Token::End, |(_, token)| token.clone())
     }
 
-    /// The next token and its position. [`Token::End`] is never taken.
+    /// Takes the next token and its position. [`Token::End`] is never removed.
     fn next(&mut self) -> (usize, Token) {
         let next = self.tokens.next_if(|(_, token)| *token != Token::End);
         next.or_else(|| self.tokens.peek().cloned()).unwrap_or((1, Token::End))
     }
 
-    /// An error at the next token.
+    /// Returns an error at the next token.
     fn expected<T>(&mut self, message: impl Into<String>) -> Result<T, SelectorError> {
         let position = self.next().0;
         Err(SelectorError { position, message: message.into() })
@@ -250,7 +250,7 @@ impl Parser {
         Ok(Term { key, values, is_negated })
     }
 
-    /// The value after `=` or `!=`, which may be empty.
+    /// Reads the value after `=` or `!=`, which may be empty.
     fn one_value(&mut self) -> Result<BTreeSet<String>, SelectorError> {
         self.next();
         let value = match self.peek() {
@@ -283,8 +283,8 @@ impl Parser {
         }
     }
 
-    /// The list after `in` or `notin`. As in Kubernetes, nothing between two commas, or between a
-    /// comma and a parenthesis, is the empty value.
+    /// Reads the list after `in` or `notin`. As in Kubernetes, an omitted value before or after a
+    /// comma is the empty value.
     fn list(&mut self) -> Result<BTreeSet<String>, SelectorError> {
         self.next();
         if self.peek() != Token::Open {
@@ -384,12 +384,12 @@ mod tests {
             ("env in (a)", "env=a"),
             ("env notin (a)", "env!=a"),
             ("env notin (b,a)", "env notin (a,b)"),
-            // As in Kubernetes: nothing is the empty value, also in a list.
+            // As in Kubernetes, an omitted value in a list is the empty value.
             ("env in (,)", "env="),
             ("env in (a,)", "env in (,a)"),
             ("env in (,a)", "env in (,a)"),
             ("env in (a,,b)", "env in (,a,b)"),
-            // Keywords are keys and values too.
+            // Keywords can also be keys and values.
             ("in in (in,notin)", "in in (in,notin)"),
             ("notin notin (in)", "notin!=in"),
             ("in", "in"),
@@ -502,7 +502,7 @@ mod tests {
         }
     }
 
-    /// A term as a person means it, and a way to write it.
+    /// The meaning of a term, and one way to write it.
     #[derive(Clone, Debug)]
     enum Meant {
         Has(String),
@@ -591,7 +591,7 @@ mod tests {
             prop_assert_eq!(read(&written.join(",")).to_string(), read(&turned.join(",")).to_string());
         }
 
-        /// Any text is read or refused at a position in it.
+        /// Any text is accepted, or refused with a position in it or at its end.
         #[test]
         fn any_text(text in "[ab!=<>(), é]{0,12}|(a|b|in|notin|=|!=|!|,|\\(|\\)| ){0,8}|\\PC{0,20}") {
             match text.parse::<Selector>() {

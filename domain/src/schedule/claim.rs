@@ -1,16 +1,16 @@
-//! What becomes of the due times that have passed.
+//! Decides what to do about due times that have passed.
 
 use super::{Calendar, Misfire, Overlap, Timing, next};
 use crate::time::Timestamp;
 
-/// How late the object may handle a due time that is not missed, in seconds. Shorter than a minute,
-/// so that at most one due time is in time.
+/// A due time that the object handles later than this, in seconds, is missed. Shorter than a
+/// minute, so that at most one passed due time is in time.
 pub const IN_TIME: i64 = 30;
 
-/// The due times of a schedule that have passed and are not decided yet.
+/// The due times of a schedule that have passed, but about which nothing is decided yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Passed {
-    /// The first and the last one that came too long ago.
+    /// The first and the last missed due time.
     missed: Option<(Timestamp, Timestamp)>,
     in_time: Option<Timestamp>,
     /// The first due time after now.
@@ -18,7 +18,7 @@ pub struct Passed {
 }
 
 impl Passed {
-    /// The due times from `first` to now.
+    /// Finds the due times from `first` to `now`. `first` is a due time that has passed.
     pub fn new(
         timing: &Timing,
         calendar: &impl Calendar,
@@ -36,9 +36,10 @@ impl Passed {
         Self { missed, in_time: Some(last), next }
     }
 
-    /// Decides by `misfire`: what to start, and what to record as missed, with the reason.
+    /// Applies `misfire`. Returns the due time to start, and the due time to record as missed, with
+    /// the reason.
     ///
-    /// However many due times were missed, one of the two stands for all of them: the last one.
+    /// However many due times were missed, they lead to at most one run or one history entry.
     pub fn decide(self, misfire: Misfire) -> (Option<Timestamp>, Option<(Timestamp, String)>) {
         match (self.missed, misfire) {
             (None, _) => (self.in_time, None),
@@ -55,16 +56,17 @@ impl Passed {
     }
 }
 
-/// Whether a run may start now.
+/// Whether a run starts now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
     Start,
-    /// When the previous run ends.
+    /// Start the run when the previous run ends.
     Wait,
     Skip(&'static str),
 }
 
-/// Decides by `overlap`.
+/// Applies `overlap`. `is_running`: an earlier run has not ended. `is_waiting`: another run already
+/// waits for its end.
 pub fn admit(overlap: Overlap, is_running: bool, is_waiting: bool) -> Admission {
     match overlap {
         _ if !is_running => Admission::Start,

@@ -1,8 +1,8 @@
-//! Cron expressions, as minutes of a local calendar. Time zones are the business of
-//! [`next`](super::next).
+//! Parses cron expressions, and finds the local minutes that match. [`next`](super::next) applies
+//! the time zone.
 //!
-//! The crate `croner` parses the fields and says which days match. It is lenient, and its errors
-//! name no position. So this module checks each item of the text first. It refuses for example
+//! The crate `croner` parses the fields and decides which days match. It is lenient, and its errors
+//! name no position. So this module first checks each item of the text. For example, it refuses
 //! `JANFEB`, `MON` as a day of the month, an empty list item, a sixth field and `W`, which `croner`
 //! accepts.
 
@@ -12,14 +12,14 @@ use chrono::{Datelike, Days, Months, NaiveDate, NaiveDateTime, NaiveTime, Timeli
 use croner::parser::{CronParser, Seconds, Year};
 use croner::{CronPattern, Weekday};
 
-/// The longest expression, in characters.
+/// Maximum length of an expression, in characters.
 pub const MAX_LENGTH: usize = 256;
 
-/// How far the search for the next match goes. The rarest expression, the fifth Friday of a
-/// February, matches after at most 40 years.
+/// Maximum number of months in the search for the next match. The rarest expression, the fifth
+/// Friday of a February, matches after at most 40 years.
 const SEARCH_MONTHS: usize = 12 * 41;
 
-/// The shorthands for whole expressions, in either case.
+/// Shorthands for whole expressions, in upper or lower case.
 const NICKNAMES: [&str; 6] = ["@hourly", "@daily", "@weekly", "@monthly", "@yearly", "@annually"];
 
 const MONTHS: [&str; 12] =
@@ -31,7 +31,7 @@ struct Field {
     name: &'static str,
     least: u32,
     most: u32,
-    /// Names of the values from `least` on.
+    /// Names of the values, starting with `least`.
     names: &'static [&'static str],
     accepted: &'static str,
 }
@@ -65,20 +65,21 @@ impl fmt::Display for NotAnExpression {
 
 impl std::error::Error for NotAnExpression {}
 
-/// How a schedule behaves when the local clock is changed.
+/// What a schedule does when the local clock changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clock {
     /// The hour field is `*` or `*/n`: every moment whose local time matches is due. A local time
-    /// that occurs twice is due twice, a skipped one never.
+    /// that occurs twice is due twice. A skipped local time is never due.
     Elapsed,
-    /// Every local time is due exactly once, also one that occurs twice or is skipped.
+    /// Each matching local time is due once, even if it occurs twice. Skipped local times are due
+    /// together, at the moment of the change.
     Fixed,
 }
 
 /// A cron expression: the set of local minutes that match.
 ///
-/// If both the day of the month and the day of the week are given, a day matches if either does.
-/// Only a bare `*` is "not given": `*/2` is a restriction like any other.
+/// If the day of the month and the day of the week are both restricted, a day needs to match only
+/// one of them. Only a bare `*` is no restriction: `*/2` is one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Expression {
     /// Bit n stands for minute n.
@@ -87,8 +88,8 @@ pub struct Expression {
     hours: u32,
     /// Bit n stands for month n, from 1.
     months: u16,
-    /// The matching days (bit n for day n, from 1) of each shape of month: by its length from 28,
-    /// and the weekday of its first day, from Sunday.
+    /// The matching days of a month: bit n stands for day n, from 1. The first index is the length
+    /// of the month minus 28. The second index is the weekday of its first day, from Sunday.
     days: [[u32; 7]; 4],
     clock: Clock,
 }
@@ -97,7 +98,7 @@ impl Expression {
     /// Reads an expression: five fields, or a shorthand such as `@daily`.
     ///
     /// # Errors
-    /// The text is no expression, or has a time that never comes (`0 0 30 2 *`).
+    /// The text is not an expression, or it never matches (`0 0 30 2 *`).
     ///
     /// ```
     /// use farhand_domain::schedule::cron::Expression;
@@ -124,7 +125,8 @@ impl Expression {
     }
 
     fn from_pattern(pattern: &CronPattern) -> Result<Self, NotAnExpression> {
-        // A year and a month of each length. The crate takes the weekday as an argument.
+        // One month of each length: year, month, length. The crate takes the weekday as an
+        // argument.
         const LENGTHS: [(i32, u32, u32); 4] =
             [(2023, 2, 28), (2024, 2, 29), (2023, 4, 30), (2023, 1, 31)];
         let mut days = [[0; 7]; 4];
@@ -139,7 +141,7 @@ impl Expression {
                 }
             }
         }
-        // With shorthands written out.
+        // The crate's text has the five fields of a shorthand.
         let hour = pattern.as_str().split_whitespace().nth(1).unwrap_or_default();
         let is_elapsed = hour == "*" || (hour.starts_with("*/") && !hour.contains(','));
         let bits =
@@ -153,16 +155,18 @@ impl Expression {
         })
     }
 
-    /// Which rule applies when the local clock is changed.
+    /// The rule for changes of the local clock.
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// The first matching local minute at or after `from`; `None` near the end of the calendar.
+    /// Returns the first matching local minute at or after `from`. Returns `None` near the end of
+    /// `chrono`'s calendar.
     pub fn first_from(&self, from: NaiveDateTime) -> Option<NaiveDateTime> {
         let whole = from.with_second(0)?.with_nanosecond(0)?;
         let from = if whole < from { whole + chrono::TimeDelta::minutes(1) } else { whole };
-        // The times of the first day are cut off before `from`; if none is left, the next day.
+        // On the first day, only times from `from` on count. If none matches, the next day is the
+        // first.
         let start = match self.first_time(from.time()) {
             Some(time) if self.matches_day(from.date()) => return Some(from.date().and_time(time)),
             _ => from.date().checked_add_days(Days::new(1))?,
@@ -181,7 +185,7 @@ impl Expression {
         None
     }
 
-    /// The matching days of a month, bit n for day n.
+    /// The matching days of the month that begins at `first`: bit n stands for day n.
     fn days_of(&self, first: NaiveDate) -> u32 {
         if self.months & (1 << first.month()) == 0 {
             return 0;
@@ -205,8 +209,8 @@ impl Expression {
         NaiveTime::from_hms_opt(hours.trailing_zeros(), self.minutes.trailing_zeros(), 0)
     }
 
-    /// Whether any year has a matching day. A month of a given length begins on each weekday in
-    /// some year.
+    /// Whether a matching day exists in any year. A month of a given length begins on every weekday
+    /// in some year.
     fn ever_matches(&self) -> bool {
         let lengths = |month| match month {
             2 => &self.days[..2],
@@ -219,7 +223,7 @@ impl Expression {
     }
 }
 
-/// Checks the items of an expression. The error names the position of the first invalid one.
+/// Checks the items of an expression. The error names the position of the first invalid item.
 fn check(text: &str) -> Result<(), NotAnExpression> {
     if text.trim_start().starts_with('@') {
         if NICKNAMES.iter().any(|name| name.eq_ignore_ascii_case(text.trim())) {
@@ -251,7 +255,7 @@ fn check(text: &str) -> Result<(), NotAnExpression> {
     Ok(())
 }
 
-/// The parts between separators, each with the number of characters before it.
+/// Splits a text at separators. Returns each part with the number of characters before it.
 fn split(text: &str, is_separator: fn(char) -> bool) -> impl Iterator<Item = (usize, &str)> {
     let mut place = 0;
     text.split(is_separator).map(move |part| {
@@ -265,7 +269,7 @@ fn fault(place: usize, field: &str, word: &str, what: &str) -> NotAnExpression {
     NotAnExpression(format!("Character {}, {field}: \"{word}\" {what}.", place + 1))
 }
 
-/// Checks one item of a list: `*`, a value, a range, each of them with a step, or a special day.
+/// Checks one item of a list: `*`, a value or a range, with or without a step, or a special day.
 fn check_item(
     index: usize,
     field: &Field,
@@ -319,7 +323,7 @@ fn check_item(
     Ok(())
 }
 
-/// The number of a value. At the end of a range, `SUN` is 7.
+/// Converts a name or a number to the value. At the end of a range, `SUN` is 7.
 fn value(field: &Field, word: &str, is_end: bool) -> Option<u32> {
     match field.names.iter().position(|name| name.eq_ignore_ascii_case(word)) {
         Some(0) if is_end && field.most == 7 => Some(7),
@@ -328,7 +332,7 @@ fn value(field: &Field, word: &str, is_end: bool) -> Option<u32> {
     }
 }
 
-/// One or two digits.
+/// Reads a number of one or two digits.
 fn number(word: &str) -> Option<u32> {
     let is_number = matches!(word.len(), 1 | 2) && word.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| word.parse().ok()).flatten()
@@ -485,7 +489,7 @@ mod tests {
         }
     }
 
-    /// What `croner` alone would take, or read as something else.
+    /// Texts that `croner` alone accepts, or reads with another meaning.
     #[test]
     fn other_dialects_are_refused() {
         for text in [
@@ -526,7 +530,7 @@ mod tests {
         }
     }
 
-    /// Parts of fields, most of which fit to each other.
+    /// Random fields, joined from parts that often fit together.
     fn field() -> impl Strategy<Value = String> {
         let parts = [
             "*", "*/", "/", "-", ",", "#", "L", "0", "1", "2", "5", "7", "12", "31", "60", "MON",
@@ -544,7 +548,7 @@ mod tests {
             cases: 2_000, failure_persistence: None, ..ProptestConfig::default()
         })]
 
-        /// Messages of `croner` name no position, and must not reach the user.
+        /// Errors of `croner` name no position, so users must not get them.
         #[test]
         fn what_passes_the_check_can_be_read(fields in prop::collection::vec(field(), 5)) {
             let text = fields.join(" ");

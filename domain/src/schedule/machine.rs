@@ -1,19 +1,21 @@
-//! The schedules of a workspace as a state machine without a platform: an event and the time go in,
-//! effects come out. One Durable Object per workspace will hold it.
+//! The schedules of a workspace as a state machine, without I/O. A step takes an event and the
+//! time, and returns effects. One Durable Object per workspace (the shell) will hold the machine.
 //!
-//! What the shell must do with a [`Step`]:
+//! After each [`Step`], the shell must:
 //! 1. Write the changed schedules and the alarm, in one transaction.
-//! 2. Carry out the effects. Each of them has an answer, which comes back as an event.
+//! 2. Carry out the effects. Pass the answer to each effect to the machine as an event.
 //!
-//! A crash may lose the memory and any effect after the write. The next event of a machine that was
-//! [loaded](Machine::load) again repeats what had no answer. So the receivers must be idempotent:
-//! - [`Effect::Start`] creates the batch of a schedule and due time, or finds it.
-//! - [`Effect::Withdraw`] finds it, or sees to it that no start can create it any more.
-//! - [`Effect::Record`] writes the history entry of a schedule and due time, if it is not there.
+//! A crash loses the memory, and may lose effects after the write. When a machine that was
+//! [loaded](Machine::load) again gets its next event, it repeats the effects without an answer. So
+//! the receivers must be idempotent:
+//! - [`Effect::Start`] creates the batch of a schedule and due time, or finds the existing batch.
+//! - [`Effect::Withdraw`] finds that batch, or ensures that no start can create it later.
+//! - [`Effect::Record`] writes the history entry of a schedule and due time, unless it exists.
 //!
-//! Invariants (tests: `tests/schedule/`): each due time is decided once, and starts at most one
-//! batch. However many were missed, at most one of them starts. No start is sent for a schedule
-//! that is disabled, deleted or has ended, or for a time outside `starts_at` and `ends_at`.
+//! Invariants (tests: `tests/schedule/`): Each due time is handled once, and starts at most one
+//! batch. However many due times were missed, at most one of them starts a batch. No start is sent
+//! for a schedule that is disabled, deleted or has ended, or for a due time outside `starts_at` and
+//! `ends_at`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,10 +26,10 @@ use super::claim::{Admission, IN_TIME, Passed, admit};
 use super::{Calendar, Outcome, Run, Timing};
 use crate::time::Timestamp;
 
-/// How many starts may be without an answer at the same time.
+/// Maximum number of starts and withdrawals that wait for an answer.
 pub const MAX_STARTING: usize = 50;
-/// When an effect without success is repeated, in seconds. Also how soon the alarm wakes a machine
-/// that crashed with work left.
+/// Seconds until a failed effect is repeated. While work is pending, the alarm is set at most this
+/// far ahead, because a crash may lose effects.
 const RETRY: i64 = 5;
 
 const DISABLED: &str = "The schedule was disabled before the run could start.";
@@ -35,22 +37,22 @@ const OUTSIDE: &str = "The time is not between the schedule's start and end.";
 const ENDED: &str = "The schedule ended before the run could start.";
 const WITHDRAWN: &str = "The schedule was changed before the run could start.";
 
-/// A run, by its schedule and due time. The due time first: runs start in this order.
+/// Identifies a run. The due time comes first, because runs start in this order.
 type Key = (Timestamp, Uuid);
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Stage {
-    /// Its start was never sent.
+    /// The start was never sent.
     Waiting,
-    /// Its start was sent, and may have arrived.
+    /// The start was sent, and may have arrived.
     Sent,
-    /// Its start may have arrived, and must not happen any more.
+    /// The start may have arrived, but the run is no longer wanted.
     Withdrawing,
-    /// Its batch has not ended.
+    /// The batch exists and has not ended.
     Running,
-    /// Nothing is left but to record it.
+    /// The run has ended, or did not start. Only its history entry may still be unrecorded.
     Over,
 }
 
@@ -65,7 +67,7 @@ struct Progress {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Schedule {
     timing: Timing,
-    /// It is kept until no start of it is without an answer.
+    /// A deleted schedule is kept until each start that was sent has an answer.
     is_deleted: bool,
     next_due: Option<Timestamp>,
     /// The due time that waits for the previous run to end (`overlap: queue`).
@@ -79,17 +81,18 @@ pub struct Schedule {
 pub enum Answer {
     /// The batch exists.
     Started { batch: Uuid },
-    /// It was not created and will not be: the owner may not, or the fields are invalid.
+    /// The batch does not exist and will not be created: the owner lacks the permission, or the
+    /// fields are invalid.
     Refused { reason: String },
-    /// It was not created and will not be.
+    /// The batch does not exist and will not be created.
     Withdrawn,
-    /// The request failed: the batch may exist or not.
+    /// The request failed. The batch may exist.
     Unknown,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The alarm, and also any call that only lets time pass.
+    /// The alarm went off. Also for calls that bring no other event.
     Alarm,
     /// A schedule was created or changed.
     Put {
@@ -104,7 +107,7 @@ pub enum Event {
         due_at: Timestamp,
         answer: Answer,
     },
-    /// The batch of a run ended. May come before the answer to its start.
+    /// The batch of a run ended. This event may come before the answer to the start.
     Ended {
         schedule: Uuid,
         due_at: Timestamp,
@@ -125,12 +128,12 @@ pub enum Effect {
     Record { schedule: Uuid, run: Run },
 }
 
-/// What an event leads to.
+/// The result of an event.
 #[derive(Debug, Default)]
 pub struct Step {
-    /// The schedules to write, or to delete if [`Machine::stored`] has none.
+    /// The schedules to write. If [`Machine::stored`] does not have a schedule, delete it.
     pub changed: BTreeSet<Uuid>,
-    /// When the object must be woken.
+    /// When the alarm must go off.
     pub alarm: Option<Timestamp>,
     pub effects: Vec<Effect>,
 }
@@ -142,17 +145,17 @@ pub struct Machine {
     starting: BTreeSet<Key>,
     /// Records without an answer.
     recording: BTreeSet<Key>,
-    /// Failed starts, withdrawals and records, and when to repeat them.
+    /// When to repeat failed starts, withdrawals and records.
     retries: BTreeMap<Key, Timestamp>,
 }
 
 impl Machine {
-    /// The machine as it was stored.
+    /// Creates a machine from the stored schedules.
     pub fn load(schedules: impl IntoIterator<Item = (Uuid, Schedule)>) -> Self {
         Self { schedules: schedules.into_iter().collect(), ..Self::default() }
     }
 
-    /// A schedule as it must be stored now.
+    /// A schedule as it must be stored; `None`: it must be deleted.
     pub fn stored(&self, schedule: Uuid) -> Option<&Schedule> {
         self.schedules.get(&schedule)
     }
@@ -160,7 +163,8 @@ impl Machine {
     /// Handles an event.
     pub fn step(&mut self, event: Event, now: Timestamp, calendar: &impl Calendar) -> Step {
         let mut step = Step::default();
-        // First by the old timing: a change does not affect earlier due times.
+        // Decide passed due times before the event, because a change of timing does not affect
+        // them.
         for (id, schedule) in &mut self.schedules {
             if schedule.claim(now, calendar) {
                 step.changed.insert(*id);
@@ -233,8 +237,8 @@ impl Machine {
         }
     }
 
-    /// Sends the starts that wait, in the order of their due times, and repeats those without an
-    /// answer.
+    /// Sends waiting starts and withdrawals in the order of their due times. Repeats starts and
+    /// withdrawals that failed, or whose answer a crash lost.
     fn send_starts(&mut self, now: Timestamp, step: &mut Step) {
         let unsent = |(id, schedule): (&Uuid, &Schedule)| {
             let runs = schedule.runs.iter().filter(|(_, run)| run.stage.is_starting());
@@ -288,7 +292,7 @@ impl Machine {
         self.retries.get(key).is_none_or(|at| *at <= now)
     }
 
-    /// The next due time, or earlier if an effect may have to be repeated.
+    /// The next due time, or an earlier time if an effect may have to be repeated.
     fn alarm(&self, now: Timestamp) -> Option<Timestamp> {
         let is_pending = |run: &Progress| run.stage.is_starting() || run.unrecorded.is_some();
         let mut runs = self.schedules.values().flat_map(|schedule| schedule.runs.values());
@@ -299,7 +303,7 @@ impl Machine {
 }
 
 impl Stage {
-    /// Whether a start must be sent or answered.
+    /// Whether a start or a withdrawal must be sent, or has no answer yet.
     fn is_starting(self) -> bool {
         matches!(self, Self::Waiting | Self::Sent | Self::Withdrawing)
     }
@@ -325,7 +329,7 @@ impl Progress {
 }
 
 impl Schedule {
-    /// Decides about the due times until now. Whether there were any.
+    /// Decides about the due times up to `now`. Returns whether there were any.
     fn claim(&mut self, now: Timestamp, calendar: &impl Calendar) -> bool {
         let Some(first) = self.next_due.filter(|due| *due <= now) else { return false };
         let passed = Passed::new(&self.timing, calendar, first, now);
@@ -348,7 +352,7 @@ impl Schedule {
         self.runs.insert(due_at, Progress { stage: Stage::Waiting, unrecorded: None });
     }
 
-    /// Adds a history entry of a due time that does not start.
+    /// Adds a history entry for a due time without a start.
     fn note(&mut self, due_at: Timestamp, outcome: Outcome, reason: &str) {
         let mut progress = Progress { stage: Stage::Over, unrecorded: None };
         progress.end(due_at, outcome, reason);
@@ -359,7 +363,7 @@ impl Schedule {
         self.runs.values().any(|run| run.stage != Stage::Over)
     }
 
-    /// Lets the queued run start if nothing runs, or drops it if it may not start any more.
+    /// Starts the queued run if no other run is active, or drops it if it may no longer start.
     fn promote(&mut self, now: Timestamp) {
         let Some(due_at) = self.queued else { return };
         if let Some((outcome, reason)) = self.obstacle(due_at, now) {
@@ -371,7 +375,7 @@ impl Schedule {
         }
     }
 
-    /// Why a due time may not start now, if it may not.
+    /// The reason why a run must not start now, if there is one.
     fn obstacle(&self, due_at: Timestamp, now: Timestamp) -> Option<(Outcome, &'static str)> {
         let Timing { enabled, starts_at, ends_at, .. } = self.timing;
         if self.is_deleted || !enabled {
@@ -387,7 +391,8 @@ impl Schedule {
         }
     }
 
-    /// Leaves only the starts that may have arrived: they are withdrawn. Batches that run go on.
+    /// Withdraws the starts that may have arrived, and drops the other runs. Running batches
+    /// continue.
     fn delete(&mut self) {
         self.is_deleted = true;
         self.next_due = None;
@@ -420,7 +425,7 @@ impl Schedule {
     fn ended(&mut self, due_at: Timestamp, batch: Uuid, now: Timestamp) -> bool {
         let Some(run) = self.runs.get_mut(&due_at) else { return false };
         match run.stage {
-            // The answer to the start is still on its way, or lost.
+            // The answer to the start has not arrived yet, or was lost.
             Stage::Sent | Stage::Withdrawing => run.start(due_at, batch, now, Stage::Over),
             Stage::Running => run.stage = Stage::Over,
             Stage::Waiting | Stage::Over => return false,
@@ -436,7 +441,7 @@ impl Schedule {
         true
     }
 
-    /// Removes a run that has ended and is recorded. Of a deleted schedule, none is recorded.
+    /// Removes a run that is over and recorded. Runs of a deleted schedule need no record.
     fn tidy(&mut self, due_at: Timestamp) {
         let Some(run) = self.runs.get(&due_at) else { return };
         if run.stage == Stage::Over && (run.unrecorded.is_none() || self.is_deleted) {

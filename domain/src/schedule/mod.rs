@@ -1,9 +1,9 @@
 //! Schedules: a cron expression in a time zone, and what happens at each due time.
 //!
-//! - [`cron`] reads expressions, [`zone`] is the time zone that the platform supplies.
-//! - [`next`] finds due times, also when the local clock is changed.
-//! - [`claim`] decides about due times that the service missed, and about runs that overlap.
-//! - [`machine`] holds the schedules of a workspace, and says what to start and when.
+//! - [`cron`] reads expressions. [`zone`] defines what the platform must know about a time zone.
+//! - [`next`] finds due times, including the days when the local clock changes.
+//! - [`claim`] handles due times that the service missed, and runs that overlap.
+//! - [`machine`] holds the schedules of a workspace. It decides what to start, and when.
 
 pub mod claim;
 pub mod cron;
@@ -16,30 +16,30 @@ use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// How many due times `next_runs` shows.
+/// Maximum number of due times in `next_runs`.
 pub const NEXT_RUNS: usize = 5;
 
-/// What to do when the service was down over due times.
+/// What to do about due times that passed while the service was down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Misfire {
-    /// Start one run for all of them.
+    /// Start one run for all missed due times.
     #[default]
     RunOnce,
-    /// Start none.
+    /// Start no run for missed due times.
     Skip,
 }
 
-/// What to do when the previous run has not ended.
+/// What to do at a due time if the previous run has not ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {
     /// Start no new run.
     #[default]
     Skip,
-    /// Start it beside the previous one.
+    /// Start the new run while the previous run continues.
     Allow,
-    /// Start it when the previous one ends. One run waits, and further ones are skipped.
+    /// Start the new run when the previous run ends. At most one run waits. Later runs are skipped.
     Queue,
 }
 
@@ -48,11 +48,11 @@ pub enum Overlap {
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Started,
-    /// By `overlap`, or because the schedule was disabled.
+    /// Not started because of `overlap`, or because the schedule was disabled or changed.
     Skipped,
-    /// The owner may not start it, or its targets are invalid.
+    /// Not started because the owner lacks the permission, or because its fields are invalid.
     Refused,
-    /// By `misfire`, or because the schedule ended before it could start.
+    /// Not started because the service was down, or because the schedule ended first.
     Missed,
 }
 
@@ -60,17 +60,18 @@ pub enum Outcome {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Run {
     pub due_at: Timestamp,
-    /// The lag is the difference to `due_at`.
+    /// When the object got the confirmation of the start. The difference from `due_at` is the lag.
     pub started_at: Option<Timestamp>,
     pub batch: Option<Uuid>,
     pub outcome: Outcome,
     pub reason: Option<String>,
 }
 
-/// The next due time of an expression in a time zone. The platform implements it with
+/// Finds the due times of an expression in a time zone. The platform implements it with
 /// [`next::next_due`] and its own time zone data.
 pub trait Calendar {
-    /// The first due time after a moment; `None` if there is none, or a text is invalid.
+    /// Returns the first due time after `after`. Returns `None` if there is none, or if `cron` or
+    /// `timezone` is invalid.
     fn next_due(&self, cron: &str, timezone: &str, after: Timestamp) -> Option<Timestamp>;
 }
 
@@ -78,19 +79,21 @@ pub trait Calendar {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Timing {
     pub cron: String,
-    /// A name of the IANA database.
+    /// A name from the IANA time zone database.
     pub timezone: String,
     pub enabled: bool,
-    /// The first moment that may be a due time.
+    /// The earliest possible due time; `None`: no limit.
     pub starts_at: Option<Timestamp>,
-    /// The last moment that may be a due time. A later run is not started.
+    /// The latest possible due time; `None`: no limit. A run that has not started
+    /// [`claim::IN_TIME`] seconds after this time is dropped.
     pub ends_at: Option<Timestamp>,
     pub misfire: Misfire,
     pub overlap: Overlap,
 }
 
 impl Timing {
-    /// The first due time after a moment; `None` if the schedule is disabled or has ended.
+    /// Returns the first due time after `after`. Returns `None` if the schedule is disabled, or has
+    /// no later due time.
     pub fn due_after(&self, calendar: &impl Calendar, after: Timestamp) -> Option<Timestamp> {
         if !self.enabled {
             return None;
@@ -106,7 +109,7 @@ impl Timing {
         self.ends_at.is_none_or(|end| due <= end).then_some(due)
     }
 
-    /// The next due times, at most [`NEXT_RUNS`].
+    /// Returns the next due times, at most [`NEXT_RUNS`].
     pub fn next_runs(&self, calendar: &impl Calendar, now: Timestamp) -> Vec<Timestamp> {
         let next = |due: &Timestamp| self.due_after(calendar, *due);
         std::iter::successors(self.due_after(calendar, now), next).take(NEXT_RUNS).collect()

@@ -1,12 +1,13 @@
-//! When an expression is due in a time zone, also on the days when the local clock is changed.
+//! Finds when an expression is due in a time zone, including the days when the local clock changes.
 //!
-//! - [`Clock::Elapsed`]: each moment whose local time matches is due.
+//! - [`Clock::Elapsed`]: every moment whose local time matches is due.
 //! - [`Clock::Fixed`]: each matching local time is due once, at the first moment when the local
-//!   clock has reached it. A local time that occurs twice is due the first time. The local times
-//!   that the clock skips are due together, at the moment of the change.
+//!   clock shows this time or a later time. If a local time occurs twice, only the first occurrence
+//!   is due. All matching local times that the clock skips become one due time: the moment of the
+//!   change.
 //!
-//! Moments are in seconds since 1970. A *reading* is what the local clock shows, as seconds since
-//! 1970 by that clock.
+//! A *moment* is in seconds since 1970, UTC. A *reading* is what the local clock shows at a moment,
+//! converted to seconds as if it were UTC.
 
 use std::ops::Range;
 
@@ -16,10 +17,10 @@ use super::cron::{Clock, Expression};
 use super::zone::Zone;
 use crate::time::Timestamp;
 
-/// More than any change of an offset, in seconds. The largest is the day that Samoa skipped.
+/// Longer than the largest change of an offset, in seconds. Samoa once skipped a day.
 const WINDOW: i64 = 25 * 60 * 60;
 
-/// The first due time after a moment. `None` if there is none before the year 9999.
+/// Returns the first due time after `after`. Returns `None` if there is none up to the year 9999.
 ///
 /// ```
 /// use farhand_domain::schedule::{cron::Expression, next::next_due, zone::Utc};
@@ -40,8 +41,8 @@ pub fn next_due(expression: &Expression, zone: &impl Zone, after: Timestamp) -> 
     Timestamp::parse(&next.to_string()).ok()
 }
 
-/// The last due time after `from` and until `until`, if there is one. `next` is the first due time
-/// after a moment.
+/// Returns the last due time that is after `from` and not after `until`, if there is one. `next`
+/// returns the first due time after a moment.
 pub fn last_due(
     next: impl Fn(Timestamp) -> Option<Timestamp>,
     from: Timestamp,
@@ -61,33 +62,36 @@ pub fn last_due(
     Some(last)
 }
 
-/// The first moment from `from` on whose reading matches.
+/// Returns the first moment at or after `from` whose reading matches.
 fn next_elapsed(expression: &Expression, zone: &impl Zone, mut from: i64) -> Option<i64> {
     let mut offset = zone.offset_at(from);
     loop {
         let due = first_reading(expression, from + offset)? - offset;
         let near = due.min(from + WINDOW);
         if zone.offset_at(near) != offset {
-            // The clock was changed before `due`: continue from the change.
+            // The clock changes before `due`: continue from the change.
             from = change_in(zone, from..near);
             offset = zone.offset_at(from);
         } else if near == due {
             return Some(due);
         } else {
-            // Until then, every reading is below that of `due`, also if the clock is changed.
+            // Before the new `from`, every reading is below the reading of `due`, even if the clock
+            // changes.
             from = near.max(due - WINDOW);
             offset = zone.offset_at(from);
         }
     }
 }
 
-/// The first moment after `after` when the clock reaches a matching reading for the first time.
+/// Returns the first moment after `after` when the clock reaches a matching reading for the first
+/// time.
 fn next_fixed(expression: &Expression, zone: &impl Zone, after: i64) -> Option<i64> {
     let reading = first_reading(expression, highest_reading(zone, after) + 1)?;
     Some(first_reached(zone, reading))
 }
 
-/// The highest reading up to a moment. It is above the present one after the clock was set back.
+/// Returns the highest reading up to a moment. If the clock was set back shortly before, it is
+/// higher than the present reading.
 fn highest_reading(zone: &impl Zone, moment: i64) -> i64 {
     let present = moment + zone.offset_at(moment);
     if zone.offset_at(moment - WINDOW) <= zone.offset_at(moment) {
@@ -97,7 +101,7 @@ fn highest_reading(zone: &impl Zone, moment: i64) -> i64 {
     present.max(change - 1 + zone.offset_at(change - 1))
 }
 
-/// The first moment when the clock shows `reading` or more.
+/// Returns the first moment when the clock shows `reading` or more.
 fn first_reached(zone: &impl Zone, reading: i64) -> i64 {
     let (before, after) = (zone.offset_at(reading - WINDOW), zone.offset_at(reading + WINDOW));
     if before == after {
@@ -107,7 +111,7 @@ fn first_reached(zone: &impl Zone, reading: i64) -> i64 {
     if reading - before < change { reading - before } else { change.max(reading - after) }
 }
 
-/// The moment when the offset changes, between two moments with different ones.
+/// Returns the moment in the range when the offset changes. The offsets at both ends must differ.
 fn change_in(zone: &impl Zone, range: Range<i64>) -> i64 {
     let Range { start: mut low, end: mut high } = range;
     let offset = zone.offset_at(low);
@@ -118,7 +122,7 @@ fn change_in(zone: &impl Zone, range: Range<i64>) -> i64 {
     high
 }
 
-/// The first matching reading at or after `from`.
+/// Returns the first matching reading at or after `from`.
 fn first_reading(expression: &Expression, from: i64) -> Option<i64> {
     let from = DateTime::from_timestamp(from, 0)?.naive_utc();
     Some(expression.first_from(from)?.and_utc().timestamp())

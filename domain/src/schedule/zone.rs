@@ -1,15 +1,15 @@
-//! What the rules need of a time zone.
+//! Time zones: the offset from UTC, which the platform supplies, and the form of their names.
 
-/// The longest name of a time zone.
+/// Maximum length of a time zone's name, in bytes.
 const MAX_NAME_LENGTH: usize = 64;
 
 /// A time zone: how far its local time is ahead of UTC at each moment.
 ///
-/// The Worker asks the runtime (`Intl.DateTimeFormat`), so that the bundle holds no time zone data.
-/// The offset must not change twice within three days. A test checks the zones of the IANA database
-/// for that, from 2020 to 2040.
+/// The Worker will read the offset from the runtime (`Intl.DateTimeFormat`), so that the bundle
+/// contains no time zone data. The offset must not change twice within three days. A test checks
+/// this from 2020 to 2040 for zones of the IANA database.
 pub trait Zone {
-    /// Local time minus UTC in seconds, at a moment in seconds since 1970.
+    /// Local time minus UTC, in seconds. `moment` is in seconds since 1970.
     fn offset_at(&self, moment: i64) -> i64;
 }
 
@@ -29,10 +29,10 @@ impl<Z: Zone + ?Sized> Zone for &Z {
     }
 }
 
-/// Whether a text has the form of an IANA name, such as `America/Argentina/Buenos_Aires`. Whether
-/// the zone exists is for the platform to say.
+/// Whether a text has the form of an IANA name, such as `America/Argentina/Buenos_Aires`. The
+/// platform checks whether the zone exists.
 ///
-/// `Intl` also takes offsets such as `+05:30`. They are not names and are refused.
+/// `Intl` also accepts offsets such as `+05:30`. They are refused here, because they are not names.
 pub fn is_name(text: &str) -> bool {
     let is_part = |part: &str| {
         let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"_+-".contains(&byte);

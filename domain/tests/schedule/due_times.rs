@@ -1,4 +1,4 @@
-//! Due times of random expressions against [`Meaning::walk`].
+//! Compares the due times of random expressions with [`Meaning::walk`].
 
 use farhand_domain::schedule::cron::Expression;
 use farhand_domain::schedule::next::{last_due, next_due};
@@ -14,7 +14,7 @@ use super::zones::{FIRST_YEAR, LAST_YEAR, NAMES, Table, seconds};
 
 const DAY: i64 = 24 * 3600;
 
-/// Expressions that are often due at night, when clocks are changed, and mostly on any day.
+/// Expressions that are often due at night, when clocks change, and mostly on every day.
 fn meanings() -> impl Strategy<Value = Meaning> {
     let minutes = prop_oneof![
         Just((0..60).collect()),
@@ -50,7 +50,7 @@ fn moment(seconds: i64) -> Timestamp {
     Timestamp::from_millis(u64::try_from(seconds).unwrap() * 1000)
 }
 
-/// All due times between two moments, one after the other.
+/// All due times between two moments, in order.
 fn due_times(expression: &Expression, zone: &impl Zone, from: i64, until: i64) -> Vec<i64> {
     let next = |after: &Timestamp| next_due(expression, zone, *after);
     std::iter::successors(next(&moment(from - 1)), next)
@@ -62,7 +62,7 @@ fn due_times(expression: &Expression, zone: &impl Zone, from: i64, until: i64) -
 fn check(meaning: &Meaning, zone: &Table, from: i64, until: i64) -> Result<(), TestCaseError> {
     let text = meaning.text();
     let Ok(expression) = Expression::parse(&text) else {
-        // The 30th and 31st of short months.
+        // The expression names only the 30th or 31st of months that are shorter.
         prop_assert_eq!(meaning.walk(zone, from, until), Vec::<i64>::new());
         return Ok(());
     };
@@ -74,7 +74,7 @@ fn check(meaning: &Meaning, zone: &Table, from: i64, until: i64) -> Result<(), T
         text,
         zone.name
     );
-    // From any moment, the next one and the last one are those of the walk.
+    // From any moment, the next and the last due time equal those of the walk.
     let step = usize::try_from((until - from) / 20).unwrap() + 13;
     for moment_between in (from..until).step_by(step) {
         let next = expected.iter().find(|due| **due > moment_between);
@@ -112,7 +112,7 @@ fn due_times_around_each_change_are_those_of_a_walk() {
             cases,
             &(meanings(), any::<prop::sample::Index>(), 0..15_000_i64),
             |(meaning, index, minutes)| {
-                // A zone without changes: anywhere.
+                // In a zone without changes, any moment will do.
                 let anywhere =
                     seconds(FIRST_YEAR) + i64::try_from(index.index(7000)).unwrap() * DAY;
                 let change =
@@ -124,7 +124,7 @@ fn due_times_around_each_change_are_those_of_a_walk() {
     }
 }
 
-/// The rarer jump over months, with all changes between.
+/// Rare due times, which are months apart, with all clock changes in between.
 #[test]
 fn due_times_of_twenty_years_are_those_of_a_walk() {
     for name in NAMES {
@@ -136,7 +136,7 @@ fn due_times_of_twenty_years_are_those_of_a_walk() {
     }
 }
 
-/// A few of them over one year, so that each run of the tests has some.
+/// A few expressions over one year, so that each test run covers some.
 #[test]
 fn due_times_of_a_year_are_those_of_a_walk() {
     for name in NAMES {

@@ -1,4 +1,4 @@
-//! Due times on the days of a changed clock, as the documents describe them.
+//! Due times on days when the local clock changes, as the documents describe them.
 
 use farhand_domain::schedule::cron::Expression;
 use farhand_domain::schedule::next::next_due;
@@ -33,7 +33,7 @@ fn skipped_local_times_run_together_after_the_gap() {
         &["2026-03-29T00:00:00Z", "2026-03-29T01:00:00Z", "2026-03-29T02:00:00Z"],
     );
     check("Europe/Berlin", "59 1 * * *", from, &["2026-03-29T00:59:00Z", "2026-03-29T23:59:00Z"]);
-    // The day of the gap decides, not that of the moment after it.
+    // The day of the skipped time must match, not the day of the moment after the gap.
     check(
         "America/Havana",
         "30 0 * * SUN",
@@ -54,7 +54,7 @@ fn repeated_local_times_run_the_first_time() {
         &["2026-10-25T00:00:00Z", "2026-10-25T00:30:00Z", "2026-10-26T01:00:00Z"],
     );
     check("Europe/Berlin", "0 2,3 * * *", from, &["2026-10-25T00:00:00Z", "2026-10-25T02:00:00Z"]);
-    // Also if the question comes within the second time.
+    // The same holds if the search starts during the repeated hour.
     check("Europe/Berlin", "30,59 2 * * *", "2026-10-25T01:10:00Z", &["2026-10-26T01:30:00Z"]);
 }
 

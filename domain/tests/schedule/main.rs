@@ -1,10 +1,11 @@
-//! Schedules: due times against a walk minute by minute, and the machine under any order of events
-//! with crashes between any two effects.
+//! Tests of schedules: compares due times with a walk minute by minute, and runs the machine with
+//! random orders of events and with crashes between any two effects.
 //!
-//! - `FARHAND_SCHEDULE_CASES`: the expressions per time zone, each around one change of its clock.
-//! - `FARHAND_SCHEDULE_YEARS`: the expressions per time zone that are walked from 2020 to 2040
-//!   (default 0, a few seconds each).
-//! - `FARHAND_SCHEDULE_SEQUENCES`: the sequences of events.
+//! - `FARHAND_SCHEDULE_CASES`: the number of expressions per time zone. Each is checked around one
+//!   change of the zone's clock.
+//! - `FARHAND_SCHEDULE_YEARS`: the number of expressions per time zone that are checked from 2020
+//!   to 2040 (default 0; each takes a few seconds).
+//! - `FARHAND_SCHEDULE_SEQUENCES`: the number of sequences of events.
 
 // In tests, a panic is a failure.
 #![allow(clippy::unwrap_used)]
@@ -17,7 +18,7 @@ mod sequences;
 mod world;
 mod zones;
 
-/// A number from the environment.
+/// Reads a number from the environment.
 fn setting(name: &str, default: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }

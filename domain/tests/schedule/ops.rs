@@ -1,6 +1,6 @@
-//! What may happen to the machine.
+//! The operations of a random sequence.
 
-/// Its numbers choose what it applies to.
+/// An operation. Its numbers choose the schedule, message or batch.
 #[derive(Clone, Debug)]
 pub enum Op {
     /// Time passes, and the alarm goes off when it is due.
@@ -19,7 +19,7 @@ pub enum Op {
     Delete {
         schedule: u64,
     },
-    /// A message arrives, and its answer comes back.
+    /// A message arrives, and the machine gets the answer.
     Deliver {
         place: u64,
         is_refused: bool,
@@ -37,7 +37,7 @@ pub enum Op {
     },
     /// The object loses its memory.
     Crash,
-    /// In the next step, the object crashes after so many effects.
+    /// In the next step, the object crashes after this number of effects.
     CrashIn {
         effects: usize,
     },

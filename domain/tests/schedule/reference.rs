@@ -1,4 +1,4 @@
-//! Due times by a walk minute by minute, as the rules say it: slow and obvious.
+//! A slow and simple reference: finds due times by a walk, minute by minute.
 
 use std::collections::BTreeSet;
 
@@ -26,12 +26,12 @@ pub enum DaysOfMonth {
 pub enum DaysOfWeek {
     Any,
     Some(BTreeSet<u32>),
-    /// The nth such day of the month.
+    /// The nth of this weekday in the month.
     Nth(u32, u32),
     Last(u32),
 }
 
-/// What an expression means, beside its text.
+/// The meaning of an expression, in a form that needs no parser.
 #[derive(Clone, Debug)]
 pub struct Meaning {
     pub minutes: BTreeSet<u32>,
@@ -112,7 +112,7 @@ impl Meaning {
         is_hour && self.minutes.contains(&minute)
     }
 
-    /// The due times from one moment to another, both of whole minutes.
+    /// The due times from one moment to another. Both are whole minutes.
     pub fn walk(&self, zone: &impl Zone, from: i64, until: i64) -> Vec<i64> {
         let times: Vec<bool> = (0..24 * 60).map(|minute| self.matches_time(minute)).collect();
         let mut day = (i64::MIN, false);
@@ -138,7 +138,7 @@ impl Meaning {
             let is_due = if self.is_elapsed() {
                 matches(reading)
             } else {
-                // The present local time, and those that were skipped just before it.
+                // The present local time, and local times that the clock has just skipped.
                 (highest + 60..=reading).step_by(60).any(&mut matches)
             };
             highest = highest.max(reading);

@@ -36,7 +36,7 @@ fn at(text: &str) -> Timestamp {
     Timestamp::parse(text).unwrap()
 }
 
-/// The schedules of the starts among some effects.
+/// The schedules that the effects start.
 fn starts(effects: &[Effect]) -> Vec<u128> {
     let started = effects.iter().filter_map(|effect| match effect {
         Effect::Start { schedule, .. } => Some(schedule.as_u128()),
@@ -66,7 +66,7 @@ fn fifty_start_at_once_and_the_others_in_order_with_their_lag() {
     let due_at = at("2026-11-21T10:00:00Z");
     let step = machine.step(Event::Alarm, at("2026-11-21T10:00:00.02Z"), &calendar);
     assert_eq!(starts(&step.effects), (0..MAX_STARTING as u128).collect::<Vec<_>>());
-    // However long the others wait: they were in time for their alarm.
+    // Starts wait for earlier ones without becoming late: their due times were handled in time.
     let late = at("2026-11-21T10:02:00Z");
     for (number, next) in (0..10).zip(50..) {
         let (schedule, batch) = (Uuid::from_u128(number), Uuid::from_u128(1000 + number));

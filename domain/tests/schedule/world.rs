@@ -20,7 +20,7 @@ pub type Check = Result<(), String>;
 type Key = (Uuid, Timestamp);
 
 const EXPRESSIONS: [&str; 4] = ["* * * * *", "*/5 * * * *", "0 * * * *", "30 12 * * *"];
-/// How many schedules there are.
+/// The number of schedules.
 pub const SCHEDULES: u128 = 3;
 
 macro_rules! ensure {
@@ -31,7 +31,7 @@ macro_rules! ensure {
     };
 }
 
-/// UTC: what the local clock does is tested elsewhere.
+/// A calendar in UTC. Other tests cover changes of local clocks.
 #[derive(Default)]
 pub struct InUtc(RefCell<HashMap<String, Expression>>);
 
@@ -44,7 +44,7 @@ impl Calendar for InUtc {
     }
 }
 
-/// A message to the outside, and whether the object that waits for its answer still lives.
+/// A message in transit, and the number of the object's life in which it was sent.
 struct Message {
     effect: Effect,
     life: u64,
@@ -54,7 +54,7 @@ pub struct World {
     calendar: InUtc,
     pub now: Timestamp,
     machine: Option<Machine>,
-    /// Counts crashes: answers of an earlier life are lost.
+    /// The number of crashes so far. Answers to messages of an earlier life are lost.
     life: u64,
     crash_in: Option<usize>,
     /// Durable.
@@ -63,7 +63,7 @@ pub struct World {
     messages: Vec<Message>,
     /// The batches, by schedule and due time, and whether they ended.
     batches: BTreeMap<Key, (Uuid, bool)>,
-    /// Ends that the object has not confirmed.
+    /// Runs whose end the object has not confirmed.
     unconfirmed: BTreeSet<Key>,
     withdrawn: BTreeSet<Key>,
     history: BTreeMap<Key, Run>,
@@ -71,7 +71,7 @@ pub struct World {
     timings: BTreeMap<Uuid, (Timing, Timestamp)>,
     /// The due times that were decided, and the `overlap` then.
     decided: BTreeMap<Key, Overlap>,
-    /// Ids are not used again.
+    /// Deleted schedules. Their ids are never used again.
     deleted: BTreeSet<Uuid>,
 }
 
@@ -138,12 +138,13 @@ impl World {
 
     fn wait(&mut self, seconds: i64) -> Check {
         let end = self.now.plus_seconds(seconds);
-        // An alarm that made no progress possible would go off again and again.
+        // The limit detects an alarm that goes off forever without progress.
         for _ in 0..=2 * seconds {
             let Some(alarm) = self.alarm.filter(|alarm| *alarm <= end) else { break };
             self.now = self.now.max(alarm.plus_millis(20));
             self.step(Event::Alarm)?;
-            // Unless it crashed, and the alarm is repeated.
+            // An alarm in the past is an error, unless the object crashed and the alarm is
+            // repeated.
             let is_past = self.alarm.is_some_and(|next| next <= self.now);
             ensure!(self.machine.is_none() || !is_past, "an alarm in the past");
         }
@@ -174,7 +175,7 @@ impl World {
         self.step(Event::Put { schedule: id(schedule), timing })
     }
 
-    /// The due times of a schedule in `(from, until]`, one after the other.
+    /// The due times of a schedule in `(from, until]`, in order.
     fn due_between(&self, timing: &Timing, from: Timestamp, until: Timestamp) -> Vec<Timestamp> {
         if !timing.enabled {
             return vec![];
@@ -189,7 +190,7 @@ impl World {
 
     fn step(&mut self, event: Event) -> Check {
         if self.crash_in == Some(0) && matches!(event, Event::Alarm) {
-            // It crashes before it writes anything.
+            // The object crashes before it writes anything.
             self.crash_in = None;
             self.crash();
             return Ok(());
@@ -262,7 +263,7 @@ impl World {
                 }
             }
             if matches!(event, Event::Delete { schedule } if *schedule == id) {
-                // Decided and dropped in one step.
+                // The last decision and the deletion were in one step.
                 self.timings.remove(&id);
                 expected.clear();
             }
@@ -383,14 +384,14 @@ impl World {
         self.confirm()
     }
 
-    /// Batches repeat that they ended until the object has heard it.
+    /// Batches report their end until the object confirms it.
     fn confirm(&mut self) -> Check {
         let Some(key) = self.unconfirmed.first().copied() else { return Ok(()) };
         let (schedule, due_at) = key;
         self.step(Event::Ended { schedule, due_at, batch: self.batches[&key].0 })
     }
 
-    /// Lets everything come to its end, and looks whether nothing is left.
+    /// Lets all work finish, and checks that nothing is left.
     pub fn settle(&mut self) -> Check {
         self.crash_in = None;
         self.quiet()?;
@@ -417,7 +418,7 @@ impl World {
         Ok(())
     }
 
-    /// Delivers all messages, ends all batches and answers all alarms of half a minute.
+    /// Delivers all messages, ends all batches, and lets the alarms of half a minute go off.
     fn quiet(&mut self) -> Check {
         for _ in 0..6 {
             for _ in 0..200 {
@@ -436,7 +437,7 @@ impl World {
     }
 }
 
-/// The due times that a schedule holds, which are those of its runs and the queued one.
+/// The due times of a schedule's runs, including the queued run.
 fn due_times(schedule: Option<&Schedule>) -> Vec<Timestamp> {
     let state = serde_json::to_value(schedule).unwrap();
     let runs = state["runs"].as_object().into_iter().flatten().map(|(due, _)| due.as_str());
@@ -444,7 +445,7 @@ fn due_times(schedule: Option<&Schedule>) -> Vec<Timestamp> {
     all.map(|due| Timestamp::parse(due).unwrap()).collect()
 }
 
-/// The answer to a message whose answer was lost.
+/// The event that the machine gets if the answer to a message was lost.
 fn failed(answer: Event) -> Event {
     match answer {
         Event::Answered { schedule, due_at, .. } => {

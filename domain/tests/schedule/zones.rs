@@ -75,7 +75,7 @@ fn offset_of(zone: Tz, moment: i64) -> i64 {
 pub struct Table {
     pub name: String,
     first: i64,
-    /// The moments of the changes, and the offsets from then on.
+    /// The moment of each change, and the offset from then on.
     pub changes: Vec<(i64, i64)>,
 }
 
@@ -87,7 +87,7 @@ impl Zone for Table {
 }
 
 impl Table {
-    /// The changes between two moments, looked for day by day and then minute by minute.
+    /// Finds the changes between two moments, first by day and then by minute.
     pub fn new(name: &str, from: i64, until: i64) -> Self {
         let zone: Tz = name.parse().unwrap();
         let first = offset_of(zone, from);
@@ -99,7 +99,7 @@ impl Table {
             }
             for minute in (start + 60..=start + 24 * 3600).step_by(60) {
                 if offset_of(zone, minute) != offset {
-                    // A rule of the database, not of our own.
+                    // Checks a property of the IANA database, not of our code.
                     assert_ne!(
                         offset_of(zone, minute - 1),
                         offset_of(zone, minute),
@@ -114,7 +114,7 @@ impl Table {
     }
 }
 
-/// What [`Zone`] asks of a time zone.
+/// Checks the requirement that [`Zone`] documents.
 #[test]
 fn no_zone_changes_twice_within_three_days() {
     for zone in chrono_tz::TZ_VARIANTS {
