@@ -1,4 +1,5 @@
-//! Answers about commands: the command object, pages of its output, and the stream of its output.
+//! Replies about commands: the command object, pages of its output, and the stream of its output.
+//! Also deletes old commands.
 
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -15,11 +16,11 @@ use super::stored_command::{Phase, StoredCommand};
 use crate::command_object;
 use crate::time::Timestamp;
 
-/// The largest number of chunks in one answer to a follower.
+/// Maximum number of chunks in one reply to a follower.
 const MAX_STREAM_CHUNKS: u64 = 1_000;
-/// The largest number of bytes in one answer to a follower. The last chunk may exceed it.
+/// Maximum number of bytes in one reply to a follower. The last chunk may exceed it.
 const MAX_STREAM_BYTES: usize = 256 * 1024;
-/// The most that one call deletes: rows plus pages of 4 KiB.
+/// Maximum that one call deletes: the number of rows plus the number of pages of 4 KiB.
 const MAX_DELETED_PER_CALL: u64 = 8_000;
 
 impl<S: Store> LinkMachine<S> {
@@ -41,7 +42,7 @@ impl<S: Store> LinkMachine<S> {
         }
     }
 
-    /// Answers with a page of a command's output.
+    /// Replies with a page of a command's output.
     pub(super) fn output_page(&mut self, ticket: Ticket, page: &ReadOutput) -> Result<()> {
         let Some(stored) = self.find(page.id)? else {
             self.refuse(ticket, Refusal::NotFound);
@@ -57,14 +58,14 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// Answers with the next output of a command as soon as there is some, or with its end.
+    /// Replies with the next output of a command when it arrives, or with the command's end.
     pub(super) fn follow(&mut self, ticket: Ticket, follow: FollowOutput) -> Result<()> {
         let until = self.scene.now.plus_millis(follow.wait_millis);
         self.follow_until(ticket, follow, until, false)
     }
 
-    /// Like [`Self::follow`], with the time of the latest answer. `is_end_in_d1`: D1 has the
-    /// command's end, or the wait for that timed out.
+    /// Like [`Self::follow`], but replies at `until` at the latest. `is_end_in_d1`: D1 has the
+    /// command's end, or the wait for D1 timed out.
     pub(super) fn follow_until(
         &mut self,
         ticket: Ticket,
@@ -85,7 +86,7 @@ impl<S: Store> LinkMachine<S> {
             until_gap: !is_complete,
         };
         let first = self.store.find_chunk(&stored, follow.from, 0)?;
-        // Output behind a gap is held back until the gap is filled.
+        // Output after a gap is held back until the gap is filled.
         let chunks = match first {
             Some(first) if first == follow.from || is_complete || follow.skips_gap => {
                 self.store.chunks(&stored, first, most)?
@@ -117,8 +118,8 @@ impl<S: Store> LinkMachine<S> {
         Ok(end)
     }
 
-    /// Deletes commands that ended long ago, with their output. A command stays if it has not ended
-    /// here, or if D1 does not have its latest revision. The call can be repeated.
+    /// Deletes commands that ended long ago, with their output. Keeps commands that have not ended
+    /// here, and commands whose latest revision D1 does not have. The call can be repeated.
     pub(super) fn delete_old_commands(
         &mut self,
         ticket: Ticket,
@@ -129,7 +130,7 @@ impl<S: Store> LinkMachine<S> {
             None => DeletedCommands { ids, is_complete: true },
             Some(_) => {
                 let (ids, is_complete) = self.store.forget(&ids, until, MAX_DELETED_PER_CALL)?;
-                // Followers of a deleted command get an answer.
+                // Followers of a deleted command get a reply.
                 self.changed_commands.extend(&ids);
                 DeletedCommands { ids, is_complete }
             }

@@ -15,45 +15,45 @@ use crate::wire::{Chunk, Fin, HostFacts};
 /// A request message to a server's object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum LinkRequest {
-    /// Create a command and deliver it when it is due. Answers with [`Created`].
+    /// Create a command and deliver it when it is due. Returns [`Created`].
     Create(Box<Create>),
-    /// Replay the first answer to a request with an Idempotency-Key. Waits for that answer if the
-    /// first request is under way. Answers with [`Created`].
+    /// Replay the response to the first request with an Idempotency-Key. Waits if the first request
+    /// is in progress. Returns [`Created`].
     Replay(IdempotencyKey),
     /// Read the live fields of a command.
     #[serde(rename = "Live")]
     ReadLiveFields(ReadLiveFields),
-    /// Cancel a command. Answers with its live fields.
+    /// Cancel a command. Returns its live fields.
     Cancel(UserAction),
     /// Cancel the waiting commands that were created with revoked login sessions.
     #[serde(rename = "CancelOf")]
     CancelOfSessions(RevokedSessions),
-    /// Kill a command. Answers with its live fields.
+    /// Kill a command. Returns its live fields.
     Kill(UserAction),
-    /// Read a page of a command's output. Answers with [`OutputPage`].
+    /// Read a page of a command's output. Returns [`OutputPage`].
     #[serde(rename = "Chunks")]
     ReadOutput(ReadOutput),
-    /// Wait for the next output of a command. Answers with [`FollowedOutput`].
+    /// Wait for the next output of a command. Returns [`FollowedOutput`].
     #[serde(rename = "Follow")]
     FollowOutput(FollowOutput),
-    /// Load the identity of the server, which was just created.
+    /// Load the identity of a server that was just created.
     #[serde(rename = "Adopt")]
     InitIdentity(ServerLocation),
-    /// Take the new name of the server.
+    /// Store the new name of the server.
     Rename(Rename),
     /// Replace the key of the server's agent, and refuse the old key.
     #[serde(rename = "Rotate")]
     ReplaceKey(ReplaceKey),
-    /// Delete the server: disconnect its agent and cancel waiting commands. The commands that it
-    /// ran stay, with their output.
+    /// Delete the server: disconnect its agent and cancel waiting commands. Commands that it ran
+    /// are kept, with their output.
     #[serde(rename = "Remove")]
     DeleteServer(DeleteServer),
     /// Write everything to D1 again: D1 was restored to an earlier time.
     Resync(ServerLocation),
-    /// Handle a report of an agent. The answer is for the agent.
+    /// Handle a report of an agent. The result is for the agent.
     #[serde(rename = "Agent")]
     HandleReport(AgentReport),
-    /// Delete commands that ended long ago. Answers with [`DeletedCommands`].
+    /// Delete commands that ended long ago. Returns [`DeletedCommands`].
     #[serde(rename = "Forget")]
     DeleteOldCommands(DeleteOldCommands),
     /// Disconnect the agent and wipe the object: its workspace is purged.
@@ -69,7 +69,7 @@ pub enum LinkRequest {
 pub struct Rename {
     /// The new name.
     pub name: String,
-    /// When it was set. Renames can arrive out of order: the latest one is kept.
+    /// When it was set. Renames can arrive out of order. The object keeps the latest name.
     pub at: Timestamp,
 }
 
@@ -150,12 +150,12 @@ pub struct IdempotencyKey {
     pub body: String,
 }
 
-/// The answer for a new command.
+/// The result for a new command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Created {
     /// The command object.
     pub command: Map<String, Value>,
-    /// Whether this repeats the answer to an earlier request with the same Idempotency-Key.
+    /// Whether this repeats the result of an earlier request with the same Idempotency-Key.
     pub replayed: bool,
 }
 
@@ -205,9 +205,9 @@ pub struct ReadOutput {
     pub id: Uuid,
     /// The lowest `seq`.
     pub from: u64,
-    /// How many chunks to skip, from `from` on.
+    /// The number of chunks to skip, starting at `from`.
     pub offset: u64,
-    /// How many chunks to return at most.
+    /// Maximum number of chunks to return.
     pub limit: u64,
 }
 
@@ -229,7 +229,7 @@ pub struct FollowOutput {
     pub from: u64,
     /// How long to wait for output, in milliseconds.
     pub wait_millis: i64,
-    /// Whether to return output behind a gap before the gap is filled.
+    /// Whether to return output after a gap before the gap is filled.
     pub skips_gap: bool,
 }
 
@@ -238,7 +238,7 @@ pub struct FollowOutput {
 pub struct FollowedOutput {
     /// The next chunks. They have no gap while more output is expected.
     pub chunks: Vec<Chunk>,
-    /// Whether more chunks are stored. If `chunks` is empty, they are behind a gap.
+    /// Whether more chunks are stored. If `chunks` is empty, the stored chunks are after a gap.
     pub has_more: bool,
     /// With the last chunk: the command's live fields and `output_truncated`.
     pub end: Option<Map<String, Value>>,
@@ -249,7 +249,7 @@ pub struct FollowedOutput {
 pub struct DeleteOldCommands {
     /// The ids of the commands.
     pub ids: Vec<Uuid>,
-    /// A command that ended later stays.
+    /// Commands that ended later are kept.
     pub until: Timestamp,
 }
 
@@ -258,7 +258,8 @@ pub struct DeleteOldCommands {
 pub struct DeletedCommands {
     /// The ids of the commands that are deleted completely.
     pub ids: Vec<Uuid>,
-    /// Whether all others stay. False: the call reached its limit and must be repeated.
+    /// Whether the object keeps all other commands of the request. False: the call reached its
+    /// limit and must be repeated.
     #[serde(rename = "is_all")]
     pub is_complete: bool,
 }
@@ -302,14 +303,14 @@ pub struct AgentReport {
 /// What an agent can report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Report {
-    /// It asks for its own server's id and name.
+    /// The agent asks for its own server's id and name.
     Whoami,
-    /// It is alive.
+    /// The agent is alive.
     #[serde(rename = "Seen")]
     Alive,
-    /// Its process started.
+    /// The agent's process started.
     Started,
-    /// It acknowledged a command.
+    /// The agent acknowledged a command.
     Ack {
         /// The command's id.
         command: Uuid,
@@ -328,11 +329,11 @@ pub enum Report {
         /// The result.
         fin: Fin,
     },
-    /// Facts about it and its host.
+    /// Facts about the agent and its host.
     Facts {
         /// The facts.
         facts: HostFacts,
-        /// Whether this is its first complete report.
+        /// Whether this is the agent's first complete report.
         is_commit: bool,
     },
     /// A heartbeat.
@@ -340,7 +341,7 @@ pub enum Report {
         /// The host's load; `None`: the agent does not send it.
         load: Option<f64>,
     },
-    /// It unregisters: delete the server.
+    /// The agent unregisters: delete the server.
     Unregister,
 }
 
@@ -351,7 +352,8 @@ pub enum LinkResponse {
     Done(Value),
     /// The object refuses the call.
     Refused(Refusal),
-    /// The call failed with this error. If it was to create a command, the command is withdrawn.
+    /// The call failed with this error. If the call should have created a command, the command is
+    /// withdrawn.
     Failed(String),
 }
 
@@ -361,7 +363,7 @@ impl LinkResponse {
 
     /// Success with a result.
     pub fn done(result: impl Serialize) -> Self {
-        // JSON objects need texts as keys. All results have them, so this does not fail.
+        // JSON objects need strings as keys. All results have string keys, so this does not fail.
         serde_json::to_value(result)
             .map_or_else(|error| Self::Failed(error.to_string()), Self::Done)
     }
@@ -382,7 +384,7 @@ pub enum Refusal {
     NoServer,
     /// The user lost the permission while the change was waiting for earlier ones.
     NotPermitted,
-    /// The command was delivered already.
+    /// The command was already delivered.
     AlreadySent,
     /// The command has ended.
     AlreadyHandled,
@@ -393,7 +395,7 @@ pub enum Refusal {
     /// The Idempotency-Key was used with another body.
     KeyReused,
     /// The Idempotency-Key was used for a command of another server, or its first request was cut
-    /// off just now. Nothing was stored.
+    /// off a moment ago. Nothing was stored.
     #[serde(rename = "KeyTaken")]
     KeyInUse,
     /// The user or the workspace has as many waiting commands as the quota allows. Nothing was
@@ -403,9 +405,10 @@ pub enum Refusal {
     TooManyBytes,
 }
 
-/// The Retry-After, in seconds, if a quota of waiting commands is used up.
+/// The header Retry-After, in seconds, if a quota of waiting commands is used up.
 const WAITING_RETRY_AFTER: u64 = 60;
-/// The Retry-After, in seconds, if a daily quota is used up. The day may end within the hour.
+/// The header Retry-After, in seconds, if a daily quota is used up. The day may end within the
+/// hour.
 const DAY_RETRY_AFTER: u64 = 3_600;
 
 impl From<Refusal> for Error {

@@ -21,7 +21,7 @@ use crate::wire::{HostFacts, ToAgent};
 const PONG_TIMEOUT: Duration = Duration::from_secs(60);
 /// During a conflict, the agent at the older connection must answer a ping within this time.
 const OLDER_PONG_TIMEOUT: Duration = Duration::from_secs(5);
-/// At most one conflict is recorded in this time.
+/// At most one conflict event is recorded in this time.
 const CONFLICT_EVENT_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the API shows a conflict after the last recorded refusal.
 const CONFLICT_SHOWN_FOR: Duration = Duration::from_secs(600);
@@ -43,7 +43,7 @@ impl<S: Store> LinkMachine<S> {
         Ok(AuditEvent { source, ..event })
     }
 
-    /// The audit event if the agent connects from another address than before.
+    /// Returns an audit event if the agent connects from another address than before.
     fn connect_event(
         &mut self,
         server: &ServerIdentity,
@@ -61,7 +61,7 @@ impl<S: Store> LinkMachine<S> {
         Ok(Some(self.agent_event("server.connect", server, source)?.details(details)))
     }
 
-    /// The audit event if the agent reports another version than before.
+    /// Returns an audit event if the agent reports another version than before.
     pub(super) fn upgrade_event(
         &mut self,
         server: &ServerIdentity,
@@ -86,8 +86,8 @@ impl<S: Store> LinkMachine<S> {
         if has_one && self.backhaul().is_none() { self.disconnected() } else { Ok(()) }
     }
 
-    /// Accepts an agent's connection. It replaces an older one. But if two hosts with one identity
-    /// keep replacing each other, the agent at the older connection is pinged first.
+    /// Accepts an agent's connection, which replaces an older connection. But if two hosts with the
+    /// same identity keep replacing each other, the agent at the older connection is pinged first.
     pub(super) fn connect(&mut self, call: UnverifiedCall, server: &ServerIdentity) -> Result<()> {
         let AfterVerification::Connect { ticket, kind, was_pinged } = call.then else {
             return Ok(());
@@ -156,8 +156,8 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// The agent at the older connection answered the ping (`is_answer`), or did not in time, or
-    /// its connection ended.
+    /// Handles the end of the ping to the older connection. `is_answer`: its agent answered.
+    /// Otherwise the ping timed out, or the connection ended.
     pub(super) fn older_ping_ended(
         &mut self,
         generation: u64,
@@ -202,7 +202,7 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// Clears a conflict that was not recorded again for `CONFLICT_SHOWN_FOR`.
+    /// Clears a conflict that was last recorded more than `CONFLICT_SHOWN_FOR` ago.
     fn clear_old_conflict(&mut self) {
         let at = self.state().facts.identity_conflict_at;
         if at.is_some_and(|at| at.plus(CONFLICT_SHOWN_FOR) <= self.scene.now) {

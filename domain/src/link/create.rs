@@ -14,12 +14,12 @@ use crate::command::{IDEMPOTENCY_KEY_TTL, Inputs, OnOffline};
 use crate::command_end::Cancellation;
 use crate::lifecycle::{Lifecycle, State as Life};
 
-/// A command that is still being recorded after this time is withdrawn. Only a crash makes the
-/// recording take that long.
+/// A command whose recording is not finished after this time is withdrawn. Only after a crash does
+/// recording take so long.
 const RECORDING_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl<S: Store> LinkMachine<S> {
-    /// Creates a command, or replays the answer to an earlier request with the same key.
+    /// Creates a command, or replays the response to an earlier request with the same key.
     pub(super) fn create(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
         match create.key.clone() {
             Some(key) => self.replay(ticket, key, Some(create)),
@@ -27,8 +27,8 @@ impl<S: Store> LinkMachine<S> {
         }
     }
 
-    /// Replays the answer to an Idempotency-Key. If the key is new, creates the command; without
-    /// `create`, refuses the call.
+    /// Replays the response for an Idempotency-Key. If the key is new, creates the command. If the
+    /// key is new and `create` is `None`, refuses the call.
     pub(super) fn replay(
         &mut self,
         ticket: Ticket,
@@ -62,7 +62,7 @@ impl<S: Store> LinkMachine<S> {
             self.wait(ticket, None, WaitsFor::FirstAnswer(key, create));
             return Ok(());
         }
-        // A crash lost the first request. If it had created its command, that is the answer.
+        // A crash lost the first request. If it created its command, reply with that command.
         self.await_d1(ticket, stored.command, AfterWait::Recovered(key))
     }
 
@@ -165,25 +165,26 @@ impl<S: Store> LinkMachine<S> {
             }
             _ => {
                 self.store.accept(&stored, now)?;
-                // It may have come due while it was recorded.
+                // The command may have become due while it was recorded.
                 self.schedule_delivery()?;
                 if recording.is_inserted_as_delivered {
-                    // It was inserted as delivered, but waits. The outbox corrects that in D1.
+                    // D1 has the command as delivered, but it waits. The outbox corrects D1.
                     self.save(&stored)?;
                 }
             }
         }
         let stored = Box::new(stored);
         if recording.must_deliver_now {
-            // If the message cannot be sent, the shell reports it in this turn: wait for that.
+            // If the message cannot be sent, the shell reports it in this turn. Wait for the
+            // report.
             self.wait(ticket, Some(now), WaitsFor::SendOutcome(recording, stored));
             return Ok(());
         }
         self.await_end(ticket, id, recording.wait, AfterWait::Created(recording.key, stored))
     }
 
-    /// Continues a command that must be delivered now or refused, when it is known whether it was
-    /// sent.
+    /// Continues a command that must be delivered now or refused, after its message was sent or
+    /// not.
     pub(super) fn send_settled(
         &mut self,
         ticket: Ticket,
@@ -200,8 +201,8 @@ impl<S: Store> LinkMachine<S> {
         self.await_end(ticket, id, recording.wait, AfterWait::Created(recording.key, stored))
     }
 
-    /// Withdraws a command that was neither delivered nor answered with 201: deletes it from D1,
-    /// and then from the object.
+    /// Withdraws a command that was not delivered and whose client got no 201. Deletes the command
+    /// from D1, and then from the object.
     pub(super) fn withdraw(&mut self, id: Uuid) -> Result<()> {
         let found = self.find(id)?;
         if let Some(mut stored) = found.filter(|stored| stored.life.state() == Life::Waiting) {
@@ -212,7 +213,7 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// The insertion of a command ended after it had been reported as failed. D1 may have the
+    /// Handles an insertion that ended after it had been reported as failed. D1 may have the
     /// command now, so its withdrawal is written again.
     pub(super) fn inserted_late(&mut self, create: Create, life: Lifecycle) -> Result<()> {
         let id = create.command.id;
@@ -227,8 +228,8 @@ impl<S: Store> LinkMachine<S> {
         self.withdraw(id)
     }
 
-    /// Stores a changed command, schedules a flush, and resumes the calls that wait for the
-    /// command at the end of the step.
+    /// Stores a changed command, and schedules a flush. At the end of the step, the calls that wait
+    /// for the command resume.
     pub(super) fn save(&mut self, stored: &StoredCommand) -> Result<()> {
         self.store.save(stored, self.scene.now)?;
         self.changed_commands.insert(stored.command.id);

@@ -146,7 +146,7 @@ impl<S: Store> LinkMachine<S> {
             return Ok(());
         };
         let refusal = match (stored.phase, stored.life.state()) {
-            // It is about to be delivered or withdrawn.
+            // The command is about to be delivered or withdrawn.
             (Phase::Recording, _) => Some(Refusal::AlreadySent),
             (Phase::Withdrawing, _) => Some(Refusal::NotFound),
             (Phase::Accepted, Life::Waiting | Life::Cancelled) => None,
@@ -189,7 +189,7 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// Sends the kill once. [`Self::send_kills`] repeats it when the agent connects.
+    /// Sends the kill message once. [`Self::send_kills`] repeats it when the agent connects.
     fn send_kill(&mut self, generation: u64, id: Uuid) {
         let message = ToAgent::Kill { id };
         self.effects.push(Effect::Send {
@@ -200,7 +200,7 @@ impl<S: Store> LinkMachine<S> {
         });
     }
 
-    /// Repeats the kills of running commands to an agent that has just connected.
+    /// Repeats the kill messages for running commands to an agent that has just connected.
     pub(super) fn send_kills(&mut self, generation: u64) -> Result<()> {
         for stored in self.store.open()? {
             if stored.life.killed_by.is_some() {

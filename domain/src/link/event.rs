@@ -31,9 +31,9 @@ pub type RequestId = u64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConnectionKind {
-    /// Commands are sent over it.
+    /// Carries commands.
     Backhaul,
-    /// Some agents open it too. Only pings are sent over it.
+    /// Carries only pings. Not all agents open it.
     Control,
 }
 
@@ -50,7 +50,8 @@ impl ConnectionKind {
     }
 }
 
-/// The input of a step beside its event: the time, and the sockets that the runtime has open.
+/// The input of a step in addition to its event: the time, and the sockets that the runtime has
+/// open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepInput {
     /// The time of the step.
@@ -66,14 +67,14 @@ pub struct StepInput {
 pub enum LinkEvent {
     /// The Worker calls.
     Call {
-        /// [`Effect::Reply`] answers it.
+        /// The machine answers the call with [`Effect::Reply`].
         ticket: Ticket,
         /// The request message.
         ask: Box<LinkRequest>,
     },
     /// An agent connects.
     Connect {
-        /// [`Effect::Accept`] or [`Effect::Reply`] answers it.
+        /// The machine answers the call with [`Effect::Accept`] or [`Effect::Reply`].
         ticket: Ticket,
         /// The identity that the agent claims.
         identity: ClaimedIdentity,
@@ -110,9 +111,9 @@ pub enum LinkEvent {
     CallTimer(Ticket),
 }
 
-/// An output of the machine. The shell carries the effects out after the step's writes. First come
-/// those that need no `await`, in their order. Then come the alarm, the answers to calls, and the
-/// requests to D1.
+/// An output of the machine. The shell carries out the effects after the step's writes. First it
+/// carries out the effects that need no `await`, in their order. Then it sets the alarm, replies to
+/// calls, and sends the requests to D1.
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Send a message. If that fails, [`LinkEvent::NotSent`] follows immediately.
@@ -147,7 +148,7 @@ pub enum Effect {
         /// The features of its agent.
         features: Features,
     },
-    /// Answer a call. Each call gets exactly one answer.
+    /// Reply to a call. Each call gets exactly one reply.
     Reply(Ticket, LinkResponse),
     /// Set the alarm for this time, unless it goes off earlier.
     SetAlarm(Timestamp),
@@ -186,8 +187,8 @@ pub enum D1Request {
     InsertCommand {
         /// The request message.
         create: Box<Create>,
-        /// Its life. A command that can be delivered immediately is inserted as delivered, so it
-        /// never counts as waiting.
+        /// The command's life. A command that can be delivered immediately is inserted as
+        /// delivered, so it never counts as waiting.
         life: Lifecycle,
     },
     /// Read the present permissions of the commands' requesters.
@@ -200,7 +201,7 @@ pub enum D1Request {
         /// block the others.
         is_one_by_one: bool,
     },
-    /// Insert commands that D1 may have lost. Rows that D1 has stay as they are.
+    /// Insert commands that D1 may have lost. Rows that D1 has do not change.
     Restore(Vec<StoredCommand>),
     /// Delete restored commands that the object does not have any more.
     DeleteRestored(Vec<StoredCommand>),
@@ -211,7 +212,7 @@ pub enum D1Request {
 pub enum ServerChange {
     /// No change: the server is only read.
     ReadOnly,
-    /// Its agent gets another key.
+    /// The server's agent gets another key.
     ReplaceKey {
         /// The id of the user who requested it.
         by: i64,
@@ -224,7 +225,7 @@ pub enum ServerChange {
         /// Its audit event.
         event: Box<AuditEvent>,
     },
-    /// It is deleted.
+    /// The server is deleted.
     Delete {
         /// The id of the user who requested it; `None`: the server's own agent, or the service.
         by: Option<i64>,
@@ -258,7 +259,7 @@ pub enum OutboxEntry {
     },
 }
 
-/// A server as D1 has it.
+/// The row of a server in D1.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct D1Server {
     /// The workspace's id.

@@ -1,14 +1,15 @@
 //! The server's identity: how the object verifies the agent, replaces its key, and deletes the
 //! server.
 //!
-//! D1 has the server's row. The object keeps the hash of the agent's key, so reports read nothing
-//! from D1. A new key and the deletion of the server go through the object, one change at a time:
+//! D1 has the server's row. The object keeps the hash of the agent's key, so that a report needs no
+//! read from D1. The object makes all changes of the key, and the deletion of the server, one at a
+//! time:
 //! 1. The object sets `unconfirmed`.
 //! 2. It sends the change to D1.
 //! 3. It applies the row that D1 returns.
 //!
-//! Until step 3 is done, the object verifies each call of an agent in D1. That also holds if the
-//! change was cut off in between.
+//! Until step 3 is done, the object verifies each call of an agent in D1, even if a crash cut off
+//! the change.
 
 use serde_json::json;
 
@@ -31,14 +32,14 @@ impl<S: Store> LinkMachine<S> {
         self.server.as_ref().is_some_and(|server| server.is_deleted || server.is_suspended)
     }
 
-    /// The server's identity, if D1 has the same one for certain.
+    /// The server's identity, if it certainly equals the row in D1.
     fn confirmed_identity(&self) -> Option<ServerIdentity> {
         let server = self.server.as_ref()?;
         if server.unconfirmed.is_some() { None } else { server.identity.clone() }
     }
 
-    /// Verifies an agent and continues its call. The first time it reads the identity from D1, and
-    /// keeps it.
+    /// Verifies an agent and continues its call. The first verification reads the identity from D1,
+    /// and stores it.
     pub(super) fn verify_agent(&mut self, call: UnverifiedCall) -> Result<()> {
         if self.refuses_agents() {
             self.refuse(call.ticket(), Refusal::InvalidAgent);
@@ -78,8 +79,8 @@ impl<S: Store> LinkMachine<S> {
         let facts = ServerFacts::beginning(found.commissioned, found.revision);
         let ClaimedIdentity { workspace, server, .. } = &call.claimed;
         let identity = ServerIdentity::from_d1(workspace, *server, found);
-        // While a change is under way, this answer may be older than the change. It is valid for
-        // this call only.
+        // While a change is in progress, this answer may be older than the change. So it is valid
+        // only for this call.
         let is_unsure = self.server.as_ref().is_some_and(|server| server.unconfirmed.is_some());
         if identity.matches(&call.claimed) && !is_unsure {
             let state = self.state();
@@ -116,7 +117,7 @@ impl<S: Store> LinkMachine<S> {
         })
     }
 
-    /// Takes the new name of the server.
+    /// Stores the new name of the server.
     pub(super) fn rename(&mut self, ticket: Ticket, rename: Rename) -> Result<()> {
         if let Some(identity) = self.server.as_mut().and_then(|server| server.identity.as_mut())
             && identity.named_at.is_none_or(|at| at <= rename.at)
@@ -127,8 +128,8 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// Replaces the agent's key. When the call is answered, the old key is refused, and connections
-    /// that were opened with it are closed.
+    /// Replaces the agent's key. Before the reply, the object refuses the old key, and closes the
+    /// connections that were opened with it.
     pub(super) fn rotate(&mut self, ticket: Ticket, rotate: ReplaceKey) -> Result<()> {
         let ReplaceKey { of, by, key_hash, fingerprint, at, event } = rotate;
         let then = AfterChange::ReplyIfKey(ticket, key_hash.clone());
@@ -177,7 +178,7 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// Handles D1's answer to the change under way.
+    /// Handles D1's answer to the change in progress.
     pub(super) fn change_answered(&mut self, answer: D1Result) -> Result<()> {
         let Some(QueuedChange { of, .. }) = self.queued_changes.front() else { return Ok(()) };
         let of = of.clone();
@@ -195,7 +196,7 @@ impl<S: Store> LinkMachine<S> {
         }
     }
 
-    /// Repeats the verifications under way: their answers may be older than the change.
+    /// Repeats the pending verifications, because their answers may be older than the change.
     fn reverify_agents(&mut self) -> Result<()> {
         let ids: Vec<RequestId> = self
             .requests
@@ -222,8 +223,8 @@ impl<S: Store> LinkMachine<S> {
         self.send_next_change()
     }
 
-    /// Finishes the change under way. `key` is the hash of the agent's key in D1; `None`: D1 has no
-    /// such server.
+    /// Finishes the change in progress. `key` is the hash of the agent's key in D1; `None`: D1 has
+    /// no such server.
     fn finish_change(&mut self, key: Option<String>) -> Result<()> {
         if let Some(change) = self.queued_changes.pop_front() {
             self.answer_change(change, key)?;
@@ -231,7 +232,7 @@ impl<S: Store> LinkMachine<S> {
         self.send_next_change()
     }
 
-    /// Answers the call that requested a change. `key`: see [`Self::finish_change`].
+    /// Replies to the call that requested a change. `key`: see [`Self::finish_change`].
     pub(super) fn answer_change(
         &mut self,
         change: QueuedChange,
@@ -254,8 +255,8 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// A change ended after it had been reported as failed. Reads D1 again after the queued
-    /// changes, because their answers may be older.
+    /// Handles a change that ended after it had been reported as failed. Reads D1 again after the
+    /// queued changes, because their answers may be older.
     pub(super) fn change_ended_late(&mut self, of: ServerLocation) -> Result<()> {
         if self.server.is_none() || self.is_server_deleted() {
             return Ok(());
@@ -282,8 +283,8 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// Applies the row that D1 has of the server. Returns the hash of its agent's key; `None`: D1
-    /// has no such server.
+    /// Applies the server's row in D1. Returns the hash of its agent's key, or `None` if D1 has no
+    /// such server.
     fn apply_identity(
         &mut self,
         of: &ServerLocation,
@@ -311,8 +312,8 @@ impl<S: Store> LinkMachine<S> {
         Ok(Some(key))
     }
 
-    /// The server was deleted: refuses its agent, cancels waiting commands, and marks delivered
-    /// ones, which end as stuck soon.
+    /// The server was deleted: refuses its agent, and cancels waiting commands. Marks delivered
+    /// commands, which soon end as stuck.
     fn end_server(&mut self) -> Result<()> {
         let state = self.state();
         state.is_deleted = true;
@@ -326,7 +327,7 @@ impl<S: Store> LinkMachine<S> {
         self.wipe_if_unused()
     }
 
-    /// Wipes the object if it has neither a server nor commands.
+    /// Wipes the object if it has no server and no commands.
     pub(super) fn wipe_if_unused(&mut self) -> Result<()> {
         let has_server = self
             .server

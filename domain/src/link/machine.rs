@@ -21,7 +21,7 @@ use crate::features::Features;
 use crate::id;
 use crate::secret::SecretKey;
 
-/// After a failed step the alarm goes off again after this time.
+/// Delay of the alarm after a failed step.
 const FAILED_STEP_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Settings of the deployment.
@@ -33,7 +33,7 @@ pub struct Settings {
     pub heartbeat_every: i64,
     /// The key that encrypts inputs. Without it, commands with inputs fail.
     pub key: Option<SecretKey>,
-    /// The largest number of unfinished commands that an agent has. Further commands wait in the
+    /// Maximum number of unfinished commands that the agent has. Further commands wait in the
     /// object, where they can be cancelled.
     pub window: u64,
 }
@@ -46,7 +46,7 @@ pub struct LinkMachine<S> {
     pub(super) store: S,
     pub(super) settings: Settings,
     random: Random,
-    /// The state beside the commands; `None`: this object was never used, or was wiped.
+    /// The server's state, without its commands; `None`: this object was never used, or was wiped.
     pub(super) server: Option<ServerState>,
     /// The copy of `server` that is in the storage.
     saved_server: Option<ServerState>,
@@ -55,15 +55,16 @@ pub struct LinkMachine<S> {
     pub(super) scene: StepInput,
     pub(super) effects: Vec<Effect>,
     pub(super) waits: BTreeMap<Ticket, WaitingCall>,
-    /// Commands that this step changed. At its end it resumes the calls that wait for them.
+    /// Commands that this step changed. At the end of the step, the calls that wait for them
+    /// resume.
     pub(super) changed_commands: BTreeSet<Uuid>,
-    /// Hashes of Idempotency-Keys that got their answer in this step, or will get none. At its end
-    /// it resumes the calls that wait for them.
+    /// Hashes of Idempotency-Keys whose response was stored in this step, or whose request was
+    /// given up. At the end of the step, the calls that wait for them resume.
     pub(super) released_keys: BTreeSet<String>,
     /// Requests to D1 that have no answer yet.
     pub(super) requests: BTreeMap<RequestId, PendingRequest>,
     last_request: RequestId,
-    /// Changes of the server: the first is under way, the others follow one by one.
+    /// Changes of the server. The first change is in progress. The other changes follow one by one.
     pub(super) queued_changes: VecDeque<QueuedChange>,
 }
 
@@ -74,7 +75,7 @@ impl<S> fmt::Debug for LinkMachine<S> {
 }
 
 impl<S: Store> LinkMachine<S> {
-    /// A machine on a storage, which the first step reads.
+    /// Creates a machine. Its first step reads the storage.
     pub fn new(store: S, settings: Settings, random: Random, scene: StepInput) -> Self {
         Self {
             store,
@@ -100,7 +101,7 @@ impl<S: Store> LinkMachine<S> {
         &self.store
     }
 
-    /// The timers that are not stored; `None`: the state is not loaded.
+    /// The timers that are not stored, or `None` if the state is not loaded. For tests.
     pub fn plan(&self) -> Option<Plan> {
         self.is_loaded.then_some(self.plan)
     }
@@ -120,8 +121,8 @@ impl<S: Store> LinkMachine<S> {
         std::mem::take(&mut self.effects)
     }
 
-    /// The storage failed, so the memory may differ from the storage. Drops the memory as a crash
-    /// does, discards the step's effects, and lets every call fail.
+    /// Handles a failure of the storage. The memory may now differ from the storage, so this drops
+    /// the memory as a crash does. It also discards the step's effects, and fails every call.
     fn drop_memory(&mut self, ticket: Option<Ticket>, failed: &Failed) {
         let answered =
             std::mem::take(&mut self.effects).into_iter().filter_map(|effect| match effect {
@@ -205,7 +206,7 @@ impl<S: Store> LinkMachine<S> {
         }
     }
 
-    /// A request to D1 ended after it had been reported as failed.
+    /// Handles a request to D1 that ended after it had been reported as failed.
     fn request_ended_late(&mut self, request: D1Request) -> Result<()> {
         match request {
             D1Request::InsertCommand { create, life, .. } => self.inserted_late(*create, life)?,
@@ -269,7 +270,7 @@ impl<S: Store> LinkMachine<S> {
         self.effects.push(Effect::Log { event, fields, error: error.to_owned() });
     }
 
-    /// The state beside the commands. Creates it if the object was unused.
+    /// The server's state, without its commands. Creates the state if the object was unused.
     pub(super) fn state(&mut self) -> &mut ServerState {
         self.server.get_or_insert_default()
     }
@@ -341,8 +342,8 @@ impl<S: Store> LinkMachine<S> {
         self.save_state()
     }
 
-    /// Deletes everything, and answers all waiting calls. Later answers to pending requests to D1
-    /// are ignored.
+    /// Deletes everything, and replies to all waiting calls. Ignores the answers to pending
+    /// requests to D1.
     pub(super) fn wipe(&mut self) -> Result<()> {
         self.store.wipe()?;
         (self.server, self.saved_server, self.plan) = (None, None, Plan::default());

@@ -1,5 +1,5 @@
-//! The work that the machine has under way: waiting calls, changes of the server, requests to D1.
-//! A crash loses all of it.
+//! The work in progress in the machine's memory: waiting calls, changes of the server, requests to
+//! D1. A crash loses all of it.
 
 use uuid::Uuid;
 
@@ -13,34 +13,36 @@ use super::stored_command::StoredCommand;
 use crate::audit::Source;
 use crate::time::Timestamp;
 
-/// A call that waits for its answer.
+/// A call that waits for its reply.
 #[derive(Debug)]
 pub(super) struct WaitingCall {
-    /// When it stops waiting; `None`: it has no time limit.
+    /// When the call stops waiting; `None`: it has no time limit.
     pub until: Option<Timestamp>,
     pub waits_for: WaitsFor,
 }
 
 #[derive(Debug)]
 pub(super) enum WaitsFor {
-    /// D1 inserts the command of this call.
+    /// Until D1 has inserted the command of this call.
     Recording(Recording),
-    /// The shell sends the command of this call. The command must be delivered now or refused.
+    /// Until the shell has sent the command of this call. The command must be delivered now or
+    /// refused.
     SendOutcome(Recording, Box<StoredCommand>),
-    /// An earlier call with the same Idempotency-Key gets its answer. If that call gets none, this
-    /// call takes its turn.
+    /// Until an earlier call with the same Idempotency-Key is answered. If the earlier call is
+    /// given up, this call takes its place.
     FirstAnswer(IdempotencyKey, Option<Box<Create>>),
-    /// Another call finishes recording this command.
+    /// Until another call has recorded this command.
     Recorded(ReadLiveFields),
-    /// The command ends.
+    /// Until the command ends.
     End(Uuid, AfterWait),
-    /// The agent reported the end before the last output, which arrives (agent-protocol 4.1).
+    /// Until the last output arrives: the agent reported the end first (agent-protocol 4.1).
     Output(Uuid, AfterWait),
-    /// D1 has the command's end, or has deleted the withdrawn command.
+    /// Until D1 has the command's end, or has deleted the withdrawn command.
     D1Copy(Uuid, AfterWait),
-    /// The command has new output for a follower. The follower gets an answer by this time.
+    /// Until the command has new output for a follower. The follower gets a reply at this time at
+    /// the latest.
     NextOutput(FollowOutput, Timestamp),
-    /// The agent at the older connection, which has this number, answers a ping.
+    /// Until the agent at the older connection, which has this number, answers a ping.
     Pong(u64, Box<UnverifiedCall>),
 }
 
@@ -58,24 +60,24 @@ pub(super) struct Recording {
     pub is_inserted_as_delivered: bool,
 }
 
-/// How a call gets its answer when its wait ends.
+/// The reply to a call when its wait ends.
 #[derive(Debug)]
 pub(super) enum AfterWait {
-    /// Answer with the new command, and store the answer for its Idempotency-Key.
+    /// Reply with the new command, and store the reply for its Idempotency-Key.
     Created(Option<IdempotencyKey>, Box<StoredCommand>),
-    /// Answer with the live fields.
+    /// Reply with the live fields.
     Live,
     /// Refuse the call.
     Refuse(Refusal),
-    /// A crash lost the first request with this key. Answer with the command that the request
-    /// created, or refuse with [`Refusal::KeyInUse`] if it created none.
+    /// A crash lost the first request with this key. Reply with the command that the request
+    /// created. If it created no command, refuse with [`Refusal::KeyInUse`].
     Recovered(IdempotencyKey),
-    /// Answer a follower with the end of the stream.
+    /// Reply to a follower with the end of the stream.
     EndStream(FollowOutput),
 }
 
 impl WaitingCall {
-    /// The answer if the object is wiped.
+    /// The reply if the object is wiped.
     pub(super) fn refusal(&self) -> Refusal {
         match &self.waits_for {
             WaitsFor::FirstAnswer(_, None) => Refusal::NotFound,
@@ -111,7 +113,7 @@ impl WaitingCall {
         }
     }
 
-    /// The hash of the Idempotency-Key whose answer this call will store.
+    /// The hash of the Idempotency-Key whose response this call will store.
     pub(super) fn key_to_answer(&self) -> Option<&str> {
         let key = match &self.waits_for {
             WaitsFor::Recording(recording) | WaitsFor::SendOutcome(recording, _) => {
@@ -129,7 +131,7 @@ impl WaitingCall {
         key.map(|key| key.hash.as_str())
     }
 
-    /// The hash of the Idempotency-Key whose first answer resumes this call.
+    /// The hash of the Idempotency-Key whose first response resumes this call.
     pub(super) fn awaited_key(&self) -> Option<&str> {
         match &self.waits_for {
             WaitsFor::FirstAnswer(key, _) => Some(&key.hash),
@@ -176,7 +178,7 @@ impl UnverifiedCall {
     }
 }
 
-/// A change of the server. Changes go to D1 one after the other.
+/// A change of the server. D1 gets the changes one after the other.
 #[derive(Debug)]
 pub(super) struct QueuedChange {
     pub of: ServerLocation,
@@ -184,7 +186,7 @@ pub(super) struct QueuedChange {
     pub then: AfterChange,
 }
 
-/// What follows when D1 has answered a change.
+/// What the machine does after D1 has answered a change.
 #[derive(Debug)]
 pub(super) enum AfterChange {
     /// Answer the call.
@@ -193,7 +195,7 @@ pub(super) enum AfterChange {
     ReplyIfKey(Ticket, String),
     /// Answer the call: done if D1 has deleted the server, otherwise a refusal.
     ReplyIfDeleted(Ticket),
-    /// Begin a resync, and answer the call.
+    /// Begin a resync, and reply to the call.
     BeginResync(Ticket),
     /// No call waits for the change.
     Nothing,
@@ -215,7 +217,7 @@ impl AfterChange {
 /// D1's answer, or why there is none.
 pub(super) type D1Result = std::result::Result<D1Answer, String>;
 
-/// A request to D1 that has no answer yet: what the answer is for.
+/// A request to D1 that has no answer yet: what the machine does with the answer.
 #[derive(Debug)]
 pub(super) enum PendingRequest {
     /// Insert the command of this call, which waits as [`WaitsFor::Recording`].

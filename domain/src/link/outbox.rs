@@ -12,7 +12,7 @@ use super::store::{NextFlush, Result, Store};
 use super::stored_command::Phase;
 use crate::lifecycle::State as Life;
 
-/// The largest number of commands in one request to D1.
+/// Maximum number of commands in one request to D1.
 pub(super) const MAX_BATCH: u32 = 50;
 /// The delay before a flush, so that several changes share one request. Lists follow within a
 /// second (contract 8.1).
@@ -23,7 +23,7 @@ const RUNNING_FLUSH_DELAY: Duration = Duration::from_millis(800);
 /// After this number of failures in a row, each entry is written in its own transaction, so that
 /// one rejected entry does not block the others.
 const MAX_BATCHED_FAILURES: u32 = 3;
-/// The longest delay before a failed flush is repeated, in seconds. The delay doubles with each
+/// Maximum delay before a failed flush is repeated, in seconds. The delay doubles with each
 /// failure.
 const MAX_RETRY_DELAY: i64 = 60;
 
@@ -107,7 +107,8 @@ impl<S: Store> LinkMachine<S> {
                 Err(error) => failure = Some(error),
             }
         }
-        // Resumes the calls that wait for D1. If D1 failed, they are answered without it.
+        // Resumes the calls that wait for D1. If D1 failed, they get their reply without waiting
+        // for D1.
         self.changed_commands.extend(self.awaited_in_d1());
         let now = self.scene.now;
         let state = self.state();
@@ -175,8 +176,8 @@ impl<S: Store> LinkMachine<S> {
         }
     }
 
-    /// Asks the workspace's sealer to seal the audit events that D1 has or gets soon. Nothing waits
-    /// for that.
+    /// Asks the workspace's sealer to seal the audit events that D1 has or gets soon. No call waits
+    /// for the sealer.
     pub(super) fn request_seal(&mut self, workspace: i64) {
         self.effects.push(Effect::RequestSeal(workspace));
     }

@@ -14,7 +14,7 @@ use crate::command_end::Cancellation;
 use crate::features::Features;
 use crate::wire::ToAgent;
 
-/// The largest number of commands in one permission check.
+/// Maximum number of commands in one permission check.
 const MAX_CHECKED_TOGETHER: u64 = 50;
 /// The delay before a failed permission check is repeated.
 const CHECK_RETRY_DELAY: Duration = Duration::from_secs(2);
@@ -25,9 +25,9 @@ impl<S: Store> LinkMachine<S> {
         self.deliver_allowed(&[])
     }
 
-    /// Delivers due commands from the front of the queue, up to the first one that is not
-    /// `allowed`. If the first one is not allowed, requests a permission check for the commands at
-    /// the front.
+    /// Delivers due commands from the front of the queue, up to the first command that is not
+    /// `allowed`. If the first due command is not allowed, requests a permission check for the
+    /// commands at the front.
     pub(super) fn deliver_allowed(&mut self, allowed: &[Uuid]) -> Result<()> {
         loop {
             let Some((generation, features)) = self.backhaul() else { return Ok(()) };

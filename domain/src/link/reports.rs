@@ -17,7 +17,7 @@ use crate::retention;
 use crate::time::Timestamp;
 use crate::wire::Chunk;
 
-/// An agent that connected may report the start of its process this much later.
+/// An agent may report the start of its process up to this long after it connected.
 const START_REPORT_WINDOW: Duration = Duration::from_secs(60);
 
 impl<S: Store> LinkMachine<S> {
@@ -118,8 +118,8 @@ impl<S: Store> LinkMachine<S> {
         Ok(LinkResponse::EMPTY)
     }
 
-    /// The answer to a report about a command that the object does not have. Success if retention
-    /// may have deleted it.
+    /// The reply to a report about a command that the object does not have. The reply is success if
+    /// retention may have deleted the command.
     fn unknown_command(&self, server: &ServerIdentity, command: Uuid) -> LinkResponse {
         if retention::may_be_deleted(command, server.server, self.scene.now) {
             return LinkResponse::EMPTY;
@@ -129,7 +129,7 @@ impl<S: Store> LinkMachine<S> {
 
     /// The agent reports the start of its process. It sends this before it connects, but the report
     /// may be late. So a connection that was just opened may belong to the new process or to the
-    /// one before it.
+    /// previous process.
     fn agent_started(&mut self) -> Result<()> {
         let now = self.scene.now;
         let facts = &self.state().facts;

@@ -1,5 +1,5 @@
 //! Resync, after D1 was restored to an earlier time (docs/operations.md, Restore):
-//! 1. The object applies the row that D1 has of the server.
+//! 1. The object applies the server's row in D1.
 //! 2. It restores the commands that D1 lost: it inserts their rows.
 //! 3. It marks all commands as pending, so that the outbox writes their latest state.
 
@@ -21,7 +21,7 @@ use super::stored_command::{Phase, StoredCommand};
 const RESTORE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 impl<S: Store> LinkMachine<S> {
-    /// Begins a resync. A resync that is under way starts again.
+    /// Begins a resync. A resync that is in progress starts again.
     pub(super) fn resync(&mut self, ticket: Ticket, of: ServerLocation) -> Result<()> {
         if self.server.is_some() && !self.is_server_deleted() {
             let then = AfterChange::BeginResync(ticket);
@@ -30,8 +30,8 @@ impl<S: Store> LinkMachine<S> {
         self.begin_resync(ticket)
     }
 
-    /// Starts to restore commands, after the object has applied D1's row of the server. If the
-    /// object was wiped at that (D1 has no server, and the object no commands), nothing follows.
+    /// Starts to restore commands, after the object has applied D1's row of the server. Does
+    /// nothing if the object was wiped because D1 has no server and the object has no commands.
     pub(super) fn begin_resync(&mut self, ticket: Ticket) -> Result<()> {
         let now = self.scene.now;
         if let Some(server) = &mut self.server {
@@ -98,9 +98,9 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// A restore ended after it had been reported as failed. A flush before it may have found none
-    /// of the rows, so the resync starts again. Commands that the object has deleted in the
-    /// meantime are deleted from D1 again.
+    /// Handles a restore that ended after it had been reported as failed. An earlier flush may have
+    /// found none of the rows, so the resync starts again. Commands that the object has deleted in
+    /// the meantime are deleted from D1 again.
     pub(super) fn restored_late(&mut self, commands: &[StoredCommand]) -> Result<()> {
         if self.server.is_some() {
             let requested_at = self.scene.now;

@@ -1,5 +1,5 @@
-//! The facts of a server: the state of its host and its connection. The object has them first, and
-//! the outbox writes them to D1.
+//! The facts of a server: the state of its host and its connection. The object stores them first,
+//! and the outbox writes them to D1.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::audit::AuditEvent;
 use crate::time::Timestamp;
 use crate::wire::HostFacts;
 
-/// The largest number of a server's audit events that wait for D1.
+/// Maximum number of a server's audit events that wait for D1.
 const MAX_EVENTS: usize = 100;
 
 /// The facts of a server.
@@ -60,21 +60,21 @@ impl ServerFacts {
         Self { commissioned, revision, flushed: revision, ..Self::default() }
     }
 
-    /// Adds an audit event to the current change. If D1 is away for long, only the first
-    /// `MAX_EVENTS` are kept.
+    /// Adds an audit event to the current change. If D1 is unavailable for long, only the first
+    /// `MAX_EVENTS` events are kept.
     pub fn add_event(&mut self, event: AuditEvent) {
         if self.events.len() < MAX_EVENTS {
             self.events.push(PendingEvent { revision: self.revision + 1, event });
         }
     }
 
-    /// The texts about the host that a search looks through: in lower case, one on each line.
+    /// The texts about the host that a search compares: in lower case, one text per line.
     pub fn folded(&self) -> String {
         let texts = [&self.platform, &self.os_name, &self.os_version, &self.agent_version];
         texts.into_iter().flatten().map(|text| text.to_lowercase()).collect::<Vec<_>>().join("\n")
     }
 
-    /// Stores what an agent reports about itself and its host. A missing value stays as it was.
+    /// Stores what an agent reports about itself and its host. A missing value does not change.
     /// `is_commit`: the report is complete, so the server is commissioned (agent-protocol 2.1).
     pub fn learn(&mut self, reported: HostFacts, is_commit: bool, now: Timestamp) {
         fn set<T>(field: &mut Option<T>, value: Option<T>) {
@@ -88,8 +88,8 @@ impl ServerFacts {
         set(&mut self.os_version, reported.os_version);
         set(&mut self.cpu_logical_cores, reported.cpu_logical_cores);
         set(&mut self.physical_memory, reported.physical_memory);
-        // A complete report (commit or sync) has the version. If it names no account, the agent can
-        // use any account.
+        // A complete report (commit or sync) has the version. If the report names no account, the
+        // agent can use any account.
         if reported.version.is_some() || reported.default_username.is_some() {
             self.reported_username = reported.default_username;
         }

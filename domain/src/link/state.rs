@@ -1,5 +1,5 @@
-//! What the object of a server stores beside its commands, as one JSON document. Some fields have
-//! an older name in the stored JSON (`serde(rename)`).
+//! The state of a server's object without its commands, stored as one JSON document. Some fields
+//! have an older name in the stored JSON (`serde(rename)`).
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -10,8 +10,8 @@ use super::server_facts::ServerFacts;
 use crate::contest::ReplacementHistory;
 use crate::time::Timestamp;
 
-/// A server's identity, and the hash of its agent's key. An object that has it verifies its agent
-/// without D1.
+/// A server's identity, and the hash of its agent's key. With the identity, the object verifies its
+/// agent without D1.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ServerIdentity {
     /// The workspace's slug.
@@ -22,14 +22,14 @@ pub struct ServerIdentity {
     pub server: Uuid,
     /// The server's name.
     pub name: String,
-    /// When it got that name; `None`: unknown.
+    /// When the server got this name; `None`: unknown.
     pub named_at: Option<Timestamp>,
     /// The hash of its agent's key.
     pub key_hash: String,
 }
 
 impl ServerIdentity {
-    /// The identity of a server as D1 has it. `workspace` is a slug.
+    /// Converts the server's row in D1. `workspace` is a slug.
     pub fn from_d1(workspace: &str, server: Uuid, found: D1Server) -> Self {
         Self {
             workspace: workspace.to_owned(),
@@ -52,7 +52,7 @@ impl ServerIdentity {
 pub struct Connection {
     /// The number of the open connection.
     pub open: Option<u64>,
-    /// How often connections replaced each other recently.
+    /// The recent replacements of connections.
     #[serde(rename = "contest")]
     pub replacements: ReplacementHistory,
 }
@@ -67,8 +67,8 @@ pub struct Resync {
     pub after: String,
 }
 
-/// The stored timers: when the alarm has something to do; `None`: nothing. Each command has a due
-/// time of its own.
+/// The stored timers: when the alarm must do this work; `None`: no such work. Commands are not
+/// included: each command has its own due time.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Timers {
     /// Ping the agent.
@@ -92,22 +92,22 @@ pub struct Plan {
     pub deliver: Option<Timestamp>,
 }
 
-/// What the object stores beside commands, their output, and answers to Idempotency-Keys.
+/// All that the object stores, except commands, their output, and responses for Idempotency-Keys.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct ServerState {
     /// `None` before the object loads the identity from D1, and after the server was deleted.
     #[serde(rename = "known")]
     pub identity: Option<ServerIdentity>,
-    /// The server, while D1 may differ from `identity`: a change is under way, or was cut off.
+    /// The server, while D1 may differ from `identity`: a change is in progress, or was cut off.
     /// Until it is confirmed, each call of an agent is verified in D1.
     #[serde(rename = "unsure")]
     pub unconfirmed: Option<ServerLocation>,
-    /// Whether the server was deleted. Delivered commands stay.
+    /// Whether the server was deleted. Delivered commands are kept.
     #[serde(rename = "is_gone")]
     pub is_deleted: bool,
     /// Whether the workspace is deleted. It may be undeleted.
     pub is_suspended: bool,
-    /// What D1 gets to know of the host and the connection.
+    /// The facts of the host and the connection, which the outbox writes to D1.
     pub facts: ServerFacts,
     /// The number of the last connection of either kind.
     pub last_generation: u64,
@@ -118,9 +118,9 @@ pub struct ServerState {
     /// When the agent last reported a new process, while it is unknown whether the open connection
     /// belongs to that process.
     pub agent_started_at: Option<Timestamp>,
-    /// How many flushes failed in a row.
+    /// The number of flushes that failed in a row.
     pub failures: u32,
-    /// The resync under way.
+    /// The resync in progress; `None`: no resync.
     pub resync: Option<Resync>,
     /// The stored timers.
     pub timers: Timers,

@@ -1,4 +1,4 @@
-//! What the machine needs from the object's own storage. The writes of a step become durable all
+//! What the machine needs from the object's own storage. The writes of a step become durable
 //! together, or not at all.
 
 use std::fmt;
@@ -27,7 +27,7 @@ impl std::error::Error for Failed {}
 /// The result of a storage operation.
 pub type Result<T> = std::result::Result<T, Failed>;
 
-/// The first request with an Idempotency-Key, and its answer.
+/// The first request with an Idempotency-Key, and its response.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct IdempotentRequest {
     /// The hash of the request's body.
@@ -43,17 +43,17 @@ pub struct IdempotentRequest {
 pub enum NextFlush {
     /// Immediately.
     Now,
-    /// Some time after this report. Only running commands are pending, and this is the earliest of
-    /// their last reports.
+    /// Some time after this report. Only running commands are pending. Each has a last report, and
+    /// this is the earliest of these times.
     After(Timestamp),
 }
 
 /// The limits of one read of output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadLimit {
-    /// The largest number of chunks.
+    /// Maximum number of chunks.
     pub chunks: u64,
-    /// The largest number of bytes. The last chunk may exceed it.
+    /// Maximum number of bytes. The last chunk may exceed it.
     pub bytes: usize,
     /// Whether to stop at a gap.
     pub until_gap: bool,
@@ -61,27 +61,28 @@ pub struct ReadLimit {
 
 /// The object's storage.
 pub trait Store {
-    /// Stores the state beside the commands. `is_first`: nothing was stored since the object was
-    /// created or wiped.
+    /// Stores the server's state. `is_first`: nothing was stored since the object was created or
+    /// wiped.
     fn save_state(&mut self, server: &ServerState, is_first: bool) -> Result<()>;
-    /// The state beside the commands; `None`: this object was never used, or was wiped.
+    /// Reads the server's state. Returns `None` if this object was never used, or was wiped.
     fn server(&self) -> Result<Option<ServerState>>;
-    /// Deletes everything, the alarm included.
+    /// Deletes everything, including the alarm.
     fn wipe(&mut self) -> Result<()>;
 
     /// Inserts a new command. The alarm serves it at `due_at`.
     fn insert(&mut self, new: &StoredCommand, due_at: Timestamp) -> Result<()>;
-    /// Stores a recorded command as accepted. The revision stays: D1 needs no update.
+    /// Stores a recorded command as accepted. The revision does not change, because D1 needs no
+    /// update.
     fn accept(&mut self, accepted: &StoredCommand, now: Timestamp) -> Result<()>;
     /// Stores a changed command as its next revision.
     fn save(&mut self, changed: &StoredCommand, now: Timestamp) -> Result<()>;
     /// Sets when the alarm serves a command; `None`: never.
     fn set_due_at(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()>;
-    /// Deletes a command, and the answer to its Idempotency-Key.
+    /// Deletes a command, and the response for its Idempotency-Key.
     fn delete(&mut self, id: Uuid) -> Result<()>;
     /// Reads a command.
     fn command(&self, id: Uuid) -> Result<Option<StoredCommand>>;
-    /// Whether the object has a command.
+    /// Whether the object has any command.
     fn has_commands(&self) -> Result<bool>;
     /// Waiting commands that are due, ordered by `scheduled_at`, then id (contract 8.5).
     fn due_waiting(&self, now: Timestamp, limit: u64) -> Result<Vec<StoredCommand>>;
@@ -89,7 +90,7 @@ pub trait Store {
     fn waiting(&self) -> Result<Vec<StoredCommand>>;
     /// All commands that were delivered and have not ended.
     fn open(&self) -> Result<Vec<StoredCommand>>;
-    /// How many commands were delivered and have not ended.
+    /// The number of commands that were delivered and have not ended.
     fn count_running(&self) -> Result<u64>;
     /// Commands that the alarm serves now, the earliest first.
     fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>>;
@@ -98,7 +99,7 @@ pub trait Store {
     /// Commands whose latest revision D1 does not have. Running commands are returned only if their
     /// last report is not later than `reported_by`.
     fn unflushed(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<StoredCommand>>;
-    /// When commands are to be flushed; `None`: D1 has the latest revision of all.
+    /// When the next flush of commands is due; `None`: D1 has the latest revision of all commands.
     fn next_unflushed(&self) -> Result<Option<NextFlush>>;
     /// Records that D1 has this revision of a command. `has_events`: D1 also has the audit events
     /// up to this revision, so they are deleted here.
@@ -108,14 +109,15 @@ pub trait Store {
     /// Accepted commands with ids above `after`, ordered by id.
     fn accepted_after(&self, after: &str, limit: u32) -> Result<Vec<StoredCommand>>;
     /// Deletes commands, with their output, if they ended by `until` and D1 has their latest
-    /// revision. One call deletes at most `at_once` rows and pages of 4 KiB. Returns the ids of the
-    /// commands that are deleted completely, and whether nothing is left to delete.
+    /// revision. `at_once` limits one call: the number of rows plus the number of pages of 4 KiB.
+    /// Returns the ids of the commands that are deleted completely, and whether nothing is left to
+    /// delete.
     fn forget(&mut self, ids: &[Uuid], until: Timestamp, at_once: u64)
     -> Result<(Vec<Uuid>, bool)>;
 
     /// The stored request with an Idempotency-Key, if it has not expired.
     fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<IdempotentRequest>>;
-    /// Stores that a key is used for a command. [`Self::set_answer`] follows.
+    /// Stores that a key is used for a command. [`Self::set_answer`] stores the response later.
     fn insert_answer(
         &mut self,
         key: &str,
@@ -123,20 +125,20 @@ pub trait Store {
         command: Uuid,
         expires_at: Timestamp,
     ) -> Result<()>;
-    /// Stores the answer for a key.
+    /// Stores the response for a key.
     fn set_answer(&mut self, key: &str, answer: &str) -> Result<()>;
 
     /// Stores a chunk of output, and returns whether it is new.
     fn add_chunk(&mut self, stored: &StoredCommand, chunk: &Chunk, now: Timestamp) -> Result<bool>;
-    /// The number of kept chunks with this `seq` or a higher one.
+    /// The number of kept chunks with this `seq` or a higher `seq`.
     fn count_chunks(&self, stored: &StoredCommand, from: u64) -> Result<u64>;
-    /// Skips `offset` of the kept chunks from `from` on, and returns the `seq` of the next one.
+    /// Skips `offset` kept chunks, starting at `from`. Returns the `seq` of the next kept chunk.
     fn find_chunk(&self, stored: &StoredCommand, from: u64, offset: u64) -> Result<Option<u64>>;
-    /// Kept chunks from `from` on, ordered by `seq`.
+    /// Kept chunks, starting at `from`, ordered by `seq`.
     fn chunks(&self, stored: &StoredCommand, from: u64, most: ReadLimit) -> Result<Vec<Chunk>>;
-    /// A command's output, as far as it has arrived.
+    /// The output of a command that has arrived so far.
     fn output(&self, stored: &StoredCommand) -> Result<Output>;
-    /// The SHA-256 of a command's output; `None` while more output is expected. `is_late`: hash
-    /// what has arrived, even if output is missing.
+    /// The SHA-256 of a command's output. Returns `None` while more output is expected. `is_late`:
+    /// hash the output that has arrived, even if some output is missing.
     fn output_hash(&self, stored: &StoredCommand, is_late: bool) -> Result<Option<String>>;
 }

@@ -13,18 +13,18 @@ use crate::output;
 use crate::time::Timestamp;
 use crate::wire::Fin;
 
-/// If it is unknown whether the output is complete, it counts as complete this much after the end
+/// If it is unknown whether the output is complete, it counts as complete this long after the end
 /// or the last output.
 const SETTLE_DELAY: Duration = Duration::from_secs(2);
-/// If output is known to be missing, it counts as complete this much after the end or the last
-/// output.
+/// If some output is known to be missing, the output counts as complete this long after the end or
+/// the last output.
 const MISSING_OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The audit log gets the hash of the output at most this much after the end.
+/// Maximum time from the end until the audit log gets the hash of the output.
 const HASH_TIMEOUT: Duration = Duration::from_secs(60);
-/// Chunks are accepted this much after the end.
+/// Chunks are accepted until this long after the end.
 const LATE_OUTPUT_WINDOW: Duration = Duration::from_secs(24 * 60 * 60);
-/// After the end, a chunk's `seq` may exceed the highest one by this, if the agent did not report
-/// the number of chunks.
+/// After the end, a chunk's `seq` may exceed the highest `seq` by this number, if the agent did not
+/// report the number of chunks.
 const MAX_LATE_CHUNKS: u64 = 256;
 /// The agent may have cut a result of this size or more: agents cut at about 1 MiB.
 const AGENT_CUT_BYTES: u64 = 1_000_000;
@@ -38,9 +38,9 @@ pub enum Phase {
     /// The command is being inserted into D1. The client has no answer yet.
     #[default]
     Recording,
-    /// D1 has the command, and it counts.
+    /// D1 has the command, and the API shows it.
     Accepted,
-    /// The command was refused. D1 may still have it, and deletes it.
+    /// The command was refused. D1 may still have it, and must delete it.
     Withdrawing,
 }
 
@@ -61,9 +61,9 @@ impl Phase {
 pub struct StoredCommand {
     /// The workspace's id.
     pub workspace_id: i64,
-    /// What the client asked for.
+    /// The command that the client requested.
     pub command: Command,
-    /// What has happened to it so far.
+    /// Its timestamps and its end.
     pub life: Lifecycle,
     /// The credential of its request, and whether it has inputs.
     pub origin: Origin,
