@@ -2,11 +2,11 @@
 
 use crate::fields::Fields;
 
-/// The longest name of a remote account or group, in characters.
+/// Maximum length of the name of a remote account or group, in characters.
 const MAX_ACCOUNT: usize = 64;
 
 /// Whether a text can be the name of a remote account or group. The empty text is valid, and means
-/// none.
+/// no account or group.
 pub fn is_account(name: &str) -> bool {
     let is_forbidden = |c: char| c.is_control() || c.is_whitespace() || matches!(c, ':' | '/');
     name.chars().count() <= MAX_ACCOUNT && !name.starts_with('-') && !name.contains(is_forbidden)

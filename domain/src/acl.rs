@@ -1,4 +1,4 @@
-//! Access control lists: what an API token may do, if its owner limits it (contract 4.12).
+//! Access control lists: the limits that an owner sets for an API token (contract 4.12).
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -16,25 +16,26 @@ use crate::labels::Labels;
 use crate::output::sha256;
 use crate::selector::Selector;
 
-/// The largest number of entries in each list.
+/// Maximum number of entries in each list.
 const MAX_ENTRIES: usize = 100;
-/// The longest entry of `usernames`, in characters.
+/// Maximum length of an entry of `usernames`, in characters.
 const MAX_USERNAME: usize = 64;
 /// As the last word of an entry of `argv`, it allows any further arguments.
 pub const ANY_FURTHER_WORDS: &str = "...";
-/// The largest JSON of an access control list, in bytes. It is read with each request of its token.
+/// Maximum length of an access control list as JSON, in bytes. The list is read with each request
+/// of its token.
 const MAX_BYTES: usize = 32_768;
-/// The largest JSON of an access control list that an audit event has in full, in bytes.
+/// Maximum length of the JSON of an access control list that an audit event has in full, in bytes.
 pub const MAX_IN_EVENT: usize = 4_096;
-/// The largest number of `*` in a pattern or a word. This limit and the next two bound the cost of
-/// comparing a command with a list (`docs/contributing/performance.md`, What lists cost).
+/// Maximum number of `*` in a pattern or a word. This limit and the next two limits bound the cost
+/// of comparing a command with a list (`docs/contributing/performance.md`, What lists cost).
 const MAX_STARS: usize = 8;
-/// The largest number of `*` in all patterns and words together. A word that is just `*` does not
+/// Maximum number of `*` in all patterns and words together. A word that is only `*` does not
 /// count.
 const MAX_STARS_TOTAL: usize = 256;
-/// The largest number of words in all entries of `argv` together.
+/// Maximum number of words in all entries of `argv` together.
 const MAX_WORDS_TOTAL: usize = 1_000;
-/// The largest number of unknown keys that a response lists.
+/// Maximum number of unknown keys that a response lists.
 const MAX_UNKNOWN: usize = 10;
 /// The keys of an access control list.
 const KEYS: [&str; 8] =
@@ -43,7 +44,7 @@ const KEYS: [&str; 8] =
 /// The limits of an API token. An absent list limits nothing. An empty list allows nothing.
 ///
 /// The API shows the same JSON that D1 stores. Unknown keys are refused in the stored form too: a
-/// limit that this version does not know must not be ignored.
+/// limit that this version does not support must not be ignored.
 ///
 /// ```
 /// use farhand_domain::acl::Acl;
@@ -63,7 +64,8 @@ pub struct Acl {
     /// The ids of the servers that the token can access.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub servers: Option<Vec<Uuid>>,
-    /// The servers that the token can access, by their labels. With `servers`, both limit.
+    /// The servers that the token can access, by their labels. If `servers` is set too, a server
+    /// must match both.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<Selector>,
     /// The allowed remote accounts.
@@ -237,14 +239,14 @@ fn line_pattern(pattern: &str) -> Result<String, Cow<'static, str>> {
 
 /// Whether a pattern matches a whole line.
 ///
-/// The literal parts are searched from left to right. Each is taken at its first position, without
-/// backtracking, so the time is linear in the lengths of both texts.
+/// The literal parts are searched from left to right. Each part is used at its first position,
+/// without backtracking, so the time is linear in the lengths of both texts.
 ///
 /// The first position is always right, although a star matches only plain text:
-/// - If a part is all plain, a later match of it can also use the first position, because the star
+/// - If a part is all plain, the first position is as good as a later position, because the star
 ///   after it can match the text in between.
-/// - If a part has a character that is not plain, no star can skip that character. So the part
-///   matches at one position only.
+/// - If a part has a character that is not plain, no star can skip that character. So the part can
+///   match at only one position.
 fn fits(pattern: &str, line: &str) -> bool {
     fits_with(pattern, line, is_plain)
 }
@@ -279,7 +281,8 @@ pub fn matches_words(pattern: &[String], words: &[String]) -> bool {
         && pattern.iter().zip(words).all(|(pattern, word)| fits_with(pattern, word, |_| true))
 }
 
-/// Converts a network of IPv4-mapped IPv6 addresses to its IPv4 network. Other networks stay.
+/// Converts a network of IPv4-mapped IPv6 addresses to its IPv4 network. Other networks do not
+/// change.
 pub(crate) fn canonical(network: IpNet) -> IpNet {
     let mapped = match network {
         IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(96)),
@@ -418,7 +421,7 @@ impl Acl {
     /// Patterns do not cover built-in commands, groups and inputs, which all change what a command
     /// does. So a token with patterns may not use them. Built-in commands run as the agent's own
     /// account, so a token with `usernames` may not use them either, nor groups. A token with only
-    /// `commands` refuses `argv`, and the reverse.
+    /// `commands` refuses `argv`, and a token with only `argv` refuses lines.
     pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<AclLimit> {
         let (has_patterns, limits_commands) = (self.has_patterns(), self.limits_commands());
         let is_fitting = match &command.argv {
@@ -737,7 +740,7 @@ mod tests {
     fn the_number_of_stars_and_words_is_bounded() {
         let told =
             |value: Value| Acl::read(&value).map(drop).map_err(|problems| problems.join(" "));
-        // In one pattern, and in one word.
+        // The limit for one pattern, and for one word.
         acl(json!({"commands": ["a*".repeat(8)], "argv": [["*".repeat(8)]]}));
         assert_eq!(
             told(json!({"commands": ["ls", "a*".repeat(9)]})).unwrap_err(),
@@ -747,7 +750,8 @@ mod tests {
             told(json!({"argv": [["ls", "a*".repeat(9)]]})).unwrap_err(),
             "argv[0]: Word 1 has more than 8 *."
         );
-        // In all together. Words that are just `*` do not count: they cost nothing.
+        // The limit for all patterns and words together. Words that are only `*` do not count: they
+        // cost nothing.
         acl(json!({"commands": vec!["*a*b"; 78], "argv": vec![vec!["a*"; 25]; 4]}));
         acl(json!({"argv": vec![vec!["*"; 10]; 100]}));
         assert_eq!(
@@ -755,7 +759,7 @@ mod tests {
                 .unwrap_err(),
             "All patterns and words together have 258 *; 256 are allowed."
         );
-        // Words of all entries.
+        // The limit for the words of all entries.
         acl(json!({"argv": vec![vec!["x"; 250]; 4]}));
         assert_eq!(
             told(json!({"argv": vec![vec!["x"; 251]; 4]})).unwrap_err(),
@@ -947,7 +951,7 @@ mod tests {
         refused(&json!({"selector": ""}), &["selector"]);
         refused(&json!({"selector": 7}), &["selector"]);
         refused(&json!({"selector": ["env"]}), &["selector"]);
-        // A stored list with an invalid selector cannot be read, and so allows nothing.
+        // A stored list with an invalid selector cannot be read, so it allows nothing.
         assert!(serde_json::from_value::<Acl>(json!({"selector": "a>1"})).is_err());
     }
 
@@ -1044,8 +1048,8 @@ mod tests {
             prop_assert_eq!(fits(&pattern, &line), naive(&p, &l));
         }
 
-        /// A line that is made from a pattern matches it, if plain texts replace the stars. A line
-        /// that matches has exactly the operators of the pattern.
+        /// If plain texts replace the stars of a pattern, the resulting line matches the pattern. A
+        /// line that matches has exactly the operators of the pattern.
         #[test]
         fn a_star_adds_no_operator(
             pattern in "[ab;* ]{1,8}",

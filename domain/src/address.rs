@@ -51,10 +51,11 @@ pub fn parse(text: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// The client's address; `None`: unknown. It is the peer's address. If the peer is a trusted proxy,
-/// it is the rightmost entry of `X-Forwarded-For` that is not a trusted proxy.
+/// Returns the client's address, or `None` if it is unknown. Usually the peer's address is the
+/// client's address. But if the peer is a trusted proxy, the client's address is the rightmost
+/// entry of `X-Forwarded-For` that is not a trusted proxy.
 ///
-/// Each proxy appends the address that called it. So the client can forge the entries further left.
+/// Each proxy appends the address that called it. So the client can forge entries further left.
 pub fn client(
     peer: Option<IpAddr>,
     forwarded_for: Option<&str>,
@@ -169,24 +170,24 @@ mod tests {
             assert_eq!(client, expected.map(ip), "{peer:?} {list:?}");
         };
         let local = Some("127.0.0.1");
-        // An unknown peer stays unknown, with any header.
+        // If the peer is unknown, the header is ignored.
         check(None, Some("192.0.2.1"), &trusted, None);
         check(None, None, &trusted, None);
         // The header of an untrusted peer is ignored.
         check(local, Some("192.0.2.1"), &none, local);
         check(Some("203.0.113.5"), Some("192.0.2.1"), &trusted, Some("203.0.113.5"));
         check(Some("::ffff:203.0.113.5"), None, &trusted, Some("203.0.113.5"));
-        // Without the header, or with an empty one, a trusted peer is the client.
+        // If the header is missing or empty, a trusted peer is the client.
         check(local, None, &trusted, local);
         check(local, Some("  "), &trusted, local);
-        // The rightmost entry that is not trusted counts. Entries left of it are ignored.
+        // The rightmost entry that is not trusted counts. Entries further left are ignored.
         check(local, Some("192.0.2.1"), &trusted, Some("192.0.2.1"));
         check(local, Some("10.9.9.9, 192.0.2.1"), &trusted, Some("192.0.2.1"));
         check(local, Some("junk, 192.0.2.1:5,10.9.9.9 , 127.0.0.1"), &trusted, Some("192.0.2.1"));
         check(local, Some("192.0.2.1, ::ffff:10.1.1.1"), &trusted, Some("192.0.2.1"));
-        // All entries are trusted: the leftmost one is the client.
+        // If all entries are trusted, the leftmost entry is the client.
         check(local, Some("10.1.1.1, 10.2.2.2"), &trusted, Some("10.1.1.1"));
-        // Junk right of the client's entry makes the address unknown.
+        // An invalid entry to the right of the client's entry makes the address unknown.
         for junk in ["junk", "192.0.2.1,", "192.0.2.1, unknown, 10.1.1.1", ","] {
             check(local, Some(junk), &trusted, None);
         }

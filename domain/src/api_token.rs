@@ -30,7 +30,7 @@ pub struct TokenReplacement {
     pub acl: Option<Acl>,
 }
 
-/// A valid `PATCH` of a token. `None`: the field stays as it is.
+/// A valid `PATCH` of a token. `None`: the field does not change.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct TokenChanges {
     /// The name, for people.
@@ -168,8 +168,8 @@ pub fn outlives(field: &'static str, limit: Timestamp) -> Error {
 }
 
 impl TokenChanges {
-    /// The field that lets a token outlive the caller's, which expires at `limit`. The caller has
-    /// checked that the changes do this.
+    /// The field that lets a token outlive the caller's own API token, which expires at `limit`.
+    /// Call this only if the changes do that.
     pub fn field_that_outlives(&self, limit: Timestamp) -> &'static str {
         let is_later = |end: Option<Timestamp>| end.is_none_or(|end| end > limit);
         if self.expires_at.is_some_and(is_later) { "expires_at" } else { "enabled" }

@@ -9,14 +9,14 @@ use crate::fields::Fields;
 use crate::page::last_value;
 use crate::time::Timestamp;
 
-/// The workspace id of the region cell's own chain, which has the operator's actions. The ids of
+/// The workspace id of the region cell's own chain, for the operator's actions. Ids of real
 /// workspaces begin at 1.
 pub const CELL: i64 = 0;
 /// An event has at most this number of characters of a command's line.
 pub const MAX_LINE: usize = 1_024;
 /// An event has at most this number of ids of a list.
 pub const MAX_IDS: usize = 100;
-/// The largest number of a chain entry. JSON holds larger numbers inexactly.
+/// Maximum number that identifies a chain entry. JSON holds larger numbers inexactly.
 const MAX_ENTRY: i64 = 1 << 53;
 
 /// The kind of an actor.
@@ -43,7 +43,7 @@ pub enum CredentialType {
     Session,
     /// An API token.
     ApiToken,
-    /// An agent's key. The credential's id is that of the server.
+    /// An agent's key. The credential's id is the server's id.
     AgentKey,
     /// A registration token.
     RegistrationToken,
@@ -148,13 +148,13 @@ pub struct AuditEvent {
     pub outcome: AuditOutcome,
     /// Where the request came from.
     pub source: Source,
-    /// More details, as a JSON object. They never have a secret, a command's environment or its
-    /// output.
+    /// More details, as a JSON object. They never contain a secret, or the environment or output of
+    /// a command.
     pub details: Value,
 }
 
 impl AuditEvent {
-    /// A successful event of an anonymous actor, without an object and details.
+    /// Creates a successful event of an anonymous actor, without object and details.
     pub fn new(id: Uuid, occurred_at: Timestamp, source: Source, action: &str) -> Self {
         Self {
             id,
@@ -201,13 +201,13 @@ impl AuditEvent {
     }
 }
 
-/// The part of a command's line that an event has: its beginning.
+/// Cuts a command's line to the beginning that an event has: [`MAX_LINE`] characters.
 pub fn cut_line(line: &str) -> String {
     line.chars().take(MAX_LINE).collect()
 }
 
-/// Adds a list of ids to an event's details: the first [`MAX_IDS`] as `<name>`, and the number of
-/// all as `<name>_total`.
+/// Adds a list of ids to an event's details: the first [`MAX_IDS`] ids as `<name>`, and the number
+/// of all ids as `<name>_total`.
 pub fn add_ids(details: &mut Value, name: &str, ids: &[impl Serialize]) {
     details[name] = json!(ids.iter().take(MAX_IDS).collect::<Vec<_>>());
     details[format!("{name}_total")] = json!(ids.len());

@@ -2,13 +2,13 @@
 //! or inserted (`docs/audit.md`).
 //!
 //! Each sealed event is a chain entry. It has a number, from 1 on in its workspace, and a SHA-256.
-//! The hash covers the hash of the entry before, the number, the type of the actor, and a digest of
-//! all columns of the event. So a change of one event needs all later hashes to be computed again.
-//! The last hash is also stored elsewhere, which reveals that.
+//! The hash covers the hash of the previous entry, the number, the type of the actor, and a digest
+//! of all columns of the event. To hide a change of one event, an attacker must compute all later
+//! hashes again. The last hash is also stored elsewhere, so even that is detected.
 //!
-//! Retention deletes old anonymous events from the middle of the chain. Their digests stay, so the
-//! chain can still be verified. The hash covers the type of the actor, which proves that a deleted
-//! event was anonymous.
+//! Retention deletes old anonymous events from the middle of the chain. It keeps their digests, so
+//! the chain can still be verified. The hash covers the type of the actor, which proves that a
+//! deleted event was anonymous.
 //!
 //! In column and field names a chain entry is called `link`.
 
@@ -98,14 +98,14 @@ impl ChainEntry {
         }
     }
 
-    /// The correct hash of the entry. `before` is the hash of the entry before.
+    /// The correct hash of the entry. `before` is the hash of the previous entry.
     fn hash(&self, workspace: i64, before: &str) -> String {
         let actor = if self.is_expired() { Some(ANONYMOUS) } else { self.column(2) };
         hash(workspace, before, self.link, actor, &self.digest())
     }
 }
 
-/// The last entry of a chain. The entry 0 of an empty chain has an empty hash.
+/// The last entry of a chain. An empty chain ends at entry 0, with an empty hash.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct ChainEnd {
     /// The number of the entry, which is the number of entries.
@@ -114,8 +114,8 @@ pub struct ChainEnd {
     pub hash: String,
 }
 
-/// Encodes the input of a hash. Different inputs have different bytes: each text has its length
-/// before it, and a flag distinguishes a missing text from an empty one.
+/// Encodes the input of a hash. Different inputs have different bytes: the length precedes each
+/// text, and a flag distinguishes a missing text from an empty text.
 struct Encoder(Sha256);
 
 impl Encoder {
@@ -146,7 +146,7 @@ pub fn digest(columns: &Columns) -> String {
     encoder.finish()
 }
 
-/// The hash of a chain entry. It covers the workspace, the hash of the entry before, the number,
+/// The hash of a chain entry. It covers the workspace, the hash of the previous entry, the number,
 /// the type of the actor and the digest of the event.
 pub fn hash(workspace: i64, before: &str, link: i64, actor: Option<&str>, digest: &str) -> String {
     let mut encoder = Encoder(Sha256::new());
@@ -186,7 +186,7 @@ impl Seals {
 }
 
 /// Appends rows to a chain, in their order, up to the first gap between their numbers. Returns the
-/// hashes and the new end of the chain. `None`: no rows were given.
+/// hashes and the new end of the chain. Returns `None` if there are no rows.
 pub fn seal(workspace: i64, head: &ChainEnd, rows: &[ChainEntry]) -> Option<(Seals, ChainEnd)> {
     let (first, mut head, mut hashes) = (rows.first()?.link, head.clone(), String::new());
     let mut times = Vec::new();
@@ -206,11 +206,11 @@ pub fn seal(workspace: i64, head: &ChainEnd, rows: &[ChainEntry]) -> Option<(Sea
 pub enum Problem {
     /// No event has this number.
     Missing,
-    /// The event differs from the one that was sealed.
+    /// The event differs from the event that was sealed.
     Altered,
-    /// The event has a number that another event has, or that was never assigned.
+    /// The event's number belongs to another event, or was never assigned.
     Foreign,
-    /// The events up to this one are consistent, but they are not those that were sealed.
+    /// The events up to this entry are consistent, but they are not the events that were sealed.
     Rewritten,
 }
 
@@ -230,7 +230,7 @@ impl fmt::Display for Problem {
 pub struct ChainDamage {
     /// The number of the entry.
     pub link: i64,
-    /// The id of the event that is stored there, if one is.
+    /// The id of the event that is stored with this number, if there is one.
     pub event: Option<String>,
     /// The kind of damage.
     pub problem: Problem,
@@ -245,7 +245,7 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Begins after an entry that is correct.
+    /// Creates a verifier that begins after an entry that is correct.
     pub fn after(workspace: i64, last: ChainEnd) -> Self {
         Self { workspace, last, expired: 0 }
     }
@@ -265,8 +265,8 @@ impl Verifier {
         ChainDamage { link: self.last.link + 1, event: None, problem: Problem::Missing }
     }
 
-    /// Verifies the next row, ordered by number. `anchor`: the hash of this entry that is stored
-    /// elsewhere, if one is.
+    /// Verifies the next row, ordered by number. `anchor`: the copy of this entry's hash that is
+    /// stored elsewhere, if there is one.
     ///
     /// # Errors
     /// The row is not the next entry of the chain.

@@ -7,7 +7,7 @@ use crate::error::{Code, Error, ErrorKind};
 use crate::id;
 use crate::secret::Secret;
 
-/// The longest header that is read, in bytes (contract 4.1).
+/// Maximum length of a header that is read, in bytes (contract 4.1).
 const MAX_LENGTH: usize = 512;
 
 /// The error message of users' endpoints for a malformed header.
@@ -33,7 +33,8 @@ fn unauthenticated() -> Error {
     Error::new(ErrorKind::Unauthenticated, "Authentication credentials were not provided.")
 }
 
-/// The text between double quotes. It may not be empty, or have a quote or a control character.
+/// Returns the text between double quotes. It must not be empty, or contain a quote or a control
+/// character.
 fn quoted(text: &str) -> Option<&str> {
     text.strip_prefix('"')?
         .strip_suffix('"')
@@ -70,7 +71,7 @@ pub fn parse_agent(header: Option<&str>) -> Result<AgentCredential, Error> {
     (header.len() <= MAX_LENGTH).then(parse).flatten().ok_or_else(|| malformed(AGENT_FORM))
 }
 
-/// Whether a header has the form of an agent's, on paths for users and agents.
+/// Whether a header has the form of an agent's credential. For paths that users and agents share.
 pub fn is_agent(header: Option<&str>) -> bool {
     header.is_some_and(|header| header.starts_with("id="))
 }

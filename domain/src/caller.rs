@@ -51,13 +51,13 @@ impl Caller {
         self.rank().is_staff_or_superuser()
     }
 
-    /// When the caller's API token expires, if it does. A token that it creates or changes may not
-    /// expire later.
+    /// When the caller's API token expires, if it does. Tokens that the caller creates or changes
+    /// must not expire later.
     pub fn token_expires_at(&self) -> Option<Timestamp> {
         self.expires_at.filter(|_| self.kind == CredentialKind::ApiToken)
     }
 
-    /// Whether the caller has full access: to all servers of the workspace (contract 5.5).
+    /// Whether the caller can access all servers of the workspace (contract 5.5).
     pub fn has_full_access(&self) -> bool {
         self.is_staff_or_superuser() && !self.acl.as_ref().is_some_and(Acl::limits_servers)
     }

@@ -3,15 +3,15 @@
 
 use crate::wire::Chunk;
 
-/// The largest content of a row with more than one chunk, in bytes.
+/// Maximum content of a row with more than one chunk, in bytes.
 pub const MAX_BYTES: usize = 64 * 1024;
-/// The largest number of chunks in a row.
+/// Maximum number of chunks in a row.
 const MAX_CHUNKS: usize = 4_096;
 
 /// A row of consecutive chunks.
 ///
-/// A command keeps its chunks below some `seq`, its limit. So `content` has the chunks of the row
-/// below the limit, and only the lengths of the others are stored.
+/// A command keeps only the chunks below some `seq`, its limit. So `content` has the row's chunks
+/// below the limit. Of all other chunks, only the lengths are stored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChunkRow {
     /// The `seq` of the first chunk.
@@ -57,7 +57,7 @@ impl ChunkRow {
             && self.lengths.len() + next.lengths.len() <= MAX_CHUNKS
     }
 
-    /// Adds the chunks of `next`, for which there is room.
+    /// Adds the chunks of `next`. Call this only if [`Self::has_room_for`] is true.
     pub fn append(&mut self, next: &Self) {
         self.lengths.extend(&next.lengths);
         self.content.push_str(&next.content);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each call drops the last kept chunk, and the others stay unchanged.
+        /// Each call drops the last kept chunk, and does not change the other chunks.
         #[test]
         fn the_last_chunk_is_dropped_first(contents in proptest::collection::vec("\\PC{0,5}", 1..9), first in 0..9u64) {
             let mut row = ChunkRow::new(first, &contents[0], true);

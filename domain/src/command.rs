@@ -1,4 +1,4 @@
-//! Commands: the fields of a request for a command (contract 7.2), and what the agent is sent.
+//! Commands: the fields of a request for a command (contract 7.2), and the message for the agent.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,23 +16,23 @@ use crate::shell_words;
 use crate::time::Timestamp;
 use crate::wire::AgentCommand;
 
-/// The longest `line`, in characters.
+/// Maximum length of `line`, in characters.
 pub const MAX_LINE: usize = 16_384;
-/// The largest number of words in `argv`.
+/// Maximum number of words in `argv`.
 pub const MAX_ARGV_WORDS: usize = 256;
-/// The longest `stdin`, in bytes.
+/// Maximum length of `stdin`, in bytes.
 const MAX_STDIN: usize = 64 * 1024;
-/// The longest `cwd`, in bytes. Linux takes no longer path.
+/// Maximum length of `cwd`, in bytes: the limit of Linux.
 const MAX_CWD: usize = 4_095;
 /// The default of `timeout`, in seconds.
 const DEFAULT_TIMEOUT: i64 = 1_800;
-/// The largest `timeout`, in seconds.
+/// Maximum `timeout`, in seconds.
 const MAX_TIMEOUT: i64 = 86_400;
-/// The largest number of environment variables.
+/// Maximum number of environment variables.
 const MAX_VARIABLES: usize = 100;
-/// The longest name of an environment variable, in characters.
+/// Maximum length of the name of an environment variable, in characters.
 const MAX_VARIABLE_NAME: usize = 128;
-/// The largest environment: bytes of all names and values together.
+/// Maximum size of the environment: the bytes of all names and values together.
 const MAX_ENVIRONMENT: usize = 32 * 1024;
 
 /// What runs the line.
@@ -65,14 +65,14 @@ pub enum ServerRef {
     Name(String),
 }
 
-/// Seconds for which the answer to an Idempotency-Key is replayed (contract 3.11).
+/// Seconds for which the response for an Idempotency-Key is replayed (contract 3.11).
 pub const IDEMPOTENCY_KEY_TTL: i64 = 24 * 60 * 60;
 
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
-/// The inputs of a command besides its line. The API never returns them, and the service deletes
-/// them when the command is delivered or ends.
+/// The inputs of a command in addition to its line. The API never returns them, and the service
+/// deletes them when the command is delivered or ends.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Inputs {
     /// Additional environment variables.
@@ -87,7 +87,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// `None` if no input is set.
+    /// Returns `None` if no input is set.
     pub fn non_empty(self) -> Option<Self> {
         (self != Self::default()).then_some(self)
     }
@@ -367,8 +367,8 @@ impl NewCommand {
 pub struct Origin {
     /// The id of the API token, if the request had one.
     pub api_token: Option<Uuid>,
-    /// The id of the login session, if the request had one. Its revocation cancels the waiting
-    /// command; its logout or expiry does not.
+    /// The id of the login session, if the request had one. A revocation of the session cancels the
+    /// waiting command. A logout or the session's expiry does not.
     #[serde(default)]
     pub session: Option<Uuid>,
     /// The client's address.
@@ -413,7 +413,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// The bytes that count for the workspace's quota, without the output.
+    /// The bytes that count for the workspace's quota, not including the output.
     pub fn stored_bytes(&self, inputs: Option<&Inputs>) -> u64 {
         (self.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
     }
@@ -430,7 +430,8 @@ impl Command {
         lacking.into_iter().find_map(|(is_lacking, feature)| is_lacking.then_some(feature))
     }
 
-    /// The message for the agent, which must not lack a feature ([`Command::lacks`]).
+    /// The message for the agent. The agent must have all features that the command needs
+    /// ([`Command::lacks`]).
     pub fn order(&self, inputs: Option<&Inputs>, timeout: i64, features: Features) -> AgentCommand {
         let inputs = inputs.cloned().unwrap_or_default();
         let env = inputs

@@ -15,7 +15,8 @@ pub enum Cancellation {
     NotAllowed(Denial),
     /// Its server was deleted.
     ServerDeleted,
-    /// Its inputs could not be decrypted when it was due: the service has another `SECRET_KEY`.
+    /// The inputs could not be decrypted when the command was due, because `SECRET_KEY` was
+    /// changed.
     InputsUnreadable,
 }
 
@@ -78,7 +79,7 @@ pub enum End {
     Expired,
     /// It was not delivered, because the connected agent lacks this feature.
     Undeliverable(Feature),
-    /// It was delivered, and no result arrived in time. A late result replaces this end.
+    /// It was delivered, but no result arrived in time. A late result replaces this end.
     Stuck,
     /// The agent reported the end.
     Finished(Outcome),
@@ -98,12 +99,12 @@ pub struct Outcome {
     pub reason: Option<String>,
 }
 
-/// The longest [`Outcome::reason`], in characters, without the full stop that is added.
+/// Maximum length of [`Outcome::reason`], in characters, without the full stop that is added.
 pub const MAX_REASON: usize = 500;
 
 impl Outcome {
-    /// Turns an agent's reason into one line of bounded length that ends like a sentence. `None` if
-    /// the text is blank.
+    /// Converts an agent's reason to one line of bounded length that ends like a sentence. Returns
+    /// `None` if the text is blank.
     pub fn reason(text: &str) -> Option<String> {
         let line: String =
             text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect();

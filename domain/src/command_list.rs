@@ -11,18 +11,18 @@ use crate::lifecycle::State;
 use crate::page::{boolean_parameter, id_parameter, last_value, ordering};
 use crate::time::Timestamp;
 
-/// A search looks up at most this number of words in the full-text index of lines. It compares the
-/// other words with the lines that the index finds.
+/// Maximum number of words of a search that are looked up in the full-text index of lines. The
+/// search compares the other words with the lines that the index finds.
 pub const MAX_INDEXED_WORDS: usize = 16;
-/// The longest phrase in a query on the full-text index, in characters.
+/// Maximum length of a phrase in a query on the full-text index, in characters.
 const MAX_PHRASE: usize = 64;
-/// The longest pattern that D1 takes, in bytes.
+/// Maximum length of a pattern in D1, in bytes.
 const MAX_PATTERN: usize = 50;
 /// The length of the index's tokens, in characters: it is a trigram index.
 const TOKEN: usize = 3;
-/// The index has this number of characters of each line (see the migration).
+/// The index covers this number of characters of each line (see the migration).
 pub const INDEXED_CHARACTERS: u64 = 1_024;
-/// The characters that a search for one short ASCII word reads in lines longer than
+/// Maximum number of characters that a search for one short ASCII word reads in lines longer than
 /// [`INDEXED_CHARACTERS`].
 const READ_CHARACTERS: u64 = 24_000_000;
 
@@ -85,14 +85,14 @@ impl SearchWord {
         self.0.to_lowercase()
     }
 
-    /// A query on the full-text index that finds every line with the word, in upper and lower case;
-    /// `None` if the index cannot help. Every character stands for itself. The index has two
-    /// columns: `line`, which ends with a line feed, and `wide`, which is `yes` for lines that are
-    /// not all ASCII.
+    /// A query on the full-text index that finds every line with the word, in upper and lower case.
+    /// Returns `None` if the index cannot find the word. No character is a wildcard. The index has
+    /// two columns: `line`, which ends with a line feed, and `wide`, which is `yes` for lines that
+    /// are not all ASCII.
     ///
     /// The query has only a part of a long word, in which no three characters repeat. The index
-    /// visits every position of each token of a phrase. So a line with thousands of equal
-    /// characters would cost the square of their number.
+    /// visits every position of each token of a phrase. So a phrase of equal characters, on a line
+    /// of thousands of them, would cost the square of their number.
     pub fn query(&self) -> Option<String> {
         let length = self.0.chars().count();
         if length >= TOKEN {
@@ -145,8 +145,8 @@ impl SearchWord {
         self.0.to_ascii_lowercase()
     }
 
-    /// A GLOB pattern that finds the word in a line, in upper and lower case. Every character
-    /// stands for itself. `None` if the pattern is longer than D1 takes.
+    /// A GLOB pattern that finds the word in a line, in upper and lower case. No character is a
+    /// wildcard. Returns `None` if the pattern is too long for D1.
     pub fn glob(&self) -> Option<String> {
         let mut pattern = String::from("*");
         for letter in self.0.chars() {
@@ -196,7 +196,7 @@ fn cases(letter: char) -> Vec<char> {
     all
 }
 
-/// Which commands a list shows, and in which order. `None`: no such filter.
+/// Which commands a list shows, and in which order. A filter that is `None` is not applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CommandList {
     /// The server's id.
@@ -205,11 +205,11 @@ pub struct CommandList {
     pub shell: Option<Shell>,
     /// The requester's id; 0 matches no user.
     pub requested_by: Option<i64>,
-    /// Whether the command has no requester, because the user was deleted.
+    /// Whether the requester of the command was deleted.
     pub requested_by_isnull: Option<bool>,
     /// Whether `scheduled_at` is later than now.
     pub is_scheduled: Option<bool>,
-    /// One of these states, by their names in command objects.
+    /// The command has one of these states, by their names in command objects.
     pub states: Option<Vec<&'static str>>,
     /// The outcome.
     pub success: Option<bool>,
@@ -221,9 +221,9 @@ pub struct CommandList {
     pub added_from: Option<Timestamp>,
     /// Created before this time.
     pub added_before: Option<Timestamp>,
-    /// The words of the search, each once. A command must have all of them.
+    /// The words of the search, without duplicates. A command must have all words.
     pub words: Vec<SearchWord>,
-    /// Never empty, and each column once. Commands with equal times are ordered by id, in the
+    /// At least one column, without duplicates. Commands with equal times are ordered by id, in the
     /// direction of the first column.
     pub order: Vec<OrderKey>,
 }

@@ -9,10 +9,10 @@ use crate::lifecycle::{Label, Lifecycle, SCHEDULED, State};
 use crate::output;
 use crate::time::Timestamp;
 
-/// The output of a command, as far as it has arrived.
+/// The output of a command that has arrived so far.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Output {
-    /// The output, cut by [`output::result`]; `None` until the command has ended.
+    /// The output, cut by [`output::result`]; `None` before the command has ended.
     pub result: Option<String>,
     /// Whether `result` was cut.
     pub truncated: bool,

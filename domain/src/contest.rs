@@ -7,11 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::Timestamp;
 
-/// After this number of replacements within [`REPLACEMENT_WINDOW`], the older connection is pinged.
+/// After this number of replacements within [`REPLACEMENT_WINDOW`], the older connection is pinged
+/// first.
 const MAX_REPLACEMENTS: usize = 3;
-/// How long a replacement counts.
+/// How long a replacement is counted.
 const REPLACEMENT_WINDOW: Duration = Duration::from_secs(60);
-/// How long a refusal counts. Agents dial at least every 60 s.
+/// How long a refusal is counted. Agents dial at least every 60 s.
 const REFUSAL_WINDOW: Duration = Duration::from_secs(180);
 
 /// The recent history of one kind of connection: when a connection replaced an older one, and when
@@ -65,7 +66,7 @@ mod tests {
         assert!(!history.is_contested(at(60)), "the first one is a minute old");
         history.record_replacement(at(61));
         assert!(history.is_contested(at(61)) && history.replaced_at.len() == MAX_REPLACEMENTS);
-        // The clock was set back: later replacements do not count.
+        // The clock was set back: replacements after the present time do not count.
         assert!(!history.is_contested(at(10)));
     }
 

@@ -1,4 +1,5 @@
-//! The one table of endpoints. The Worker routes by it, and the end-to-end tests loop over it.
+//! The table of all endpoints. The Worker routes requests with it, and the end-to-end tests loop
+//! over it.
 //!
 //! `docs/contributing/adding-an-endpoint.md` lists what a new row needs.
 
@@ -9,7 +10,7 @@ use matchit::{Params, Router};
 /// The credential that an endpoint expects in the Authorization header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// None.
+    /// No credential.
     Open,
     /// A user's login token or API token.
     User,
@@ -37,7 +38,7 @@ struct Options {
     /// The action in the audit log (`docs/audit.md`).
     audit_action: Option<&'static str>,
     /// API tokens with an access control list may call the endpoint (contract 4.12). All other
-    /// endpoints refuse such tokens, so that a token cannot widen its own access.
+    /// endpoints refuse these tokens, so that a token cannot extend its own access.
     accepts_limited_tokens: bool,
     /// A cloud deployment hides the endpoint (contract 4.15).
     is_on_prem_only: bool,
@@ -96,7 +97,7 @@ endpoints! {
     /// The audit events of the region cell, which belong to no workspace.
     CellAuditList: Operator, [GET "/operator/audit/events/"];
     CellAuditVerify: Operator, [POST "/operator/audit/verify/"];
-    /// The objects of the workspace's servers write everything to D1 again.
+    /// Lets the objects of the workspace's servers write everything to D1 again.
     WorkspaceResync: Operator, [POST "/operator/workspaces/{slug}/resync/"] audits "workspace.resync";
 
     /// Liveness, for users.
@@ -115,28 +116,28 @@ endpoints! {
     TokenList: User, [GET "/api/auth/tokens/"];
     TokenCreate: User, [POST "/api/auth/tokens/"] audits "api_token.create";
     TokenRetrieve: User, [GET "/api/auth/tokens/{id}/"];
-    /// Replaces everything but the key.
+    /// Replaces all fields except the key.
     TokenReplace: User, [PUT "/api/auth/tokens/{id}/"] audits "api_token.update";
     TokenUpdate: User, [PATCH "/api/auth/tokens/{id}/"] audits "api_token.update";
     TokenDelete: User, [DELETE "/api/auth/tokens/{id}/"] audits "api_token.delete";
     /// Whether an access control list allows a command.
     AclCheck: User, [POST "/api/auth/acl-check/"], accepts_limited_tokens;
-    /// The caller's own password.
+    /// Changes the caller's own password.
     PasswordChange: User, [POST "/api/auth/change-password/"] audits "user.change_password", is_on_prem_only;
-    /// Requests a mail with a link.
+    /// Requests a mail with a link to set a new password.
     ResetRequest: Open, [POST "/api/auth/reset-password/"] audits "user.request_reset";
-    /// Whether a link is valid.
+    /// Whether the link in a mail is valid.
     ResetOpen: Open, [GET "/api/auth/reset-password/confirm/{key}/"];
-    /// Sets the password by a link.
+    /// Sets a new password with a link.
     ResetConfirm: Open, [POST "/api/auth/reset-password/confirm/{key}/"] audits "user.reset_password";
 
     UserList: User, [GET "/api/iam/users/", GET "/api/users/users/"];
     UserCreate: User, [POST "/api/iam/users/", POST "/api/users/users/"] audits "user.create";
     CurrentUser: User, [GET "/api/iam/users/-/"], accepts_limited_tokens;
     UserRetrieve: User, [GET "/api/iam/users/{id}/", GET "/api/users/users/{username}/"];
-    /// Any user's password, by a superuser.
+    /// Lets a superuser set any user's password.
     PasswordSet: User, [PUT PATCH "/api/users/users/{username}/"] audits "user.set_password", is_on_prem_only;
-    /// Replaces everything but the password.
+    /// Replaces all fields except the password.
     UserReplace: User, [PUT "/api/iam/users/-/", PUT "/api/iam/users/{id}/"] audits "user.update";
     UserUpdate: User, [PATCH "/api/iam/users/-/", PATCH "/api/iam/users/{id}/"] audits "user.update";
     UserDelete: User, [
@@ -217,12 +218,12 @@ endpoints! {
     AgentProcSync: Agent, [GET "/api/proc/{*rest}"];
     /// Facts by category, after the first report.
     AgentProcReport: Agent, [POST PUT PATCH "/api/proc/{*rest}"];
-    /// Answers 404.
+    /// Responds 404.
     AgentUnknown: Agent, [
         GET "/api/history/{*rest}", GET "/api/metrics/{*rest}", GET "/api/servers/servers/-/{*rest}"
     ];
-    /// Accepts a report without any use for it: agents retry a report until it succeeds
-    /// (agent-protocol 4.4).
+    /// Accepts reports that the service does not use, because agents retry a report until it
+    /// succeeds (agent-protocol 4.4).
     AgentIgnored: Agent, [
         DELETE "/api/proc/{*rest}",
         POST PUT PATCH DELETE "/api/history/{*rest}",
@@ -255,7 +256,7 @@ impl Endpoint {
         self.row().options.is_on_prem_only
     }
 
-    /// The action in the audit log, for an endpoint whose changes are logged.
+    /// The action in the audit log, if the endpoint's changes are logged.
     pub fn audit_action(self) -> Option<&'static str> {
         self.row().options.audit_action
     }
@@ -267,7 +268,7 @@ pub struct Route {
     pub path: &'static str,
     /// The access of every endpoint of the path.
     pub access: Access,
-    /// The methods, in the order of the Allow header. GET also answers HEAD.
+    /// The methods, in the order of the Allow header. GET also serves HEAD.
     pub methods: Vec<(&'static str, Endpoint)>,
 }
 
@@ -299,10 +300,10 @@ pub fn find(path: &str) -> Option<(&'static Route, Params<'_, '_>)> {
     ROUTER.at(path).ok().map(|found| (*found.value, found.params))
 }
 
-/// Every path under these ends with a slash (contract 3.1). Other paths are files and pages.
+/// Paths with these prefixes end with a slash (contract 3.1). Other paths are files and pages.
 const SLASHED: [&str; 3] = ["/api/", "/operator/", "/ws/"];
 
-/// The path with a trailing slash, if the path lacks one.
+/// Returns the path with a trailing slash, if the path should have a slash and lacks it.
 pub fn with_slash(path: &str) -> Option<String> {
     // Some rows have no trailing slash on purpose.
     if path.ends_with('/') || ROUTES.iter().any(|route| route.path == path) {

@@ -1,7 +1,6 @@
-//! The error type of the rules and of the Worker's handlers.
+//! The error type of this crate and of the Worker's handlers.
 //!
-//! An [`Error`] says what is wrong. Only the Worker's module `response` turns it into a status and
-//! a body.
+//! Only the Worker's module `response` converts an [`Error`] to an HTTP status and a body.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -39,14 +38,14 @@ macro_rules! codes {
 codes! {
     /// A request to a command endpoint is invalid (contract 3.10; contract 3.9).
     InvalidCommand = "INVALID_COMMAND",
-    /// No such command, or none that the caller can see (contract 3.10).
+    /// The command does not exist, or the caller cannot see it (contract 3.10).
     CommandNotFound = "COMMAND_NOT_FOUND",
-    /// The command's server has no agent connected (contract 3.10).
+    /// The agent of the command's server is not connected (contract 3.10).
     ServerNotConnected = "SERVER_NOT_CONNECTED",
     /// The credential is invalid: unknown, expired, disabled, revoked, or of another workspace.
     /// The API does not say which.
     InvalidToken = "INVALID_TOKEN",
-    /// The Authorization header has another form than the endpoint takes.
+    /// The Authorization header does not have the form that the endpoint expects.
     InvalidAuthorization = "INVALID_AUTHORIZATION",
     /// The credential is valid, but its holder may not do this.
     PermissionDenied = "PERMISSION_DENIED",
@@ -80,15 +79,15 @@ codes! {
     NotFound = "NOT_FOUND",
     /// The path exists, but not with this method.
     MethodNotAllowed = "METHOD_NOT_ALLOWED",
-    /// The body is larger than the endpoint takes.
+    /// The body is larger than the endpoint accepts.
     BodyTooLarge = "BODY_TOO_LARGE",
-    /// The body has a media type that the endpoint does not take.
+    /// The endpoint does not accept the media type of the body.
     UnsupportedMediaType = "UNSUPPORTED_MEDIA_TYPE",
-    /// Another request changed the same thing at the same time.
+    /// Another request changed the same resource concurrently.
     Conflict = "CONFLICT",
     /// A fault of the service.
     Internal = "INTERNAL",
-    /// The request came over plain http, to a host that takes https only.
+    /// The request came over plain http, but the host accepts only https.
     HttpsRequired = "HTTPS_REQUIRED",
     /// The deployment is incomplete: a secret or the tables in D1 are missing.
     NotSetUp = "NOT_SET_UP",
@@ -103,13 +102,13 @@ pub enum ErrorKind {
     Unauthenticated,
     /// The credential is invalid, or its holder lacks the permission.
     Forbidden,
-    /// The thing does not exist, or the caller cannot see it.
+    /// The resource does not exist, or the caller cannot see it.
     NotFound,
     /// The path exists, but not with this method.
     MethodNotAllowed,
     /// The request's body is too large.
     TooLarge,
-    /// The request's body has a media type that the endpoint does not take.
+    /// The endpoint does not accept the media type of the request's body.
     UnsupportedMediaType,
     /// The present state does not allow the request.
     Conflict,
@@ -117,7 +116,7 @@ pub enum ErrorKind {
     Unprocessable,
     /// Too many attempts, or a quota is used up.
     Throttled,
-    /// The server has no agent connected.
+    /// The server's agent is not connected.
     NotConnected,
     /// The deployment is incomplete.
     NotSetUp,
@@ -153,13 +152,13 @@ pub struct Error {
     pub kind: ErrorKind,
     /// A more specific code than [`ErrorKind::code`].
     pub code: Option<Code>,
-    /// A sentence for the client. For [`ErrorKind::Internal`]: for the log only.
+    /// A sentence for the client. If the kind is [`ErrorKind::Internal`], only the log gets it.
     pub detail: Cow<'static, str>,
-    /// Messages by field. If it is not empty, it is the body.
+    /// Messages by field. If there are any, the response body contains them.
     pub fields: FieldErrors,
     /// The header Retry-After, in seconds.
     pub retry_after: Option<u64>,
-    /// Whether the body is `null`, so that the client does not learn the reason (contract 4.10).
+    /// Whether the body is `null`, so that the response does not reveal the reason (contract 4.10).
     pub is_silent: bool,
 }
 
@@ -178,8 +177,8 @@ pub fn combine<A, B>(one: Result<A, Error>, other: Result<B, Error>) -> Result<(
     }
 }
 
-/// An error of a library is a fault of the service, and its text is for the log. This needs `Error`
-/// not to implement `std::error::Error` itself.
+/// An error of a library is a fault of the service, and only the log gets its text. Rust allows
+/// this only because `Error` does not implement `std::error::Error` itself.
 impl<E: std::error::Error> From<E> for Error {
     fn from(cause: E) -> Self {
         Self::internal(cause.to_string())
@@ -231,19 +230,19 @@ impl Error {
         Self::new(ErrorKind::NotFound, "There is no such path.")
     }
 
-    /// The credential is invalid. All invalid credentials get the same answer (contract 4.1).
+    /// The credential is invalid. All invalid credentials get the same response (contract 4.1).
     pub fn invalid_token() -> Self {
         Self::new(ErrorKind::Forbidden, "Invalid or expired token.").with_code(Code::InvalidToken)
     }
 
-    /// The credential is valid, but its holder may not do this. `rule`: a sentence that says who
-    /// may.
+    /// The credential is valid, but its holder may not do this. `rule`: a sentence that names who
+    /// may do it.
     pub fn permission_denied(rule: &'static str) -> Self {
         Self::new(ErrorKind::Forbidden, rule).with_code(Code::PermissionDenied)
     }
 
-    /// Turns field errors into those of a command endpoint (contract 3.9). The sentence names the
-    /// invalid fields.
+    /// Converts field errors to the form of command endpoints (contract 3.9). The sentence names
+    /// the invalid fields.
     pub fn invalid_command(self) -> Self {
         let names: Vec<&str> = self.fields.keys().map(AsRef::as_ref).collect();
         let detail = format!("Invalid input: {}.", names.join(", "));
@@ -259,7 +258,8 @@ impl Error {
         .with_code(Code::ApiTokenAclNotAllowed)
     }
 
-    /// The API token's access control list does not allow it. `limit` names the entry that refused.
+    /// The API token's access control list does not allow it. `limit` names the part of the list
+    /// that refused.
     pub fn acl_refusal(limit: impl std::fmt::Display) -> Self {
         let detail =
             format!("The access control list of the API token does not allow this: {limit}.");

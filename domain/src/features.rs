@@ -1,4 +1,4 @@
-//! The features that an agent has beyond Alpamon. It announces them when it connects
+//! The features of an agent that Alpamon lacks. The agent announces them when it connects
 //! (agent-protocol 6.1).
 
 use std::fmt;

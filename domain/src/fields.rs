@@ -1,7 +1,7 @@
-//! Reads a request body field by field, and reports every error in one answer.
+//! Reads a request body field by field, and reports all errors in one response.
 //!
 //! [`Fields`] records the name of each field that is read. [`Fields::finish`] rejects all other
-//! fields of the body, so a misspelled limit is never ignored silently (contract 11.1).
+//! fields of the body, so a misspelled field name is never ignored (contract 11.1).
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -25,18 +25,19 @@ pub const UNKNOWN: &str = "Unknown field.";
 
 /// The message for a value that is not a whole number.
 const NOT_AN_INTEGER: &str = "A valid integer is required.";
-/// The largest number of groups of a server or a registration token.
+/// Maximum number of groups of a server or a registration token.
 const MAX_GROUPS: usize = 5_000;
-/// The largest number of unknown fields that a response lists.
+/// Maximum number of unknown fields that a response lists.
 const MAX_UNKNOWN: usize = 16;
-/// The longest name of an unknown field in a response, in characters. A longer name is cut.
+/// Maximum length of the name of an unknown field in a response, in characters. A longer name is
+/// cut.
 const MAX_UNKNOWN_NAME: usize = 64;
-/// From this number on, JSON does not hold all whole numbers exactly.
+/// From this number upwards, JSON does not hold all whole numbers exactly.
 const INEXACT: f64 = (1_u64 << 53) as f64;
 /// Keys of an error body that hold something other than messages.
 const RESERVED: [&str; 4] = ["code", "detail", "request_id", NON_FIELD];
 
-/// Reads a whole number. `2509.0` is one, as in JSON Schema.
+/// Reads a whole number. As in JSON Schema, `2509.0` is a whole number.
 pub fn as_integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
         let number =
@@ -111,12 +112,12 @@ impl Fields {
         self.get(name).filter(|value| !value.is_null())
     }
 
-    /// The field's value, which may be null; `None` if it is missing.
+    /// The field's value, which may be null. Returns `None` if the field is missing.
     pub fn any(&self, name: &'static str) -> Option<&Value> {
         self.get(name)
     }
 
-    /// Turns the ASCII letters of a field's text into lower case.
+    /// Converts the ASCII letters of a field's text to lower case.
     pub fn lower_case(&mut self, name: &'static str) {
         if let Some(Value::String(text)) = self.values.get_mut(name) {
             text.make_ascii_lowercase();
@@ -254,7 +255,8 @@ impl Fields {
         None
     }
 
-    /// The fields of an object inside this one. A missing object is rejected, and has no fields.
+    /// The fields of a nested object. If the object is missing, records an error and returns no
+    /// fields.
     pub fn object(&mut self, name: &'static str) -> Self {
         match self.get(name) {
             Some(Value::Object(values)) => {
@@ -266,8 +268,8 @@ impl Fields {
         Self::default()
     }
 
-    /// Adds the errors of an object that was read with [`Fields::object`], unless the object itself
-    /// was rejected.
+    /// Adds the errors of a nested object from [`Fields::object`], unless the object itself was
+    /// rejected.
     pub fn absorb(&mut self, name: &'static str, mut inner: Self) {
         inner.reject_unknown();
         if !self.errors.contains_key(name) {
@@ -277,13 +279,13 @@ impl Fields {
         }
     }
 
-    /// Whether a field was sent that was not read.
+    /// Whether the body has a field that was not read.
     pub fn has_unknown(&self) -> bool {
         let read_names = self.read_names.borrow();
         self.values.keys().any(|name| !read_names.contains(name.as_str()))
     }
 
-    /// Records an error for each field that was sent and not read.
+    /// Records an error for each field of the body that was not read.
     fn reject_unknown(&mut self) {
         let read_names = self.read_names.get_mut();
         let unknown =
@@ -296,7 +298,7 @@ impl Fields {
                 (name.into(), UNKNOWN.into())
             };
             let messages = self.errors.entry(field).or_default();
-            // An object inside this one may have an unknown field with the same name.
+            // A nested object may have an unknown field with the same name.
             if !messages.contains(&message) {
                 messages.push(message);
             }

@@ -5,7 +5,8 @@ use sha2::{Digest, Sha256};
 
 use crate::secret::Secret;
 
-/// Hashed before the key, so that no other hash of the key begins with the fingerprint's bits.
+/// Hashed together with the key, so that no other hash of the key begins with the fingerprint's
+/// bits.
 const LABEL: &[u8] = b"farhand agent fingerprint 1\n";
 /// The base32 alphabet (RFC 4648).
 const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";

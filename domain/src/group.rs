@@ -9,16 +9,16 @@ use crate::fields::Fields;
 use crate::page::{Query, id_parameter, last_value, search_words};
 use crate::server;
 
-/// The longest display name, in characters.
+/// Maximum length of a display name, in characters.
 const MAX_DISPLAY_NAME: usize = 150;
-/// The longest description, in characters.
+/// Maximum length of a description, in characters.
 const MAX_DESCRIPTION: usize = 1_000;
 /// The fields of a group object that `PUT` and `PATCH` accept and ignore.
 const READ_ONLY: &[&str] = &["id", "num_members", "added_at", "updated_at"];
-/// The largest number of servers in a group.
+/// Maximum number of servers in a group.
 pub const MAX_SERVERS: usize = 5_000;
 
-/// The role of a user in a group. Each role may do what the roles before it may.
+/// The role of a user in a group. Each role has all permissions of the roles before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -56,8 +56,8 @@ pub const MAY_GRANT_RULE: &str = "Only staff and the group's owners may add and 
 /// The permissions of a caller in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupPermissions {
-    /// Whether the caller is staff or a superuser. They may do what an owner may, and set the
-    /// group's servers.
+    /// Whether the caller is staff or a superuser. They have the permissions of an owner, and may
+    /// also set the group's servers.
     pub is_staff: bool,
     /// The caller's role in the group; `None`: not a member.
     pub role: Option<Role>,
@@ -97,11 +97,11 @@ pub struct GroupChanges {
     pub display_name: Option<String>,
     /// The purpose, for people.
     pub description: Option<String>,
-    /// The ids of its servers, each once, sorted.
+    /// The ids of its servers, sorted, without duplicates.
     pub servers: Option<Vec<Uuid>>,
 }
 
-/// Reads `servers`: a list of UUIDs. Returns each once, sorted.
+/// Reads `servers`: a list of UUIDs. Returns them sorted, without duplicates.
 fn read_servers(fields: &mut Fields) -> Option<Vec<Uuid>> {
     let read = |value: &serde_json::Value| crate::id::parse(value.as_str()?);
     let mut servers =
@@ -164,7 +164,7 @@ impl GroupChanges {
 pub struct GroupFilter {
     /// The exact name.
     pub name: Option<String>,
-    /// Words in lower case. The texts of the group must have each of them.
+    /// Words in lower case. The texts of the group must contain all words.
     pub words: Vec<String>,
 }
 
@@ -203,7 +203,7 @@ fn read_role(fields: &mut Fields) -> Option<Role> {
 }
 
 /// The group and the role in a request to add a member, before the request is validated. The
-/// permission is checked first, and errors in the fields are reported after that.
+/// permission is checked before errors in the fields are reported.
 pub fn requested_group_and_role(fields: &Fields) -> Option<(i64, Role)> {
     let group = fields.value("group").and_then(crate::fields::as_id)?;
     let role =
@@ -230,11 +230,11 @@ impl NewMembership {
 /// A valid request to change the role of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MembershipChange {
-    /// The group's id. If it is sent, it must be that of the membership.
+    /// The group's id. If it is sent, it must equal the membership's group.
     pub group: Option<i64>,
-    /// The user's id. If it is sent, it must be that of the membership.
+    /// The user's id. If it is sent, it must equal the membership's user.
     pub user: Option<i64>,
-    /// The new role; `None`: it stays as it is.
+    /// The new role; `None`: the role does not change.
     pub role: Option<Role>,
 }
 
@@ -265,7 +265,7 @@ impl MembershipChange {
     /// The role of the membership after the change.
     ///
     /// # Errors
-    /// A field error if the group or the user is not that of the membership.
+    /// A field error if the group or the user differs from the membership's.
     pub fn role_for(self, membership: Membership) -> Result<Role, Error> {
         let mut fields = Fields::default();
         for (name, wanted, present) in
@@ -280,7 +280,7 @@ impl MembershipChange {
     }
 }
 
-/// A membership as D1 has it.
+/// A membership in D1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 pub struct Membership {
     /// The membership's id.

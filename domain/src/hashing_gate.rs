@@ -1,35 +1,35 @@
-//! The queue of requests that hash a password, in one isolate: one request hashes at a time, and
+//! The queue of one isolate's requests that hash a password. One request hashes at a time, and
 //! known callers go first (contract 4.6).
 //!
-//! An isolate has one thread. Hashing yields between slices, so that other requests continue. Two
-//! concurrent hashings would each take twice as long. Requests wait in a bounded queue. If the
-//! queue is full, they are refused before any hashing.
+//! An isolate has one thread. Hashing yields between slices, so that other requests continue.
+//! Hashing two passwords concurrently would take twice as long for each. So requests wait in a
+//! bounded queue. If the queue is full, new requests are refused before any hashing.
 //!
 //! All workspaces share the queue, so one user must not fill it. A known user has at most
-//! [`MAX_PLACES_PER_USER`] places. The user's other requests are parked: they take no place from
+//! [`MAX_PLACES_PER_USER`] places. The user's other requests are parked. They take no place from
 //! other users, and enter the queue at its end when the user's places become free. Every
 //! [`OLDEST_EVERY`]th turn goes to the oldest request in the queue, so strangers always make
 //! progress.
 //!
-//! A request that is cut off never runs again, and the runtime does not report that. So each entry
-//! is a lease. The request renews it while it waits or hashes. A lease that is not renewed for
-//! [`LEASE`] ends.
+//! If a request is cut off, the runtime does not report it. So each entry is a lease. The request
+//! renews it while it waits or hashes. A lease that is not renewed for [`LEASE`] ends.
 
 use std::time::Duration;
 
 use crate::time::Timestamp;
 
-/// The largest number of strangers' requests in the queue.
+/// Maximum number of strangers' requests in the queue.
 const MAX_STRANGERS: usize = 8;
-/// The largest number of known callers' requests in the queue.
+/// Maximum number of known callers' requests in the queue.
 const MAX_KNOWN: usize = 32;
-/// The largest number of a known user's requests that are in the queue or hash.
+/// Maximum number of a known user's requests in the queue, including a request that hashes.
 const MAX_PLACES_PER_USER: usize = 2;
-/// The largest number of a known user's requests, with the parked ones.
+/// Maximum number of a known user's requests, including parked requests.
 const MAX_REQUESTS_PER_USER: usize = 32;
-/// One of this number of turns goes to the oldest request, of any rank.
+/// Every turn with a number divisible by this goes to the oldest request, of a stranger or a known
+/// caller.
 const OLDEST_EVERY: u64 = 4;
-/// A lease that is not renewed ends after this time, which is much longer than a slice of hashing.
+/// A lease that is not renewed ends after this time. It is much longer than a slice of hashing.
 const LEASE: Duration = Duration::from_secs(3);
 
 /// Whether the caller of a request is known. Known callers go first.
@@ -43,7 +43,7 @@ pub enum CallerClass {
 }
 
 impl CallerClass {
-    /// The rank of a known user of a workspace.
+    /// The class of a known user of a workspace.
     pub fn known(workspace: &str, username: &str) -> Self {
         Self::Known(format!("{workspace}/{}", username.to_lowercase()))
     }
@@ -65,7 +65,7 @@ pub enum Turn {
     Wait,
 }
 
-/// A request in the queue, or a parked one.
+/// A request in the queue, or a parked request.
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
@@ -85,8 +85,8 @@ pub struct Gate {
     waiting: Vec<Waiting>,
 }
 
-/// Whether a lease has ended. If the clock was set back by more than a lease, it has ended too, so
-/// that it does not block the gate.
+/// Whether a lease has ended. A lease also ends if the clock was set back by more than [`LEASE`],
+/// so that it does not block the gate.
 fn has_lapsed(renewed_at: Timestamp, now: Timestamp) -> bool {
     renewed_at.plus(LEASE) < now || now.plus(LEASE) < renewed_at
 }
@@ -102,7 +102,7 @@ impl Gate {
         self.last
     }
 
-    /// Whether the user has as many places as one user may have.
+    /// Whether the user has the maximum number of places.
     fn has_all_places(&self, rank: &CallerClass) -> bool {
         let queued = self
             .waiting
@@ -124,7 +124,7 @@ impl Gate {
         queued.count() >= if *rank == CallerClass::Stranger { MAX_STRANGERS } else { MAX_KNOWN }
     }
 
-    /// Whether a request of this rank would be refused.
+    /// Whether a request of this class would be refused.
     pub fn is_full(&mut self, rank: &CallerClass, now: Timestamp) -> bool {
         self.drop_lapsed(now);
         if self.has_all_places(rank) {
@@ -134,7 +134,7 @@ impl Gate {
         self.is_queue_full(rank)
     }
 
-    /// Queues or parks a request. `None`: too many requests wait.
+    /// Queues or parks a request. Returns `None` if too many requests wait.
     pub fn enter(&mut self, rank: CallerClass, now: Timestamp) -> Option<Ticket> {
         if self.is_full(&rank, now) {
             return None;
@@ -180,7 +180,7 @@ impl Gate {
     }
 
     /// Renews the lease of a waiting request. If the request is first, its turn begins. A request
-    /// whose lease has ended waits again, at its old place.
+    /// whose lease has ended waits again, with its old place.
     pub fn poll(&mut self, ticket: &Ticket, now: Timestamp) -> Turn {
         self.drop_lapsed(now);
         match self.waiting.iter_mut().find(|waiting| waiting.ticket == *ticket) {
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(gate.poll(&alive, at(LEASE_MILLIS + 1)), Turn::Go);
         // A request that was only slow waits again.
         assert_eq!(gate.poll(&dead_waiter, at(LEASE_MILLIS + 2)), Turn::Wait);
-        // Renewing keeps a lease, but a ticket whose lease has ended renews nothing.
+        // Renewing extends a lease, but has no effect for a ticket whose lease has ended.
         gate.renew(&alive, at(2 * LEASE_MILLIS));
         gate.renew(&dead, at(9 * LEASE_MILLIS));
         assert_eq!(gate.poll(&dead_waiter, at(3 * LEASE_MILLIS)), Turn::Wait);

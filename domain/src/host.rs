@@ -58,7 +58,7 @@ impl Host {
     }
 }
 
-/// Whether a Host header names the caller's own machine: `localhost`, a name below it, or a
+/// Whether a Host header names the caller's own machine: `localhost`, a subdomain of it, or a
 /// loopback address. Requests to it never leave that machine.
 pub fn is_local(header: &str) -> bool {
     let host = without_port(header).to_ascii_lowercase();

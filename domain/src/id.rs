@@ -11,7 +11,8 @@ pub fn new(now: Timestamp, random: [u8; 10]) -> Uuid {
 
 /// Reads a UUID of 36 characters with hyphens, in upper or lower case.
 ///
-/// The crate `uuid` also accepts braces, `urn:uuid:` and no hyphens. Ids in the API have one form.
+/// The crate `uuid` also accepts other forms: with braces, with `urn:uuid:`, or without hyphens.
+/// Ids in the API have only this form.
 pub fn parse(text: &str) -> Option<Uuid> {
     (text.len() == 36).then(|| Uuid::try_parse(text).ok()).flatten()
 }

@@ -18,7 +18,7 @@ const LOST_AGENT_GRACE: Duration = Duration::from_secs(60);
 /// The default of `expires_at` is this long after `scheduled_at`.
 const DEFAULT_EXPIRY: Duration = Duration::from_secs(3_600);
 
-/// Rounds seconds to microseconds. A number that is too large for that stays as it is.
+/// Rounds seconds to microseconds. Returns a number unchanged if it is too large to round.
 pub fn round_to_micros(seconds: f64) -> f64 {
     let rounded = (seconds * 1e6).round() / 1e6;
     if rounded.is_finite() { rounded } else { seconds }
@@ -46,7 +46,7 @@ pub struct Lifecycle {
     /// When its agent reported a restart after the delivery. The agent may have lost the command.
     #[serde(default)]
     pub restarted_at: Option<Timestamp>,
-    /// When its server was deleted after the delivery. Reports of the agent are refused since then.
+    /// When its server was deleted after the delivery. Since then, the agent's reports are refused.
     #[serde(default)]
     pub server_deleted_at: Option<Timestamp>,
     /// The name of the first user who killed it.
@@ -54,8 +54,8 @@ pub struct Lifecycle {
     pub killed_by: Option<String>,
 }
 
-/// The state of a command, as D1 has it. It does not depend on the clock: [`State::shown`] and
-/// [`Lifecycle::status`] do.
+/// The state of a command, as D1 stores it. It does not depend on the clock, but [`State::shown`]
+/// and [`Lifecycle::status`] do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Not delivered yet: scheduled or queued.
@@ -64,7 +64,7 @@ pub enum State {
     Sent,
     /// The agent acknowledged it.
     Acked,
-    /// Delivered, and no result arrived in time.
+    /// Delivered, but no result arrived in time.
     Stuck,
     /// The agent reported success.
     Success,
@@ -112,7 +112,7 @@ impl State {
 pub struct Label {
     /// The name of the state, for people.
     pub text: &'static str,
-    /// The role of a colour: secondary, danger, success or warning.
+    /// The name of the colour: secondary, danger, success or warning.
     pub color: &'static str,
     /// Whether the command can still be cancelled.
     pub cancellable: bool,
@@ -167,8 +167,8 @@ pub struct Status {
 }
 
 impl Lifecycle {
-    /// The life of a new command (contract 7.2). A past `scheduled_at` means now. The default of
-    /// `expires_at` is an hour after `scheduled_at`.
+    /// The life of a new command (contract 7.2). A `scheduled_at` in the past becomes `added_at`.
+    /// The default of `expires_at` is an hour after `scheduled_at`.
     pub fn new(
         now: Timestamp,
         scheduled_at: Option<Timestamp>,
@@ -191,7 +191,7 @@ impl Lifecycle {
         }
     }
 
-    /// Whether the command is to be delivered as soon as it is created.
+    /// Whether the command is due when it is created.
     pub fn is_immediate(&self) -> bool {
         self.scheduled_at == self.added_at
     }
@@ -282,7 +282,7 @@ impl Lifecycle {
         Status { text: label.text, color: label.color, cancellable: label.cancellable, message }
     }
 
-    /// Whether it succeeded; `None` until it has ended (contract 7.1).
+    /// Whether it succeeded. `None` before it has ended (contract 7.1).
     pub fn success(&self) -> Option<bool> {
         match &self.end {
             None => None,
@@ -291,7 +291,7 @@ impl Lifecycle {
         }
     }
 
-    /// The result that the agent reported, if it did.
+    /// The result that the agent reported, if there is one.
     pub fn outcome(&self) -> Option<&Outcome> {
         match &self.end {
             Some(End::Finished(outcome)) => Some(outcome),
@@ -304,8 +304,8 @@ impl Lifecycle {
         Some(self.acked_at?.seconds_since(self.delivered_at?))
     }
 
-    /// Marks the command as delivered. Returns false if it was delivered or has ended before: a
-    /// command is delivered at most once (contract 8.2).
+    /// Marks the command as delivered. Returns false if it was already delivered or has ended,
+    /// because a command is delivered at most once (contract 8.2).
     pub fn deliver(&mut self, now: Timestamp) -> bool {
         let first = self.delivered_at.is_none() && self.end.is_none();
         if first {
@@ -314,7 +314,7 @@ impl Lifecycle {
         first
     }
 
-    /// Whether it waits and may be delivered now.
+    /// Whether the command waits and may be delivered now.
     pub fn is_due(&self, now: Timestamp) -> bool {
         self.state() == State::Waiting && self.scheduled_at <= now && self.expires_at > now
     }
@@ -343,8 +343,8 @@ impl Lifecycle {
         self.end = Some(end);
     }
 
-    /// The agent reported a restart, after which it may have lost a running command
-    /// (contract 7.12). The first report counts. Returns whether it marks this command.
+    /// The agent reported a restart, after which it may have lost a running command (contract
+    /// 7.12). Only the first report counts. Returns whether the command was marked.
     pub fn mark_agent_restarted(&mut self, now: Timestamp) -> bool {
         let concerns =
             matches!(self.state(), State::Sent | State::Acked) && self.restarted_at.is_none();
@@ -354,7 +354,8 @@ impl Lifecycle {
         concerns
     }
 
-    /// The server was deleted while the command was running. Returns whether it marks this command.
+    /// The server was deleted while the command was running. Returns whether the command was
+    /// marked.
     pub fn mark_server_deleted(&mut self, now: Timestamp) -> bool {
         let concerns =
             matches!(self.state(), State::Sent | State::Acked) && self.server_deleted_at.is_none();
@@ -375,7 +376,7 @@ impl Lifecycle {
     }
 
     /// The agent acknowledged the command. A repeated acknowledgement changes nothing. Returns
-    /// whether this one changed something.
+    /// whether the command changed.
     pub fn ack(&mut self, now: Timestamp) -> bool {
         let Some(delivered_at) = self.delivered_at.filter(|_| self.acked_at.is_none()) else {
             return false;
@@ -385,8 +386,8 @@ impl Lifecycle {
         true
     }
 
-    /// The agent reported the end. The first report counts, and replaces only a stuck end
-    /// (contract 8.4). Returns whether it changed something.
+    /// The agent reported the end. Only the first report counts. It can replace a stuck end, but no
+    /// other end (contract 8.4). Returns whether the command changed.
     pub fn finish(&mut self, now: Timestamp, outcome: Outcome) -> bool {
         let Some(delivered_at) = self.delivered_at.filter(|_| self.outcome().is_none()) else {
             return false;
@@ -398,8 +399,8 @@ impl Lifecycle {
         true
     }
 
-    /// When [`Lifecycle::give_up_if_overdue`] must be called if no report arrives, or when the
-    /// command becomes due. `None`: it has ended.
+    /// The time of the command's next change if no report arrives: when it becomes due, or when
+    /// [`Lifecycle::give_up_if_overdue`] ends it. `None`: it has ended.
     pub fn deadline(&self, now: Timestamp) -> Option<Timestamp> {
         let usual = match (&self.end, self.acked_at, self.delivered_at) {
             (Some(_), ..) => return None,
@@ -413,7 +414,7 @@ impl Lifecycle {
     }
 
     /// Ends the command if it is past its deadline: as stuck, or as expired if it was not
-    /// delivered. Returns whether it changed something.
+    /// delivered. Returns whether the command changed.
     pub fn give_up_if_overdue(&mut self, now: Timestamp) -> bool {
         let overdue = self.deadline(now).is_some_and(|deadline| deadline <= now);
         match self.state() {
@@ -507,7 +508,7 @@ mod tests {
             Outcome::reason(&"é".repeat(9_000)).map(|reason| reason.chars().count()),
             Some(MAX_REASON + 1)
         );
-        // The stored form without a reason.
+        // A stored form that has no reason.
         let stored = r#"{"success":true,"exit_code":0,"elapsed_time":0.5}"#;
         assert_eq!(serde_json::from_str::<Outcome>(stored).unwrap().reason, None);
     }
@@ -695,8 +696,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any order of events, with a clock that may jump, keeps the timestamps in order and ends
-        /// the command once.
+        /// After events in any order, with a clock that may jump, the timestamps are in order and
+        /// the command has ended at most once.
         #[test]
         fn timestamps_keep_their_order(events in proptest::collection::vec((0..7u8, -50..200i64), 0..12)) {
             let mut life = Lifecycle::new(at(0), None, None, 10);
@@ -740,8 +741,8 @@ mod tests {
                     match report {
                         0 => { life.ack(at(*seconds)); }
                         1 => { life.finish(at(*seconds), outcome(success)); }
-                        // Without a result the time of the check decides, so none is after the
-                        // deadline.
+                        // Without a result, the end depends on the time of the check, so no check
+                        // is after the deadline.
                         _ => { life.give_up_if_overdue(at((*seconds).min(60))); }
                     }
                 }

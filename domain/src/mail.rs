@@ -6,11 +6,11 @@ use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// The longest ASCII subject that is not encoded, in characters. Its line stays below 78
-/// characters.
+/// Maximum length of an ASCII subject that is not encoded, in characters. The line of the header is
+/// then shorter than 78 characters.
 const MAX_PLAIN_SUBJECT: usize = 60;
-/// The most bytes in an encoded word. With the name of the header, its line has at most the 76
-/// characters of RFC 2047.
+/// Maximum number of bytes in an encoded word. RFC 2047 allows a line of 76 characters, including
+/// the name of the header.
 const MAX_WORD: usize = 39;
 
 /// A mail to send. It has no `Debug`, because its text must not get into the log.
@@ -19,7 +19,7 @@ pub struct MailMessage {
     /// The id in the Message-ID. It is the same for each attempt to send, so that a recipient can
     /// recognise a duplicate.
     pub id: Uuid,
-    /// When it was written.
+    /// When the mail was written.
     pub date: Timestamp,
     /// The recipient's address.
     pub to: String,
@@ -29,8 +29,8 @@ pub struct MailMessage {
     pub text: String,
 }
 
-/// Why a mail was not sent. The text is for the log, and never has a part of the mail's text or a
-/// password.
+/// Why a mail was not sent. The text is for the log. It never contains a part of the mail's text or
+/// a password.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MailFailure {
     /// Another attempt may succeed.

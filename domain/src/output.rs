@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-/// The longest `result` of a command, in bytes.
+/// Maximum length of a command's `result`, in bytes.
 pub const MAX_RESULT: usize = 256 * 1024;
-/// The longest `result` in a list, in characters.
+/// Maximum length of `result` in a list, in characters.
 pub const MAX_RESULT_IN_LIST: usize = 4_096;
-/// The most output that is kept for a command, in bytes of chunks.
+/// Maximum output that is kept for a command: the bytes of its chunks.
 pub const MAX_KEPT: u64 = 16 * 1024 * 1024;
 
 /// Bytes as lower-case hexadecimal.
@@ -43,8 +43,8 @@ pub fn sha256(text: &str) -> String {
     hash.finish()
 }
 
-/// Cuts output to the length of a result: head and tail, with a line between them that says how
-/// much was cut. Returns the result, and whether it was cut.
+/// Cuts output to the length of a result: keeps the beginning and the end, with a line between them
+/// that shows how many bytes were cut. Returns the result, and whether it was cut.
 pub fn result(text: &str) -> (String, bool) {
     if text.len() <= MAX_RESULT {
         (text.to_owned(), false)
@@ -54,9 +54,9 @@ pub fn result(text: &str) -> (String, bool) {
 }
 
 /// The result of output that is longer than [`MAX_RESULT`]. `beginning` and `end` are parts of the
-/// output, each at least [`MAX_RESULT`] long. `length` is that of the whole output, in bytes.
+/// output, each at least [`MAX_RESULT`] long. `length` is the length of the whole output, in bytes.
 pub fn result_of_ends(beginning: &str, end: &str, length: usize) -> String {
-    // The marker needs at most 64 bytes, whatever number it shows.
+    // The line between the parts has at most 64 bytes.
     let half = (MAX_RESULT - 64) / 2;
     let head = &beginning[..beginning.floor_char_boundary(half)];
     let tail = &end[end.ceil_char_boundary(end.len().saturating_sub(half))..];
@@ -64,7 +64,7 @@ pub fn result_of_ends(beginning: &str, end: &str, length: usize) -> String {
     format!("{head}\n[... {cut} bytes cut ...]\n{tail}")
 }
 
-/// The part of a result that lists show; `None` if they show all of it.
+/// The part of a result that lists show. Returns `None` if lists show the whole result.
 pub fn in_list(result: &str) -> Option<&str> {
     result.char_indices().nth(MAX_RESULT_IN_LIST).map(|(end, _)| &result[..end])
 }

@@ -4,10 +4,10 @@ use crate::error::{Error, ErrorKind, FieldErrors};
 
 /// The default of `page_size`.
 pub const DEFAULT_SIZE: u64 = 15;
-/// The largest page. A larger `page_size` is cut to this.
+/// Maximum number of items on a page. A larger `page_size` is reduced to this.
 pub const MAX_SIZE: u64 = 100;
 
-/// The decoded query parameters of a request, in their order.
+/// The decoded query parameters of a request, in the order of the request.
 pub type Query = Vec<(String, String)>;
 
 /// The last value of a query parameter.
@@ -59,11 +59,11 @@ pub fn search_words(query: &[(String, String)]) -> Result<Vec<String>, Error> {
     Ok(text.split_whitespace().map(str::to_lowercase).collect())
 }
 
-/// Reads `ordering`: fields, each with whether it is descending. A repeated field is dropped.
-/// `None`: the parameter is absent.
+/// Reads `ordering`. Returns the fields, each with whether it is descending, without repeated
+/// fields. Returns `None` if the parameter is absent.
 ///
 /// # Errors
-/// A field error if a name is not that of a field in `all`.
+/// A field error if `all` has no field with a given name.
 pub fn ordering<T: Copy + PartialEq>(
     query: &[(String, String)],
     all: &[T],
@@ -81,7 +81,7 @@ pub fn ordering<T: Copy + PartialEq>(
                 format!("Use any of {names}, separated by commas; a leading - sorts descending."),
             )
         })?;
-        // A repeated field changes nothing: the list is ordered by it already.
+        // A repeated field changes nothing, because the list is already ordered by it.
         if !order.iter().any(|(earlier, _)| *earlier == field) {
             order.push((field, descending));
         }

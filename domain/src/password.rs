@@ -10,14 +10,14 @@ use sha2::{Digest, Sha256};
 use similar::{Algorithm, capture_diff_slices, diff_ratio};
 use subtle::ConstantTimeEq;
 
-/// The shortest new password, in characters (contract 4.11).
+/// Minimum length of a new password, in characters (contract 4.11).
 pub const MIN_LENGTH: usize = 8;
-/// The longest new password, in characters (contract 4.11).
+/// Maximum length of a new password, in characters (contract 4.11).
 pub const MAX_LENGTH: usize = 128;
-/// From this sequence-match ratio on, a password is too similar to a text about its user
+/// A password with this sequence-match ratio or more is too similar to a text about its user
 /// (contract 4.11).
 const TOO_SIMILAR: f32 = 0.7;
-/// The smallest number of rounds of PBKDF2, even if fewer are configured (contract 4.6).
+/// Minimum number of rounds of PBKDF2, even if fewer rounds are configured (contract 4.6).
 pub const MIN_ROUNDS: u32 = 100_000;
 
 /// 20,500 common passwords in lower case. `scripts/common-passwords.mjs` generates the file and
@@ -37,7 +37,7 @@ pub struct PersonalTexts<'a> {
 /// counts as common.
 const RUNS: [&str; 5] =
     ["abcdefghijklmnopqrstuvwxyz", "01234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"];
-/// A password that repeats at most this number of characters counts as common.
+/// A password with at most this number of different characters counts as common.
 const MAX_REPEATED: usize = 4;
 
 /// Whether a password repeats a few characters, or is part of one of the [`RUNS`]. The list of
@@ -52,7 +52,8 @@ fn is_pattern(lower: &str) -> bool {
         || RUNS.iter().any(|row| row.contains(lower) || row.contains(&reversed))
 }
 
-/// The messages for all rules that a new password violates (contract 4.11). Empty: it is valid.
+/// The messages for all rules that a new password violates (contract 4.11). Returns no message if
+/// the password is valid.
 pub fn violations(password: &str, personal: PersonalTexts<'_>) -> Vec<Cow<'static, str>> {
     let mut messages = Vec::new();
     let length = password.chars().count();
@@ -90,11 +91,11 @@ pub fn violations(password: &str, personal: PersonalTexts<'_>) -> Vec<Cow<'stati
     messages
 }
 
-/// Whether the packed list has a password. A scan of the 70 KB is fast enough for a change of a
-/// password.
+/// Whether the packed list contains a password. The scan of 70 KB is fast enough, because passwords
+/// rarely change.
 ///
-/// An entry is a byte and a suffix. The byte is one more than the number of bytes that the entry
-/// shares with the entry before.
+/// An entry is a byte and a suffix. The byte is one more than the number of leading bytes that the
+/// entry shares with the previous entry.
 fn is_common(password: &str) -> bool {
     let wanted = password.as_bytes();
     // The number of bytes that the present entry shares with `wanted`.
@@ -104,8 +105,8 @@ fn is_common(password: &str) -> bool {
         let shared = usize::from(COMMON[at] - 1);
         let rest = &COMMON[at + 1..];
         let suffix = &rest[..rest.iter().position(|b| *b < 0x20).unwrap_or(rest.len())];
-        // If the entry shares more bytes with the one before than matched there, it differs from
-        // `wanted` at the same position.
+        // If the entry shares more bytes with the previous entry than `wanted` does, it differs
+        // from `wanted` at the same position as the previous entry.
         if shared <= matched {
             let common = suffix
                 .iter()
@@ -139,8 +140,8 @@ pub struct PasswordCheck {
     pub is_correct: bool,
     /// Whether the stored hash has fewer rounds than are configured now, and should be replaced.
     pub is_outdated: bool,
-    /// The work of the check, in rounds of PBKDF2. It must be the same for accounts that exist and
-    /// for those that do not.
+    /// The work of the check, in rounds of PBKDF2. It must not depend on whether the account
+    /// exists.
     pub rounds: u32,
 }
 
@@ -163,7 +164,7 @@ const INITIAL: [u32; 8] = [
 /// The progress of a [`Derivation`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
-    /// Rounds are left.
+    /// Some rounds are not computed yet.
     More,
     /// The derived key.
     Done([u8; HASH]),
@@ -173,15 +174,16 @@ pub enum Progress {
 /// work between two steps.
 ///
 /// Each round calls SHA-256's compression function twice, on states that already include the pads
-/// of HMAC. The crate with that function is compiled for speed, this crate is compiled for size.
+/// of HMAC. The crate with that function is compiled for speed, but this crate is compiled for
+/// size.
 #[derive(Clone, Debug)]
 pub struct Derivation {
     /// The state of SHA-256 after the inner pad of HMAC.
     inner: [u32; 8],
     /// The state of SHA-256 after the outer pad of HMAC.
     outer: [u32; 8],
-    /// The last U of the RFC, in a block that is padded as the end of a message of one pad and one
-    /// hash.
+    /// The last U of the RFC, in a block that is padded like the end of a message of one pad and
+    /// one hash.
     block: [[u8; BLOCK]; 1],
     /// The exclusive or of all U so far.
     key: [u8; HASH],
@@ -280,8 +282,8 @@ fn parse(stored: &str) -> Option<(Salt, u32, Output)> {
 
 /// Checks a password against a PHC string in constant time. `derive` runs a derivation to its end.
 ///
-/// `stored` is `None` if the account does not exist or may not log in. Then the check does the same
-/// work, and the password is wrong.
+/// `stored` is `None` if the account does not exist or may not log in. The check then does the same
+/// work, and reports a wrong password.
 pub async fn check(
     password: &str,
     stored: Option<&str>,

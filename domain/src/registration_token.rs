@@ -16,23 +16,23 @@ use crate::labels::{self, Labels};
 use crate::server;
 use crate::time::Timestamp;
 
-/// The largest `uses` of a token, unless it is null: any number.
+/// Maximum value of `uses`. Null means any number.
 const MAX_USES: i64 = 100_000;
 /// The default of `uses`.
 const DEFAULT_USES: i64 = 10;
 /// The default of `expires_at` is this long after the creation.
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
-/// The longest `name_pattern`, in characters: as long as a name.
+/// Maximum length of `name_pattern`, in characters. Server names have the same limit.
 const MAX_PATTERN: usize = 64;
-/// The largest number of wildcards in a pattern.
+/// Maximum number of wildcards in a pattern.
 const MAX_WILDCARDS: usize = 8;
-/// The largest number of networks of a token.
+/// Maximum number of networks of a token.
 const MAX_NETWORKS: usize = 100;
 /// Seconds for which a pending server cannot get the name of a server that was deleted or renamed.
 pub const NAME_RESERVATION: i64 = 30 * 24 * 60 * 60;
 /// Seconds after which a pending server that is not approved is deleted.
 pub const APPROVAL_TIMEOUT: i64 = 24 * 60 * 60;
-/// The longest `platform`, in characters.
+/// Maximum length of `platform`, in characters.
 const MAX_PLATFORM: usize = 64;
 
 /// A valid request to create a registration token.
@@ -54,7 +54,8 @@ pub struct NewRegistrationToken {
     pub approval: bool,
     /// The labels that each server gets.
     pub labels: Labels,
-    /// The keys of labels that an agent may set at its registration. None is in `labels`.
+    /// The keys of labels that an agent may set at its registration. `labels` has none of these
+    /// keys.
     pub label_keys: BTreeSet<String>,
 }
 
@@ -92,8 +93,8 @@ fn read_networks(fields: &mut Fields) -> Option<Vec<IpNet>> {
     )
 }
 
-/// All networks that contain an address, in the form that D1 stores them. Empty if the text is not
-/// an address.
+/// All networks that contain an address, in the stored form of networks in D1. Returns an empty
+/// list if the text is not an address.
 pub fn networks_of(address: &str) -> Vec<String> {
     let Ok(address) = address.parse::<IpAddr>() else { return Vec::new() };
     let address = address.to_canonical();
@@ -103,7 +104,7 @@ pub fn networks_of(address: &str) -> Vec<String> {
         .collect()
 }
 
-/// Reads a fingerprint that a person typed: in any case, with or without the hyphen.
+/// Reads a fingerprint that a person typed: in upper or lower case, with or without the hyphen.
 ///
 /// # Errors
 /// All invalid fields together.
@@ -184,7 +185,7 @@ impl Registration {
         fields.lower_case("name");
         let name = server::read_name(&mut fields);
         let labels = labels::read(&mut fields).unwrap_or_default();
-        // Agents send more facts about their hosts, which are not used here.
+        // Agents also send other facts about their hosts, which are not used here.
         fields.finish_lenient()?;
         let name =
             name.ok_or_else(|| Error::internal("a name is missing and nothing was noted"))?;

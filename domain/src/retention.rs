@@ -6,10 +6,10 @@ use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// The shortest retention, in days. The answer to an Idempotency-Key must be available for 24 hours
+/// Minimum retention, in days. The response for an Idempotency-Key must be available for 24 hours
 /// (contract 3.11).
 const MIN_DAYS: i64 = 2;
-/// The longest retention, in days: a hundred years.
+/// Maximum retention, in days: about a hundred years.
 const MAX_DAYS: i64 = 36_500;
 /// The seconds of a day.
 const DAY: i64 = 24 * 60 * 60;
@@ -27,7 +27,7 @@ impl fmt::Display for InvalidRetention {
 impl std::error::Error for InvalidRetention {}
 
 /// The cutoff of the retention: commands that ended by this time may be deleted now. `days` is the
-/// setting. `None`: commands are kept forever, because the setting is empty or 0.
+/// setting. Returns `None` if the setting is empty or 0: commands are kept forever.
 ///
 /// # Errors
 /// The setting is invalid, and nothing may be deleted.
@@ -49,8 +49,8 @@ pub fn until(days: &str, now: Timestamp) -> Result<Option<Timestamp>, InvalidRet
     Ok(Some(now.plus_seconds(-days * DAY)))
 }
 
-/// Whether the server may have had a command with this id that retention deleted: the id is younger
-/// than the server's, and old enough.
+/// Whether retention may have deleted a command of the server with this id: the id is newer than
+/// the server's id, and old enough.
 ///
 /// A late report about such a command succeeds (agent-protocol 4.1). A report about any other
 /// unknown command gets 404.
@@ -61,7 +61,7 @@ pub fn may_be_deleted(command: Uuid, server: Uuid, now: Timestamp) -> bool {
     server_created <= created && created <= now.plus_seconds(-MIN_DAYS * DAY)
 }
 
-/// The creation time in a UUID of version 7. `None`: another UUID.
+/// The creation time in a UUID of version 7. Returns `None` for other UUIDs.
 fn created_at(id: Uuid) -> Option<Timestamp> {
     let (seconds, nanoseconds) = id.get_timestamp()?.to_unix();
     Some(Timestamp::from_millis(

@@ -19,7 +19,7 @@ pub struct CommandPermissions {
     pub username: String,
     /// Whether the user is staff or a superuser, and may use the agent's built-in commands.
     pub is_staff: bool,
-    /// Whether the user may name any remote account on the server (contract 5.6).
+    /// Whether the user may run commands as any remote account on the server (contract 5.6).
     pub any_account: bool,
     /// The labels of the server.
     pub labels: Labels,
@@ -46,8 +46,8 @@ impl CommandPermissions {
         if is_allowed { Ok(()) } else { Err(Denial::Acl) }
     }
 
-    /// The limit of the API token's list that does not allow a command on the server; `None` if the
-    /// list allows it, or there is no list. See [`Acl::refusal`].
+    /// The limit of the API token's list that does not allow a command on the server. Returns
+    /// `None` if the list allows it, or there is no list. See [`Acl::refusal`].
     pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<AclLimit> {
         let acl = self.acl.as_ref()?;
         if acl.allows_labels(&self.labels) {
@@ -76,7 +76,8 @@ pub struct AclCheck {
     pub tried: CheckedAcl,
     /// Where the command would run.
     pub server: ServerRef,
-    /// What would run. With `argv`: the words, quoted as a shell would read them.
+    /// The line that would run. With `argv`: its words, quoted so that a shell reads the same
+    /// words.
     pub line: String,
     /// The program and its arguments, without a shell.
     pub argv: Option<Vec<String>>,
@@ -216,7 +217,7 @@ mod tests {
         denied(json!({"commands": ["ls"]}), &command, &origin);
         denied(json!({"servers": []}), &command, &origin);
         denied(json!({"selector": "env=test"}), &command, &origin);
-        // Both limit.
+        // A server must match both limits.
         let both =
             |servers: Value, selector: &str| json!({"servers": servers, "selector": selector});
         let within = limited(both(json!([SERVER]), "env"));

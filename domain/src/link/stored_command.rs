@@ -166,7 +166,8 @@ impl StoredCommand {
         serde_json::to_string(self)
     }
 
-    /// The length of its whole output in bytes, as far as it is known.
+    /// The length of the whole output in bytes. If it is unknown, the longest length that is
+    /// certain.
     pub fn output_bytes(&self) -> u64 {
         self.chunks.bytes.max(self.result_bytes)
     }
@@ -206,7 +207,7 @@ impl StoredCommand {
         })
     }
 
-    /// Whether all chunks have arrived for certain.
+    /// Whether all chunks have certainly arrived.
     pub fn has_all_chunks(&self) -> bool {
         match (self.life.outcome(), self.chunk_total) {
             (None, _) => self.life.handled_at.is_some() && self.life.delivered_at.is_none(),
@@ -218,14 +219,14 @@ impl StoredCommand {
         }
     }
 
-    /// When the audit log gets the hash of its output; `None`: it has the hash, or the command has
-    /// not ended.
+    /// When the audit log gets the hash of the output; `None`: the audit log has the hash, or the
+    /// command has not ended.
     pub fn hash_due_at(&self) -> Option<Timestamp> {
         let latest = self.life.handled_at?.plus(HASH_TIMEOUT);
         self.output_complete_at().map(|at| at.min(latest)).filter(|_| self.lacks_hash)
     }
 
-    /// Whether more output of an ended command will arrive for certain, or is likely to.
+    /// Whether an ended command certainly or probably has more output, which has not arrived.
     pub fn awaits_output(&self) -> bool {
         let Some(_) = self.life.outcome() else { return false };
         match self.chunk_total {
@@ -239,7 +240,7 @@ impl StoredCommand {
         }
     }
 
-    /// Whether the kept chunks are less than the whole output for certain.
+    /// Whether the kept chunks are certainly not the whole output.
     pub fn is_output_incomplete(&self) -> bool {
         let are_missing = match self.chunk_total {
             Some(total) => self.chunks.count < total,
@@ -258,7 +259,7 @@ impl StoredCommand {
         self.events.push(PendingEvent { revision: self.revision + 1, event });
     }
 
-    /// The queue that it is in; `None`: it is not accepted yet, or has ended.
+    /// The stage of the command; `None`: it is not accepted yet, or has ended.
     pub fn stage(&self) -> Option<Stage> {
         match self.life.state() {
             State::Waiting if self.phase == Phase::Accepted => Some(Stage::Waiting),
@@ -267,7 +268,7 @@ impl StoredCommand {
         }
     }
 
-    /// When the alarm serves it; `None`: never.
+    /// When the alarm serves the command; `None`: never.
     pub fn due_at(&self, now: Timestamp) -> Option<Timestamp> {
         self.life
             .deadline(now)
@@ -275,8 +276,8 @@ impl StoredCommand {
             .filter(|_| self.phase == Phase::Accepted)
     }
 
-    /// Ends it with its agent's report. Returns whether something changed: a repeated report
-    /// changes nothing.
+    /// Ends the command with its agent's report. Returns whether something changed: a repeated
+    /// report changes nothing.
     pub fn finish(&mut self, fin: Fin, now: Timestamp) -> bool {
         let is_exit_code = |code: &i64| i32::try_from(*code).is_ok();
         let outcome = Outcome {
@@ -304,7 +305,7 @@ impl StoredCommand {
     }
 }
 
-/// A queue of commands.
+/// The stage of an accepted command that has not ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
     /// Accepted, not delivered.
@@ -414,7 +415,7 @@ mod tests {
             document["inputs"].clone()
         };
         assert_eq!(inputs(&accepted()), json!("sealed"));
-        // In memory they stay: if the message is not sent, the command waits again.
+        // The memory keeps the inputs: if the message is not sent, the command waits again.
         let delivered = delivered();
         assert_eq!(
             (inputs(&delivered), delivered.inputs.as_deref()),
@@ -469,7 +470,7 @@ mod tests {
 
     #[test]
     fn output_is_complete_when_no_more_is_expected() {
-        // No agent ever had it.
+        // No agent ever had the command.
         let mut cancelled = accepted();
         cancelled.life.cancel(at(5), crate::command_end::Cancellation::By("boss".into()));
         assert_eq!(cancelled.output_complete_at(), Some(at(5)));
@@ -478,7 +479,8 @@ mod tests {
             // The agent reported the number of chunks.
             (ended(None, Some(2), 2), 10, false, false),
             (ended(None, Some(3), 2), 20, true, true),
-            // It did not: the chunks are as long as the result, or shorter, or there is no result.
+            // The agent did not report the number: the chunks are as long as the result, or
+            // shorter, or there is no result.
             (ended(Some("12345678"), None, 2), 10, false, false),
             (ended(Some("123456789"), None, 2), 20, false, true),
             (ended(None, None, 2), 12, false, false),

@@ -54,7 +54,7 @@ impl<S: Store> LinkMachine<S> {
                     self.store.set_due_at(id, Some(now.plus(RECORDING_RECHECK_DELAY)))?;
                     continue;
                 }
-                // A crash lost the call that created it.
+                // A crash lost the call that created the command.
                 Phase::Recording => stored.phase = Phase::Withdrawing,
                 Phase::Withdrawing => {}
                 Phase::Accepted if stored.lacks_hash && stored.life.outcome().is_some() => {
@@ -67,7 +67,8 @@ impl<S: Store> LinkMachine<S> {
                 Phase::Accepted => {
                     is_agent_silent |= stored.life.state() == Life::Sent;
                     if !stored.life.give_up_if_overdue(now) {
-                        // It is due: `deliver_due` delivers it now, or it waits for the agent.
+                        // The command is due: `deliver_due` delivers it now, or it waits for the
+                        // agent.
                         self.store.set_due_at(id, stored.life.deadline(now))?;
                         continue;
                     }
@@ -84,8 +85,8 @@ impl<S: Store> LinkMachine<S> {
     }
 
     /// Sets the alarm for the earliest timer. While a timer's request to D1 is pending, that timer
-    /// waits for [`D1_TIMEOUT`]. Usually the answer comes first. After a crash none comes, and the
-    /// timer repeats the request.
+    /// waits for [`D1_TIMEOUT`]. Usually the answer comes first. After a crash no answer comes, and
+    /// the timer repeats the request.
     pub(super) fn set_alarm(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
         let timers = server.timers.clone();

@@ -14,13 +14,13 @@ use crate::time::Timestamp;
 
 /// How long a call waits for output that the agent sends after the command's end.
 const LATE_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a call waits until D1 has the end that the answer shows.
+/// How long a call waits until D1 has the end that the reply shows.
 const D1_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a call waits until another call has recorded its command.
 const RECORDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl<S: Store> LinkMachine<S> {
-    /// Lets a call wait. Without `until` it waits until the awaited event happens.
+    /// Lets a call wait. If `until` is `None`, the wait has no time limit.
     pub(super) fn wait(&mut self, ticket: Ticket, until: Option<Timestamp>, waits_for: WaitsFor) {
         if let Some(until) = until {
             self.effects.push(Effect::StartCallTimer(ticket, until));
@@ -28,7 +28,7 @@ impl<S: Store> LinkMachine<S> {
         self.waits.insert(ticket, WaitingCall { until, waits_for });
     }
 
-    /// Whether a waiting call will store the answer to an Idempotency-Key.
+    /// Whether a waiting call will store the response for an Idempotency-Key.
     pub(super) fn is_answer_pending(&self, key: &str) -> bool {
         self.waits.values().any(|wait| wait.key_to_answer() == Some(key))
     }
@@ -55,7 +55,7 @@ impl<S: Store> LinkMachine<S> {
         tickets.into_iter().try_for_each(|ticket| self.resume(ticket, false))
     }
 
-    /// The commands whose end or withdrawal must reach D1 before a waiting call is answered.
+    /// The commands whose end or withdrawal must reach D1 before a waiting call gets its reply.
     pub(super) fn awaited_in_d1(&self) -> Vec<Uuid> {
         let awaited = |wait: &WaitingCall| match wait.waits_for {
             WaitsFor::D1Copy(id, _) => Some(id),
@@ -64,8 +64,8 @@ impl<S: Store> LinkMachine<S> {
         self.waits.values().filter_map(awaited).collect()
     }
 
-    /// Resumes the calls that wait for the changes of this step. A resumed call may change
-    /// something too, so this repeats until nothing is changed.
+    /// Resumes the calls that wait for the changes of this step. A resumed call may make further
+    /// changes, so this repeats until no change is left.
     pub(super) fn resume_waiting(&mut self) -> Result<()> {
         while !self.changed_commands.is_empty() || !self.released_keys.is_empty() {
             let commands = std::mem::take(&mut self.changed_commands);
@@ -139,7 +139,7 @@ impl<S: Store> LinkMachine<S> {
         }
     }
 
-    /// Answers with a command's live fields, as soon as it is recorded.
+    /// Replies with a command's live fields, after the command is recorded.
     pub(super) fn live(&mut self, ticket: Ticket, live: ReadLiveFields) -> Result<()> {
         if self.is_recording(live.id) {
             let until = self.scene.now.plus(RECORDED_TIMEOUT);
@@ -153,7 +153,7 @@ impl<S: Store> LinkMachine<S> {
         self.await_end(ticket, live.id, live.wait, AfterWait::Live)
     }
 
-    /// Waits for a command's end if the client asked for that (`seconds`), then for its output and
+    /// Waits for a command's end if the client requested that (`seconds`), then for its output and
     /// for D1.
     pub(super) fn await_end(
         &mut self,
@@ -187,8 +187,8 @@ impl<S: Store> LinkMachine<S> {
         self.await_d1(ticket, id, then)
     }
 
-    /// Waits until D1 has a command's end, so that a list is not older than the answer
-    /// (contract 8.1). If D1 does not answer in time, the call is answered anyway, and the outbox
+    /// Waits until D1 has a command's end, so that a list is not older than the reply (contract
+    /// 8.1). If D1 does not answer in time, the call gets its reply without D1, and the outbox
     /// continues.
     pub(super) fn await_d1(&mut self, ticket: Ticket, id: Uuid, then: AfterWait) -> Result<()> {
         self.await_d1_until(ticket, id, self.scene.now.plus(D1_COPY_TIMEOUT), then)
@@ -245,7 +245,7 @@ impl<S: Store> LinkMachine<S> {
         }
     }
 
-    /// Answers with a command, and stores the answer for its Idempotency-Key.
+    /// Replies with a command, and stores the reply for its Idempotency-Key.
     pub(super) fn answer_created(
         &mut self,
         ticket: Ticket,
