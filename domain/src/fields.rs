@@ -255,8 +255,8 @@ impl Fields {
         None
     }
 
-    /// The fields of a nested object. If the object is missing, records an error and returns no
-    /// fields.
+    /// The fields of a nested object. If the field is missing or not an object, records an error
+    /// and returns no fields.
     pub fn object(&mut self, name: &'static str) -> Self {
         match self.get(name) {
             Some(Value::Object(values)) => {

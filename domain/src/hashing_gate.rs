@@ -26,8 +26,7 @@ const MAX_KNOWN: usize = 32;
 const MAX_PLACES_PER_USER: usize = 2;
 /// Maximum number of a known user's requests, including parked requests.
 const MAX_REQUESTS_PER_USER: usize = 32;
-/// Every turn with a number divisible by this goes to the oldest request, of a stranger or a known
-/// caller.
+/// One of this number of turns goes to the oldest request, even if a stranger sent it.
 const OLDEST_EVERY: u64 = 4;
 /// A lease that is not renewed ends after this time. It is much longer than a slice of hashing.
 const LEASE: Duration = Duration::from_secs(3);

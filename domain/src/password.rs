@@ -37,11 +37,11 @@ pub struct PersonalTexts<'a> {
 /// counts as common.
 const RUNS: [&str; 5] =
     ["abcdefghijklmnopqrstuvwxyz", "01234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"];
-/// A password with at most this number of different characters counts as common.
+/// A password that only repeats a unit of at most this number of characters counts as common.
 const MAX_REPEATED: usize = 4;
 
-/// Whether a password repeats a few characters, or is part of one of the [`RUNS`]. The list of
-/// common passwords cannot have all of these.
+/// Whether a password only repeats a short unit, or is part of one of the [`RUNS`]. A list of
+/// common passwords cannot contain all such passwords.
 fn is_pattern(lower: &str) -> bool {
     let characters: Vec<char> = lower.chars().collect();
     let repeats = |unit: usize| {

@@ -15,8 +15,8 @@ use uuid::Uuid;
 pub const TOKEN_LENGTH: usize = 128;
 
 const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-/// Random bytes from this value on are dropped, so that all characters of the alphabet are equally
-/// likely.
+/// Random bytes of this value or more are dropped, so that all characters of the alphabet are
+/// equally likely.
 const UNBIASED: u8 = 248;
 
 /// A credential in plain form. It has no `Display`, and its `Debug` does not show it.
@@ -47,12 +47,13 @@ impl Secret {
         Ok(Self(token))
     }
 
-    /// Whether it has the form of a token from [`Secret::generate`]. Another text needs no lookup.
+    /// Whether the text has the form of a token from [`Secret::generate`]. Other texts need no
+    /// lookup.
     pub fn is_token(&self) -> bool {
         self.0.len() == TOKEN_LENGTH && self.0.bytes().all(|b| b.is_ascii_alphanumeric())
     }
 
-    /// The plain text, for hashing and for the one response that shows it.
+    /// The plain text, for hashing and for the only response that shows it.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -75,8 +76,8 @@ impl fmt::Debug for Secret {
 /// another kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// A login token or an API key. They share a kind: the table with the hash distinguishes them
-    /// (contract 4.2).
+    /// A login token or an API key. Both have this kind, because the table with the hash
+    /// distinguishes them (contract 4.2).
     Token,
     /// An agent's key.
     AgentKey,
@@ -112,16 +113,17 @@ pub fn credential_hash(purpose: Purpose, secret: &Secret) -> String {
     hex(&Sha256::new().chain_update(prefix).chain_update(secret.expose()).finalize())
 }
 
-/// A kind of text that can be guessed or may have a credential. Only its keyed hash is stored.
+/// A kind of text that can be guessed or may contain a credential. Only its keyed hash is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guessable {
     /// An e-mail address for which a password reset was requested.
     Address,
-    /// The username of a login attempt. It may be a password that was typed into the wrong field.
+    /// The username of a login attempt. It may be a password that the user typed into the wrong
+    /// field.
     Username,
     /// An Idempotency-Key, whose text the client chooses.
     IdempotencyKey,
-    /// The body of a request, whose `env` may have credentials.
+    /// The body of a request, whose `env` may contain credentials.
     Body,
     /// The environment of a command, for the audit log.
     Environment,
@@ -146,7 +148,7 @@ fn mac(key: &[u8], text: &str) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-/// The shortest `SECRET_KEY` and `OPERATOR_TOKEN`, in characters (contract 11.3).
+/// Minimum length of `SECRET_KEY` and `OPERATOR_TOKEN`, in characters (contract 11.3).
 pub const MIN_SECRET_LENGTH: usize = 32;
 
 /// Why a `SECRET_KEY` cannot be used.
@@ -170,7 +172,7 @@ pub struct SecretKey {
 }
 
 impl SecretKey {
-    /// Takes both secrets. An empty `previous` means that no rotation is under way.
+    /// Takes both secrets. An empty `previous` means that no rotation is in progress.
     ///
     /// # Errors
     /// `current` is missing, or one of the secrets is too short.
@@ -198,7 +200,7 @@ impl SecretKey {
     }
 
     /// The key in the link for a new password: the id of the reset request and its signature. So
-    /// neither D1 nor the waiting mail stores the key.
+    /// the key is stored neither in D1 nor with the waiting mail.
     pub fn reset_key(&self, request: Uuid) -> Secret {
         Self::reset_key_under(&self.current, request)
     }
@@ -214,7 +216,8 @@ impl SecretKey {
         [Some(&self.current), self.previous.as_ref()].into_iter().flatten()
     }
 
-    /// The id of the reset request in a link's key; `None` if neither key signed it.
+    /// The id of the reset request in a link's key. Returns `None` if it was signed with neither
+    /// the current nor the previous key.
     pub fn reset_request(&self, key: &Secret) -> Option<Uuid> {
         let request = Uuid::try_parse(key.expose().get(..32)?).ok()?;
         self.keys()
@@ -227,8 +230,8 @@ impl SecretKey {
 pub const NONCE_LENGTH: usize = 12;
 
 impl SecretKey {
-    /// Encrypts the inputs of a command (AES-256-GCM) for the storage. The result is base64, and
-    /// can be decrypted only for the same command.
+    /// Encrypts the inputs of a command with AES-256-GCM. The result is base64, and can be
+    /// decrypted only for the same command.
     ///
     /// # Errors
     /// The text is longer than the cipher allows: 64 GiB.
@@ -246,7 +249,7 @@ impl SecretKey {
     }
 
     /// Decrypts the result of [`SecretKey::encrypt_inputs`], under the current or the previous key.
-    /// `None` if neither key decrypts it for this command.
+    /// Returns `None` if neither key decrypts it for this command.
     pub fn decrypt_inputs(&self, command: Uuid, sealed: &str) -> Option<String> {
         let sealed = Base64::decode_vec(sealed).ok()?;
         let (nonce, sealed) = sealed.split_first_chunk::<NONCE_LENGTH>()?;

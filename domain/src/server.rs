@@ -1,4 +1,5 @@
-//! Servers: the fields of their requests (contract 6.1), and the commands that install an agent.
+//! Servers: the fields of requests about them (contract 6.1), and the commands that install an
+//! agent.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -28,8 +29,8 @@ farhand-agent run --config farhand-agent.toml"
     )
 }
 
-/// The shell commands that connect an installed Alpamon 2.x to a server (contract 6.3). They are
-/// for root.
+/// The shell commands that connect an installed Alpamon 2.x to a server (contract 6.3). Root must
+/// run them.
 pub fn alpamon_install_commands(base_url: &str, server: Uuid, key: &Secret) -> String {
     let key = key.expose();
     format!(
@@ -46,7 +47,7 @@ systemctl restart alpamon"
     )
 }
 
-/// The longest name of a server or a group, in characters.
+/// Maximum length of the name of a server or a group, in characters.
 const MAX_NAME: usize = 64;
 
 /// The fields of a server object that `PUT` and `PATCH` accept and ignore.
@@ -100,26 +101,26 @@ fn read_default_username(fields: &mut Fields) -> Option<Option<String>> {
 }
 
 /// SQL that makes a name unique: it appends `-` and the number, from the second server on, and cuts
-/// the name to the allowed length. `name` and `number` are SQL; the name is ASCII.
+/// the name to the allowed length. `name` and `number` are SQL expressions. The name is ASCII.
 pub fn unique_name_sql(name: &str, number: &str) -> String {
     format!(
         "iif({number} < 2, {name}, substr({name}, 1, {MAX_NAME} - length('-' || {number})) || '-' || {number})"
     )
 }
 
-/// A valid request to create or change a server. `None`: the field stays as it is.
+/// A valid request to create or change a server. `None`: the field does not change.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ServerChanges {
     /// The unique name.
     pub name: Option<String>,
-    /// The ids of its groups, each once, sorted.
+    /// The ids of its groups, sorted, without duplicates.
     pub groups: Option<Vec<i64>>,
     /// All labels of the server.
     pub labels: Option<Labels>,
     /// The user id of its owner; `Some(None)`: no owner.
     pub owner: Option<Option<i64>>,
     /// The default remote account of commands; `Some(None)`: the account that its agent reports, if
-    /// any.
+    /// it reports one.
     pub default_username: Option<Option<String>>,
 }
 
@@ -162,7 +163,7 @@ impl ServerChanges {
     }
 
     /// Reads a `PUT`. The name is required. The meaning of omitted groups depends on the caller's
-    /// permission, so the handler decides. An omitted owner stays.
+    /// permission, so the handler decides. An omitted owner does not change.
     ///
     /// # Errors
     /// All invalid fields together.
@@ -218,7 +219,7 @@ impl ServerOrderField {
     }
 }
 
-/// Which servers a list shows, and in which order. `None`: no such filter.
+/// Which servers a list shows, and in which order. A filter that is `None` is not applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerList {
     /// The exact name.
@@ -235,17 +236,17 @@ pub struct ServerList {
     pub agent_version: Option<String>,
     /// A selector that the labels must match.
     pub label: Option<Selector>,
-    /// Words in lower case. The texts of the server must have each of them.
+    /// Words in lower case. The texts of the server must contain all words.
     pub words: Vec<String>,
-    /// The fields of the order, each with whether it is descending. Never empty. Servers with equal
-    /// fields are ordered by id, in the direction of the first field.
+    /// The fields of the order, each with whether it is descending. At least one field. Servers
+    /// with equal fields are ordered by id, in the direction of the first field.
     pub order: Vec<(ServerOrderField, bool)>,
 }
 
-/// A query parameter that is a selector.
+/// Reads a query parameter that is a selector.
 ///
 /// # Errors
-/// Another text, on the parameter, with the position of the error.
+/// A field error with the position of the syntax error.
 fn selector_parameter(query: &Query, name: &'static str) -> Result<Option<Selector>, Error> {
     let read = |text: &str| {
         text.parse().map_err(|error: SelectorError| Error::field(name, error.to_string()))
@@ -254,7 +255,7 @@ fn selector_parameter(query: &Query, name: &'static str) -> Result<Option<Select
 }
 
 impl ServerList {
-    /// Reads the filters, `search` and `ordering`. Without `ordering` the newest is first.
+    /// Reads the filters, `search` and `ordering`. Without `ordering`, the newest server is first.
     ///
     /// # Errors
     /// All invalid parameters together.

@@ -6,11 +6,11 @@ use crate::time::Timestamp;
 
 /// A login token expires this long after its last use.
 const LIFETIME: Duration = Duration::from_secs(14 * 24 * 3_600);
-/// The expiry is extended at most once in this time, because a write at each request would cost too
-/// much.
+/// The expiry is extended at most once in this time, because a write for each request would cost
+/// too much.
 const EXTENSION_INTERVAL: Duration = Duration::from_secs(600);
 
-/// When a login token that is used now expires.
+/// The expiry of a login token that is used now.
 pub fn expires_at(now: Timestamp) -> Timestamp {
     now.plus(LIFETIME)
 }
@@ -23,8 +23,7 @@ pub fn is_extension_due(moved_at: Timestamp, now: Timestamp) -> bool {
 /// A login token is accepted now if its stored expiry is later than this time.
 ///
 /// The stored expiry may be [`EXTENSION_INTERVAL`] older than the last use. So the token is
-/// accepted that much longer: for at least 14 days after its last use, and for at most ten minutes
-/// more.
+/// accepted that much longer: at least 14 days after its last use, and at most ten minutes more.
 pub fn oldest_accepted_expiry(now: Timestamp) -> Timestamp {
     now.minus(EXTENSION_INTERVAL)
 }
@@ -72,8 +71,8 @@ mod tests {
         assert!(session.is_accepted(at(DAYS_14)));
         assert!(session.is_accepted(at(DAYS_14 + 600).plus_millis(-1)));
         assert!(!session.is_accepted(at(DAYS_14 + 600)));
-        // A request just before ten minutes does not extend the expiry. A request at ten minutes
-        // does.
+        // A request just before ten minutes does not extend the expiry, but a request at ten
+        // minutes does.
         assert!(session.access(at(600).plus_millis(-1)));
         assert_eq!(session.expires_at, at(DAYS_14));
         assert!(session.access(at(600)));

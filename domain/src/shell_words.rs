@@ -1,4 +1,4 @@
-//! The words of `argv` as a line: for people, and for agents that run only lines.
+//! Converts the words of `argv` to a line: for people, and for agents that run only lines.
 
 /// Whether a shell reads the word unchanged, without quotes.
 fn is_bare(word: &str) -> bool {
@@ -19,7 +19,8 @@ pub fn quoted(words: &[String]) -> String {
     quoted.collect::<Vec<_>>().join(" ")
 }
 
-/// Whether an agent that splits a line at blanks gets exactly these words, if blanks separate them.
+/// Whether the words can be joined with blanks, so that an agent that splits the line at blanks
+/// gets exactly these words.
 ///
 /// Alpamon splits the line itself. But it treats the words `&&`, `||` and `;` as operators, and
 /// some versions give a line with `|` or `>` to a shell. So words may have only letters, digits and

@@ -1,5 +1,5 @@
-//! The client side of SMTP (RFC 5321), for sending one mail: the input is what the server sends,
-//! the output is what to do next.
+//! The client side of SMTP (RFC 5321), for sending one mail. The caller passes the bytes from the
+//! server, and gets the next step.
 //!
 //! Credentials and the mail are never sent over an unencrypted connection. With
 //! [`Security::StartTls`], the session continues only after [`SmtpStep::StartTls`].
@@ -21,11 +21,11 @@ use base64ct::{Base64, Encoding};
 use crate::mail::MailFailure;
 use crate::secret::Secret;
 
-/// The longest reply of a server, in bytes. A longer one is an error.
+/// Maximum length of a server's reply, in bytes. A longer reply is an error.
 const MAX_REPLY: usize = 16 * 1024;
-/// The longest part of a reply that a [`MailFailure`] quotes, in characters.
+/// Maximum number of characters of a reply that a [`MailFailure`] quotes.
 const MAX_QUOTE: usize = 200;
-/// EHLO needs a name, but the Worker has none. All servers accept this form.
+/// EHLO needs a host name, but the Worker has none. All servers accept this form.
 const EHLO: &str = "EHLO [127.0.0.1]\r\n";
 /// Codes of replies about the sender's login. They are temporary failures, because the operator can
 /// correct the login.
@@ -87,7 +87,7 @@ pub enum SmtpStep {
     Delivered,
 }
 
-/// What the server's next reply answers.
+/// What the next reply of the server is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Greeting,
@@ -126,7 +126,7 @@ impl SmtpSession {
         Self { security, login, mail, stage: Stage::Greeting, received: Vec::new() }
     }
 
-    /// Takes bytes from the server, in pieces of any size, and returns what to do next. No bytes
+    /// Takes bytes from the server, in pieces of any size, and returns the next step. Empty `bytes`
     /// mean that the server closed the connection.
     ///
     /// # Errors
@@ -203,7 +203,7 @@ impl SmtpSession {
         (Stage::Sender, SmtpStep::Send(format!("MAIL FROM:<{}>\r\n", self.mail.from)))
     }
 
-    /// Chooses the next command by the extensions in the reply to EHLO. The connection is
+    /// Chooses the next command from the extensions in the reply to EHLO. The connection is
     /// encrypted.
     fn authenticate(&self, reply: &Reply) -> Result<(Stage, SmtpStep), MailFailure> {
         let Some(login) = &self.login else { return Ok(self.sender()) };
@@ -221,7 +221,7 @@ impl SmtpSession {
         }
     }
 
-    /// Answers a question of AUTH LOGIN with a part of the login.
+    /// Replies to a prompt of AUTH LOGIN with a part of the login.
     fn encoded(&self, value: impl FnOnce(&SmtpLogin) -> String) -> SmtpStep {
         let value = self.login.as_ref().map(value).unwrap_or_default();
         SmtpStep::Send(format!("{}\r\n", Base64::encode_string(value.as_bytes())))
@@ -232,7 +232,7 @@ impl SmtpSession {
         match self.stage {
             Stage::Greeting => "the greeting",
             Stage::PlainHello => "EHLO",
-            // The runtime does not always say that it was TLS that failed.
+            // The runtime does not always report that TLS failed.
             Stage::Hello => "EHLO over TLS",
             Stage::StartTls => "STARTTLS",
             Stage::Username | Stage::Password | Stage::Authentication => "AUTH",
@@ -250,7 +250,7 @@ impl SmtpSession {
             self.stage,
             Stage::Username | Stage::Password | Stage::Authentication | Stage::Text
         );
-        // A reply may repeat the secret that it answers.
+        // The reply to a secret may repeat the secret.
         let words = if got_secret { reply.enhanced_code() } else { reply.quote() };
         let text = format!("at {} the server answered {} {words}", self.stage_name(), reply.code)
             .trim_end()
@@ -267,7 +267,7 @@ impl SmtpSession {
 }
 
 impl Reply {
-    /// Reads a reply of one or more lines. `None`: it is not complete yet.
+    /// Reads a reply of one or more lines. Returns `None` if the reply is not complete yet.
     fn read(bytes: &[u8]) -> Result<Option<Self>, MailFailure> {
         let mut lines = Vec::new();
         let mut length = 0;
@@ -351,7 +351,7 @@ mod tests {
         Ok(SmtpStep::Send(text.to_owned()))
     }
 
-    /// Sends each text of a script to a session, and compares the results.
+    /// Passes each text of a script to a session, and compares the results.
     #[track_caller]
     fn check(session: &mut SmtpSession, script: &[(&str, Result<SmtpStep, MailFailure>)]) {
         for (said, expected) in script {

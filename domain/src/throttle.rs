@@ -9,26 +9,26 @@
 //! - One object limits addresses, networks and the workspace ([`Attempt::login_by_address`],
 //!   [`Attempt::reset_by_address`]).
 //!
-//! The check of a password takes time. So an attempt under way counts as a failure. Otherwise any
-//! number of concurrent attempts could begin before the first one has failed. An attempt that does
-//! not end within its lease has failed, because a client can break its request off.
+//! The check of a password takes time. So an attempt in progress counts as a failure. Otherwise any
+//! number of concurrent attempts could begin before the first attempt has failed. An attempt that
+//! does not end within its lease counts as failed, because a client can cancel its request.
 //!
 //! At most 20 failures of one address count for the 100 failures of a username in an hour. So one
-//! address cannot lock a user out everywhere: that takes five. For IPv6 it takes five networks of
-//! /48, because a single customer may have a whole one. An address that has used up its share is
-//! still limited by the pair of username and address.
+//! address cannot lock a user out everywhere: five addresses are needed. For IPv6, five networks of
+//! /48 are needed, because a single customer may have a whole /48. An address that has used up its
+//! share is still limited by the pair of username and address.
 //!
-//! The known addresses of a user are those of successful logins within 30 days. Only the limit of
-//! the pair applies to an attempt from a known address ([`Attempt::for_known_address`]). So
-//! strangers at other addresses cannot lock the user out. The username's object stores the known
-//! addresses as hashes. This does not reveal whether a username exists: one that never logged in
-//! has no known address.
+//! The known addresses of a user are the addresses of successful logins within 30 days. Only the
+//! limit of the pair applies to an attempt from a known address ([`Attempt::for_known_address`]).
+//! So strangers at other addresses cannot lock the user out. The username's object stores the known
+//! addresses as hashes. This does not reveal whether a username exists: a user who never logged in
+//! has no known address either.
 //!
 //! Steps of the object for an attempt:
 //! 1. It counts the attempts of [`PendingAttempts::take_lapsed`] as failed, reads the counters of
 //!    [`Attempt::keys`], and calls [`PendingAttempts::begin`].
 //! 2. When the attempt has ended, it stores [`Attempt::after_failure`], or deletes
-//!    [`Attempt::after_success`]. For an abandoned attempt it does neither.
+//!    [`Attempt::after_success`]. For an abandoned attempt, it does nothing in this step.
 //! 3. In the same step it calls [`PendingAttempts::end`], so that each attempt counts exactly once.
 
 use std::collections::BTreeMap;
@@ -42,32 +42,32 @@ use uuid::Uuid;
 use crate::output::sha256;
 use crate::time::Timestamp;
 
-/// Seconds after which an attempt that has not ended has failed.
+/// Seconds after which an attempt that has not ended counts as failed.
 pub const LEASE_SECONDS: i64 = 60;
 
-/// The largest number of failures of a username at an address, in a login window.
+/// Maximum number of failures of a username at an address, in a login window.
 const MAX_PAIR_FAILURES: u32 = 10;
-/// The largest number of failures of an address, in a login window.
+/// Maximum number of failures of an address, in a login window.
 const MAX_ADDRESS_FAILURES: u32 = 50;
-/// The largest number of failures of a username, in an hour.
+/// Maximum number of failures of a username, in an hour.
 const MAX_USERNAME_FAILURES: u32 = 100;
-/// The largest number of failures of one address that count for a username, in an hour.
+/// Maximum number of failures of one address that count for a username, in an hour.
 const MAX_SHARE: u32 = 20;
 /// The prefix length of the IPv6 network that belongs to one host.
 const HOST_BITS: u32 = 64;
 /// The prefix length of the IPv6 network that may belong to one customer: a site.
 const SITE_BITS: u32 = 48;
-/// The largest number of reset requests of an address, in an hour.
+/// Maximum number of reset requests of an address, in an hour.
 const MAX_RESETS: u32 = 20;
 
-/// The largest number of wrong operator tokens in the whole cell, in [`OPERATOR_SECONDS`].
+/// Maximum number of wrong operator tokens in the whole cell, in [`OPERATOR_SECONDS`].
 const MAX_OPERATOR_FAILURES: u32 = 10;
 /// The window of wrong operator tokens, in seconds.
 const OPERATOR_SECONDS: i64 = 60;
 
 /// An address is known for this number of days after a login from it.
 pub const KNOWN_DAYS: i64 = 30;
-/// The largest number of known addresses of a user. Only the newest are kept.
+/// Maximum number of known addresses of a user. Only the newest addresses are kept.
 pub const MAX_KNOWN_ADDRESSES: u32 = 16;
 /// Seconds after which a login from a known address stores its time again.
 pub const KNOWN_ADDRESS_UPDATE_INTERVAL: i64 = 24 * 3_600;
@@ -80,14 +80,14 @@ pub struct ThrottleSettings {
     pub login_seconds: i64,
     /// The length of the "hour" for usernames and resets, in seconds. Tests shorten it.
     pub hour_seconds: i64,
-    /// The largest number of failed logins of an IPv6 site (/48), in a login window.
+    /// Maximum number of failed logins of an IPv6 site (/48), in a login window.
     pub logins_of_site: u32,
-    /// The largest number of failed logins in a workspace, in a login window. Known addresses do
-    /// not count.
+    /// Maximum number of failed logins in a workspace, in a login window. Logins from known
+    /// addresses do not count.
     pub logins_of_workspace: u32,
-    /// The largest number of reset requests of an IPv6 site (/48), in an hour.
+    /// Maximum number of reset requests of an IPv6 site (/48), in an hour.
     pub resets_of_site: u32,
-    /// The largest number of reset requests in a workspace, in an hour.
+    /// Maximum number of reset requests in a workspace, in an hour.
     pub resets_of_workspace: u32,
 }
 
@@ -107,10 +107,10 @@ impl Default for ThrottleSettings {
 /// How much of a counter one address may use.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Share {
-    /// The key of the counter of this address's part. It ends together with the counter that it is
-    /// a part of, so that an address cannot use its share twice in one window.
+    /// The key of the counter of this address's part. Its window ends together with the window of
+    /// the whole counter, so that an address cannot use its share twice in one window.
     pub key: String,
-    /// The largest number of failures of the address that count.
+    /// Maximum number of failures of the address that count.
     pub most: u32,
 }
 
@@ -119,7 +119,7 @@ pub struct Share {
 pub struct AttemptLimit {
     /// The counter's key.
     pub key: String,
-    /// The largest number of failures in a window.
+    /// Maximum number of failures in a window.
     pub most: u32,
     /// The length of the window, in seconds.
     pub window_seconds: i64,
@@ -129,8 +129,7 @@ pub struct AttemptLimit {
     pub cleared_by_success: bool,
 }
 
-/// A counter in the storage of an object: a row. From `ends_at` on it is ignored and may be
-/// deleted.
+/// A counter: a row in the storage of an object. After `ends_at`, it is ignored and may be deleted.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Counter {
     /// The counter's key.
@@ -145,11 +144,11 @@ pub struct Counter {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It may begin.
+    /// The attempt may begin.
     Go,
-    /// It must wait until another attempt ends, or the lease of that attempt.
+    /// The attempt must wait until another attempt, or its lease, ends.
     Wait,
-    /// It may not begin: the response is 429.
+    /// The attempt must not begin. The response is 429.
     Refused {
         /// Whole seconds until an attempt may begin, at least 1.
         retry_after: u64,
@@ -160,11 +159,11 @@ pub enum Verdict {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attempt {
     /// The key from which [`shard`] chooses the object. Attempts that share a counter have the same
-    /// key.
+    /// key, so they use the same object.
     pub home: String,
     /// The counters and their limits.
     pub limits: Vec<AttemptLimit>,
-    /// The known address that the object stores after a success; `None`: it stores none.
+    /// The known address that the object stores after a success; `None`: it stores no address.
     pub origin: Option<KnownAddress>,
 }
 
@@ -177,8 +176,8 @@ pub struct KnownAddress {
     pub address: String,
 }
 
-/// A unique key for a kind and its parts. JSON keeps it unambiguous, because usernames and
-/// addresses may have any character.
+/// A unique key for a kind and its parts. It is JSON, because usernames and addresses may contain
+/// any character.
 fn key(kind: &str, parts: &[&str]) -> String {
     json!([kind, parts]).to_string()
 }
@@ -324,11 +323,11 @@ impl Attempt {
         self.limits.iter().map(|limit| limit.key.as_str()).chain(shares)
     }
 
-    /// Whether the attempt may begin, by the stored counters and the attempts under way.
+    /// Whether the attempt may begin, given the stored counters and the attempts in progress.
     ///
-    /// If failures alone reach a limit, it is refused until the last of the full windows ends. If
-    /// failures and attempts under way together reach a limit, it waits, because the attempts may
-    /// succeed.
+    /// If failures alone reach a limit, the attempt is refused until the last of the full windows
+    /// ends. If failures and attempts in progress together reach a limit, the attempt waits,
+    /// because the other attempts may succeed.
     fn verdict(
         &self,
         counters: &[Counter],
@@ -380,8 +379,8 @@ impl Attempt {
         stored
     }
 
-    /// The keys of the counters to delete after the attempt has succeeded: only that of the pair.
-    /// The counter of the username and the shares in it stay.
+    /// The keys of the counters to delete after the attempt has succeeded: only the counter of the
+    /// pair. The counter of the username and its shares are kept.
     pub fn after_success(&self) -> impl Iterator<Item = &str> {
         self.limits.iter().filter(|limit| limit.cleared_by_success).map(|limit| limit.key.as_str())
     }
@@ -391,7 +390,7 @@ impl Attempt {
 #[derive(Default, Debug)]
 pub struct PendingAttempts(BTreeMap<Uuid, Begun>);
 
-/// An attempt under way.
+/// An attempt in progress.
 #[derive(Debug)]
 struct Begun {
     /// When its lease ends.
@@ -418,7 +417,7 @@ impl PendingAttempts {
         verdict
     }
 
-    /// Removes and returns the attempts whose lease has ended. They have failed.
+    /// Removes and returns the attempts whose lease has ended. They count as failed.
     pub fn take_lapsed(&mut self, now: Timestamp) -> Vec<Attempt> {
         let lapsed: Vec<Uuid> =
             self.0.iter().filter(|(_, begun)| begun.until <= now).map(|(id, _)| *id).collect();
@@ -430,7 +429,7 @@ impl PendingAttempts {
         self.0.remove(&id);
     }
 
-    /// The number of attempts under way that use a counter.
+    /// The number of attempts in progress that use a counter.
     fn number(&self, key: &str) -> u32 {
         let counting = self
             .0
@@ -472,7 +471,7 @@ mod tests {
         GivenUp,
     }
 
-    /// A model of the Worker's object: rows by key, and attempts under way.
+    /// A model of the Worker's object: rows by key, and attempts in progress.
     #[derive(Default)]
     struct Object {
         rows: HashMap<String, Counter>,
@@ -675,7 +674,7 @@ mod tests {
             assert_eq!(object.begin(&alice, at(second)).1, Verdict::Go);
         }
         assert_eq!(object.begin(&alice, at(59)).1, Verdict::Wait);
-        // One has failed, and nine are under way.
+        // One attempt has failed, and nine attempts are in progress.
         assert_eq!(object.begin(&alice, at(60)).1, Verdict::Wait);
         assert_eq!((object.under_way.0.len(), object.count(&alice.home)), (9, 1));
         assert_eq!(object.begin(&alice, at(69)).1, refused(291));
@@ -694,7 +693,7 @@ mod tests {
         for n in [0, 4, 9, 77] {
             assert_eq!(object.begin(&from(n), at(600)).1, refused(3_000));
         }
-        // The pair's window ends sooner, but the response has the longest time.
+        // The pair's window ends sooner, but the response shows the longest time.
         let (mut object, pair) = (Object::default(), from(0));
         object.fail(&pair, 10, at(0));
         object.rows.insert(
@@ -846,9 +845,9 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(100))]
 
         /// In any order of begins and ends:
-        /// - no window has more failures than its limit;
-        /// - an attempt is refused only if a limit is reached;
-        /// - an attempt waits only if others are under way.
+        /// - No window has more failures than its limit.
+        /// - An attempt is refused only if a limit is reached.
+        /// - An attempt waits only if other attempts are in progress.
         #[test]
         fn no_window_has_more_failures_than_its_limit(steps in proptest::collection::vec(step(), 0..1_500)) {
             let settings = ThrottleSettings { login_seconds: 20, hour_seconds: 120, ..ThrottleSettings::default() };
@@ -868,8 +867,8 @@ mod tests {
                 match step {
                     Step::Pass { millis } => {
                         now = now.plus_millis(millis);
-                        // Attempts whose lease has ended are abandoned here. Their failure is
-                        // tested above.
+                        // Attempts whose lease has ended are abandoned here. Another test covers
+                        // their failure.
                         let (lapsed, left) = begun
                             .into_iter()
                             .partition::<Vec<_>, _>(|(since, ..)| since.plus_seconds(LEASE_SECONDS) <= now);

@@ -8,8 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A time in UTC, in microseconds since 1970.
 ///
-/// Its text has a fixed width: `2026-11-21T01:23:45.678901+00:00` (contract 3.5). So texts sort
-/// like the times. D1, the objects' storage and JSON have this form.
+/// Its text has a fixed width: `2026-11-21T01:23:45.678901+00:00` (contract 3.5). So texts sort in
+/// the order of the times. D1, the objects' storage and JSON use this form.
 ///
 /// ```
 /// use farhand_domain::time::Timestamp;
@@ -40,7 +40,7 @@ impl Timestamp {
         Self(i64::try_from(millis).unwrap_or(i64::MAX / 1000).saturating_mul(1000))
     }
 
-    /// Milliseconds since the start of 1970, rounded down. An earlier time returns 0.
+    /// Milliseconds since the start of 1970, rounded down. Returns 0 for an earlier time.
     pub fn as_millis(self) -> u64 {
         u64::try_from(self.0.div_euclid(1000)).unwrap_or(0)
     }
@@ -48,7 +48,7 @@ impl Timestamp {
     /// Reads ISO 8601 with an offset (contract 3.5).
     ///
     /// # Errors
-    /// The text has another form or no offset, or the year in UTC is not from 1 to 9999.
+    /// The text has another form or no offset, or the year in UTC is not between 1 and 9999.
     pub fn parse(text: &str) -> Result<Self, NotATimestamp> {
         let micros =
             DateTime::parse_from_rfc3339(text).map_err(|_| NotATimestamp)?.timestamp_micros();
@@ -60,8 +60,8 @@ impl Timestamp {
         Ok(Self(micros))
     }
 
-    /// The form in mails (RFC 5322): `Sat, 21 Nov 2026 01:23:45 +0000`. At most the last second of
-    /// the year 9999.
+    /// The form in mails (RFC 5322): `Sat, 21 Nov 2026 01:23:45 +0000`. A later time becomes the
+    /// last second of the year 9999.
     pub fn to_rfc_5322(self) -> String {
         // chrono has no text for a later time.
         DateTime::from_timestamp(self.0.clamp(0, LAST_MICROS).div_euclid(1_000_000), 0)
@@ -69,8 +69,8 @@ impl Timestamp {
             .to_rfc2822()
     }
 
-    /// The time `seconds` later, or earlier if the number is negative. At most the end of the year
-    /// 9999: a later time has no text of the fixed width.
+    /// The time `seconds` later, or earlier if the number is negative. The result is at most the
+    /// end of the year 9999, because a later time has no text of the fixed width.
     pub fn plus_seconds(self, seconds: i64) -> Self {
         self.plus_micros(seconds.saturating_mul(1_000_000))
     }

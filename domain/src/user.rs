@@ -10,10 +10,10 @@ use crate::page::{boolean_parameter, last_value};
 use crate::password;
 use crate::secret::Secret;
 
-/// The longest e-mail address, in characters.
+/// Maximum length of an e-mail address, in characters.
 const MAX_EMAIL: usize = 254;
 
-/// Usernames that are refused: accounts of the operating system. Members of a group run commands as
+/// Usernames that are refused: accounts of the operating system. By default, users run commands as
 /// the account with their own username.
 const RESERVED: [&str; 15] = [
     "root", "daemon", "bin", "sys", "sync", "www-data", "mail", "nobody", "nogroup", "syslog",
@@ -23,7 +23,7 @@ const RESERVED: [&str; 15] = [
 /// The fields of a user object that `PUT` and `PATCH` accept and ignore.
 pub const READ_ONLY: &[&str] = &["id", "date_joined", "last_login"];
 
-/// The longest first or last name, in characters.
+/// Maximum length of a first or last name, in characters.
 const MAX_NAME: usize = 150;
 
 /// The error message for a change of a user that the caller may not make.
@@ -54,7 +54,7 @@ impl Rank {
     }
 }
 
-/// A user as D1 has it.
+/// A user in D1.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct Account {
     /// The user's id.
@@ -98,7 +98,7 @@ pub struct NewUser {
     pub password: String,
 }
 
-/// A valid request to change a user. `None`: the field stays as it is.
+/// A valid request to change a user. `None`: the field does not change.
 #[derive(Clone, Default, Debug)]
 pub struct UserChanges {
     /// The new username.
@@ -117,13 +117,13 @@ pub struct UserChanges {
     pub is_superuser: Option<bool>,
     /// The caller's current password. It is required to change the caller's own e-mail address.
     pub password: Option<Secret>,
-    /// Whether the request has an e-mail address, even the present one.
+    /// Whether the request has an e-mail address, even if it equals the present address.
     pub sends_email: bool,
     /// Whether the user remains the owner of their servers if the change lowers their rank.
     pub keep_servers: bool,
 }
 
-/// Whether `text` is a username: `^[a-z][a-z0-9_-]{0,31}$`, as UNIX accounts have it.
+/// Whether `text` is a username: `^[a-z][a-z0-9_-]{0,31}$`, the form of UNIX accounts.
 fn is_username(text: &str) -> bool {
     text.len() <= 32
         && text.starts_with(|c: char| c.is_ascii_lowercase())
@@ -157,7 +157,7 @@ fn read_email(fields: &mut Fields) -> Option<String> {
 }
 
 /// The normal form of an e-mail address, for counting: in lower case and without spaces around it.
-/// `None`: the text is not an address.
+/// Returns `None` if the text is not an address.
 pub fn normalized_email(text: &str) -> Option<String> {
     let text = text.trim();
     (text.len() <= MAX_EMAIL && is_address(text)).then(|| text.to_ascii_lowercase())
@@ -173,8 +173,8 @@ fn read_name(fields: &mut Fields, field: &'static str) -> Option<String> {
     })
 }
 
-/// Reads a new password as any text. [`password::violations`] checks its rules, which need the
-/// user.
+/// Reads a new password, which may be any text. [`password::violations`] checks the rules for
+/// passwords, which need the user.
 pub fn read_password(fields: &mut Fields, name: &'static str) -> Option<String> {
     fields.text(name, 1..=usize::MAX)
 }
@@ -262,7 +262,7 @@ impl UserChanges {
         })
     }
 
-    /// Drops the fields that equal those of the account, because they need no permission.
+    /// Drops the fields that equal the account's fields, because they need no permission.
     pub fn without_unchanged(self, account: &Account) -> Self {
         fn other<T: PartialEq>(wanted: Option<T>, present: &T) -> Option<T> {
             wanted.filter(|wanted| wanted != present)
@@ -351,7 +351,7 @@ pub fn may_change(
     let changes_own_email = is_self && changes.email.is_some();
     match &changes.password {
         Some(_) if changes_own_email => Ok(Proof::Password),
-        // The client repeats a request whose response it did not get.
+        // A client may repeat a request whose response was lost.
         Some(_) if is_self && changes.sends_email => Ok(Proof::None),
         Some(_) => Err(Error::field(
             "password",
@@ -395,7 +395,8 @@ pub struct UserFilter {
     pub username: Option<String>,
     /// Whether the user is active.
     pub is_active: Option<bool>,
-    /// Words in lower case. Username, address, first or last name must have each of them.
+    /// Words in lower case. Each word must be in the username, the address, the first name or the
+    /// last name.
     pub words: Vec<String>,
 }
 

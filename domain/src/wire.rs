@@ -17,7 +17,7 @@ use crate::fields::as_integer;
 pub const FEATURES_HEADER: &str = "X-Agent-Features";
 /// The agent kills commands, on request and at their timeout.
 pub const FEATURE_KILL: &str = "kill";
-/// The agent remembers commands across a restart, and repeats its reports for a repeated command.
+/// The agent stores commands across a restart, and repeats its reports for a repeated command.
 pub const FEATURE_REPLAY: &str = "replay";
 /// The agent runs a program with any arguments, without a shell: [`AgentCommand::argv`].
 pub const FEATURE_ARGV: &str = "argv";
@@ -32,7 +32,7 @@ pub const FEATURE_CWD: &str = "cwd";
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "query", rename_all = "snake_case")]
 pub enum ToAgent {
-    /// Answer with [`FromAgent::Pong`].
+    /// Reply with [`FromAgent::Pong`].
     Ping,
     /// Run a command.
     Command {
@@ -49,7 +49,7 @@ pub enum ToAgent {
     Reconnect,
     /// Exit the agent's process.
     Quit,
-    /// A message that this version does not know. An agent ignores it.
+    /// A message that this version does not support. An agent ignores it.
     #[serde(other)]
     Unknown,
 }
@@ -58,9 +58,9 @@ pub enum ToAgent {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "query", rename_all = "snake_case")]
 pub enum FromAgent {
-    /// The answer to [`ToAgent::Ping`].
+    /// The reply to [`ToAgent::Ping`].
     Pong,
-    /// A message that this version does not know. The service ignores it.
+    /// A message that this version does not support. The service ignores it.
     #[serde(other)]
     Unknown,
 }
@@ -74,7 +74,7 @@ pub struct AgentCommand {
     pub shell: String,
     /// The command line.
     pub line: String,
-    /// The account to run as. It is always set, because an agent takes an empty one for root.
+    /// The account to run as. It is always set, because an agent reads an empty account as root.
     pub user: String,
     /// The group to run as; empty: the account's own group.
     #[serde(default)]
@@ -124,7 +124,7 @@ pub struct Script {
     pub sha256: String,
 }
 
-/// Reads a whole number. `7.0` is one, as in JSON Schema.
+/// Reads a whole number. As in JSON Schema, `7.0` is a whole number.
 fn whole<'de, D: Deserializer<'de>, T: TryFrom<i128>>(number: D) -> Result<T, D::Error> {
     let value = Value::deserialize(number)?;
     // u64 covers numbers above the range of i64.
@@ -174,12 +174,12 @@ pub struct Fin {
     /// agent sends it.
     #[serde(default, deserialize_with = "optional_whole", skip_serializing_if = "Option::is_none")]
     pub chunks: Option<u32>,
-    /// The bytes of the whole output. Agents send only as much output as is kept. Only Farhand's
-    /// agent sends this.
+    /// The bytes of the whole output. Agents send only the output that the service keeps. Only
+    /// Farhand's agent sends this.
     #[serde(default, deserialize_with = "optional_whole", skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
-    /// Why the agent did not run the command: one sentence. `result` is then empty. Only Farhand's
-    /// agent sends it.
+    /// Why the agent did not run the command: one sentence. In this case `result` is empty. Only
+    /// Farhand's agent sends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -207,7 +207,7 @@ pub struct HostFacts {
     pub default_username: Option<String>,
 }
 
-/// The longest text in [`HostFacts`], in characters. A longer one is cut.
+/// Maximum length of a text in [`HostFacts`], in characters. A longer text is cut.
 const MAX_FACT: usize = 200;
 
 /// The members of a JSON object by name, as text. Members that are not used are not parsed.
@@ -246,8 +246,8 @@ impl HostFacts {
         })
     }
 
-    /// Reads the body of a report about one category, `info` or `os` (agent-protocol 2.2). `None`:
-    /// it is another category, or the body is not a JSON object.
+    /// Reads the body of a report about one category, `info` or `os` (agent-protocol 2.2). Returns
+    /// `None` if it is another category, or the body is not a JSON object.
     pub fn read_category(category: &str, body: &str) -> Option<Self> {
         let members: Members<'_> = serde_json::from_str(body).ok()?;
         match category {

@@ -1,4 +1,4 @@
-//! Workspaces: the tenants, each with a host name of its own.
+//! Workspaces: the tenants. Each has its own host name.
 
 /// Whether `text` is a workspace slug: `^[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?$` (contract 1.1). A slug
 /// is a DNS label.

@@ -34,7 +34,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "ls *.rs a? [a-c] [!x] !x",
             "ls %y ^z @w +v ,u :t -s _r .q /p",
             "ls é 名 😀",
-            // To a shell, look-alikes of operators are ordinary characters.
+            // For a shell, characters that look like operators are ordinary characters.
             "ls \u{ff1b}id",
             "ls \u{37e}id",
             "ls \u{ff06}\u{ff06}id",
@@ -516,8 +516,8 @@ fn pieces() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With any text for the stars, an allowed line runs the pattern's program once, with the words
-    /// of the line.
+    /// Any text may replace the stars: an allowed line runs the pattern's program once, with the
+    /// words of the line.
     #[test]
     fn an_allowed_line_is_one_command(
         pattern in select(vec!["probe *", "probe * --dry-run", "probe a*b *", "probe -- *.x *"]),

@@ -10,7 +10,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// The longest changed input, in bytes.
+/// Maximum length of a changed input, in bytes.
 const MAX_LENGTH: usize = 4_096;
 
 /// The files of a target's corpus, ordered by name.

@@ -4,7 +4,7 @@
 use farhand_domain::acl::Acl;
 use serde_json::json;
 
-/// The longest input for the naive matcher, in characters.
+/// Maximum length of an input for the naive matcher, in characters.
 const MAX_LENGTH: usize = 200;
 
 pub fn check(data: &[u8]) {

@@ -1,4 +1,4 @@
-//! The Authorization header: a value that was read and is written again equals the header.
+//! The Authorization header: reading a header and writing its value again gives the same header.
 
 use farhand_domain::authorization::{parse_agent, is_agent, parse_operator, parse_user};
 use farhand_domain::error::ErrorKind;

@@ -1,4 +1,4 @@
-//! Compares the reading of the Host header with a naive reading by labels.
+//! Compares the parser of the Host header with a naive parser that splits labels.
 
 use farhand_domain::host::{Host, CellNames};
 

@@ -5,7 +5,7 @@ use farhand_domain::mail::{MailMessage, is_address};
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::normalized_email;
 
-/// The longest line of a mail, in bytes (RFC 5322, 2.1.1).
+/// Maximum length of a line of a mail, in bytes (RFC 5322, 2.1.1).
 const LONGEST_LINE: usize = 998;
 
 pub fn check(data: &[u8]) {

@@ -1,4 +1,4 @@
-//! Small texts: slugs, ids, settings of the retention, origins. Also the cuts of output.
+//! Short texts: slugs, ids, retention settings and origins. Also how output is cut.
 
 use farhand_domain::time::Timestamp;
 use farhand_domain::{cors, id, output, retention, workspace};

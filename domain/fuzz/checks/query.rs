@@ -10,7 +10,7 @@ use farhand_domain::page::{self, Page, Query};
 use farhand_domain::server::ServerList;
 use farhand_domain::user::UserFilter;
 
-/// The longest pattern that D1 takes, in bytes.
+/// Maximum length of a pattern in D1, in bytes.
 const MAX_PATTERN: usize = 50;
 
 pub fn check(data: &[u8]) {

@@ -1,11 +1,11 @@
-//! Any replies of a mail server. The first byte of the input chooses the encryption and whether the
-//! session has a login. Each line after it is a reply or a part of one.
+//! Runs SMTP sessions with any replies of a mail server. The first byte of the input chooses the
+//! encryption and whether the session has a login. Each line after it is a reply or a part of one.
 
 use farhand_domain::mail::MailFailure;
 use farhand_domain::secret::Secret;
 use farhand_domain::smtp::{SmtpLogin, MailWithEnvelope, SmtpStep, Security, SmtpSession};
 
-/// The longest input, in bytes.
+/// Maximum length of an input, in bytes.
 const MAX_LENGTH: usize = 8 * 1024;
 /// The password, and the encoded forms that AUTH sends.
 const SECRETS: [&str; 3] = ["open sesame", "b3BlbiBzZXNhbWU=", "AGZhcmhhbmQAb3BlbiBzZXNhbWU="];

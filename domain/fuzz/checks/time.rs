@@ -1,4 +1,4 @@
-//! Timestamps: a time that was read has one text, and the text reads as the same time.
+//! Timestamps: reading a time, writing it and reading it again gives the same time.
 
 use farhand_domain::time::Timestamp;
 

@@ -1,4 +1,4 @@
-//! Messages of agents: a message that was read and is written again reads the same.
+//! Messages of agents: reading a message, writing it and reading it again gives the same message.
 
 use std::fmt::Debug;
 

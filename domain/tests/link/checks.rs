@@ -12,9 +12,9 @@ use uuid::Uuid;
 use super::world::{CallKind, Check, WINDOW, World};
 use crate::ensure;
 
-/// A timer that waits for D1 may be this late, in seconds.
+/// Maximum delay of a timer that waits for D1, in seconds.
 const D1_TIMEOUT: i64 = 31;
-/// The longest delay before a failed flush is repeated, in seconds.
+/// Maximum delay before a failed flush is repeated, in seconds.
 const MAX_RETRY_DELAY: i64 = 61;
 
 /// The kind of a request, if at most one request of this kind may be pending.
@@ -48,7 +48,7 @@ fn is_forward(before: &Lifecycle, after: &Lifecycle) -> bool {
 }
 
 impl World {
-    /// A message may be sent: the object is in use, and the agent's key is not revoked.
+    /// Checks that a message may be sent: the object is in use, and the agent's key is not revoked.
     pub fn check_may_send(&self, kind: ConnectionKind, generation: u64) -> Check {
         let state = self.store().state.as_ref().ok_or("a message is sent by an unused object")?;
         ensure!(
@@ -66,7 +66,8 @@ impl World {
         Ok(())
     }
 
-    /// A command may be sent: it is stored as delivered, due, permitted, and was not sent before.
+    /// Checks that a command may be sent: it is stored as delivered, is due and permitted, and was
+    /// not sent before.
     pub fn check_send(&mut self, id: Uuid) -> Check {
         let row = self.store().rows.get(&id).ok_or("an unknown command is sent")?;
         let (life, now) = (row.command.life.clone(), self.now);
@@ -97,7 +98,7 @@ impl World {
         Ok(())
     }
 
-    /// The commands that a step sent were the front of the queue, in order.
+    /// Checks that the commands that a step sent were the front of the queue, in order.
     pub fn check_order(&self, sent: &[Uuid]) -> Check {
         if !self.history.unsent.is_empty() {
             return Ok(());
@@ -117,7 +118,7 @@ impl World {
         Ok(())
     }
 
-    /// At most one request of each single kind is pending.
+    /// Checks that at most one request of each kind in [`single`] is pending.
     pub fn check_ask(&self, request: &D1Request, others: &[(RequestId, Box<D1Request>)]) -> Check {
         let Some(kind) = single(request) else { return Ok(()) };
         let under_way = self
@@ -132,7 +133,7 @@ impl World {
         Ok(())
     }
 
-    /// A call may get this answer.
+    /// Checks that a call may get this reply.
     pub fn check_reply(&mut self, what: &CallKind, answer: &LinkResponse) -> Check {
         let LinkResponse::Done(result) = answer else { return Ok(()) };
         match what {
@@ -192,7 +193,7 @@ impl World {
             "a command is answered that D1 does not have"
         );
         if let Some(key) = key {
-            // A call can be answered long after its key was stored.
+            // A call can get its reply long after its key was stored.
             let added_at = created.command.get("added_at").and_then(|text| text.as_str());
             let added_at = added_at
                 .and_then(|text| Timestamp::parse(text).ok())
@@ -206,8 +207,8 @@ impl World {
         Ok(())
     }
 
-    /// A call for a new key is answered: other keys are revoked, unless a change to one of them is
-    /// still pending.
+    /// After the reply to a key change, all other keys are revoked, unless a change to one of them
+    /// is still pending.
     fn revoke_other_keys(&mut self, key: &str) -> Check {
         let is_waiting = |hash: &str| {
             let is_of = |what: &CallKind| matches!(what, CallKind::Rotate { key } if key == hash);
@@ -234,7 +235,7 @@ impl World {
         Ok(())
     }
 
-    /// The stored commands and answers are valid.
+    /// Checks that the stored commands and responses are valid.
     pub fn check(&mut self) -> Check {
         let store = self.link.store();
         let open = store.count_running().map_err(|error| error.0)?;
@@ -272,7 +273,7 @@ impl World {
         self.check_timers()
     }
 
-    /// Pending work has a timer, and the alarm is set for the earliest timer.
+    /// Checks that pending work has a timer, and that the alarm is set for the earliest timer.
     fn check_timers(&self) -> Check {
         let store = self.link.store();
         let Some(state) = &store.state else {

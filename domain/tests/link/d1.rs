@@ -48,7 +48,7 @@ pub struct D1 {
 }
 
 impl D1 {
-    /// A database with the server. `key_hash` is that of its agent's key.
+    /// A database with the server. `key_hash` is the hash of its agent's key.
     pub fn new(key_hash: &str) -> Self {
         let facts = ServerFacts::beginning(false, 0);
         Self {
@@ -112,7 +112,7 @@ impl D1 {
     }
 
     /// Like [`Self::apply`], but rejects some entries of a flush that writes them one by one. Each
-    /// bit of `rejected` is an entry.
+    /// bit of `rejected` stands for an entry.
     pub fn apply_in_part(&mut self, request: &D1Request, rejected: u64) -> D1Answer {
         let D1Request::Flush { entries, is_one_by_one: true } = request else {
             return self.apply(request);
@@ -228,7 +228,8 @@ impl D1 {
         if self.is_workspace_deleted {
             return;
         }
-        // Only the fields that never change, and the delivery. The outbox writes the rest.
+        // Only the fields that never change, and the delivery, are inserted. The outbox writes the
+        // other fields.
         let life = Lifecycle { acked_at: None, handled_at: None, ..stored.life.clone() };
         let row = CommandRow { revision: 0, life, output_bytes: stored.output_bytes(), key: None };
         self.commands.entry(stored.command.id).or_insert(row);

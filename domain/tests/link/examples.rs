@@ -69,8 +69,8 @@ impl World {
     }
 }
 
-/// A world in which agents with one identity replaced each other three times, and another one
-/// connects.
+/// A world in which agents with the same identity replaced each other three times, and another
+/// agent connects.
 fn contested() -> (World, Ticket) {
     let mut world = connected();
     for _ in 0..4 {
@@ -112,7 +112,7 @@ fn the_newer_of_two_agents_wins_if_the_older_one_closes() {
     world.settle().unwrap();
 }
 
-/// Creates a command with an Idempotency-Key. The object crashes before it answers.
+/// Creates a command with an Idempotency-Key. The object crashes before it replies.
 fn crashed(after: Option<u8>) -> (World, Uuid) {
     let mut world = connected();
     let (what, ask) = world.create(0, Some(0), 0);

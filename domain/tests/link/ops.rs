@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::d1::{D1, WORKSPACE};
 use super::world::{CallKind, Check, Crash, World};
 
-/// An operation. `command`, `key`, sockets and `age` count back from the newest.
+/// An operation. `command`, `key`, sockets and `age` count back from the newest item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Time passes, in milliseconds.
@@ -56,7 +56,7 @@ pub enum Op {
     },
     Sever,
     Suspend(bool),
-    /// An agent reports. `age` chooses the present key (0) or an older one.
+    /// An agent reports. `age` chooses the present key (0) or an older key.
     Ack {
         command: u8,
         age: u8,
@@ -91,7 +91,7 @@ pub enum Op {
     Pong(u8),
     /// The alarm goes off, this many milliseconds late.
     Alarm(i64),
-    /// D1 carries out the request at this place, and its answer does not arrive yet.
+    /// D1 carries out the request at this place in the list. Its answer does not arrive yet.
     Apply(u8),
     /// The answer to the request arrives. `refused`: a bit for each entry that D1 rejects.
     Answer {
@@ -113,7 +113,7 @@ pub enum Op {
     Die(u8),
     /// The permission check of a command will fail.
     Deny(u8),
-    /// D1 refuses the next command: a quota is used up.
+    /// D1 refuses the next command because a quota is used up.
     Fill,
     /// D1 refuses users' changes of the server, or accepts them again.
     Forbid(bool),
@@ -286,7 +286,7 @@ impl World {
     pub fn report(&mut self, key: &str, report: Report) -> Check {
         let identity = identity(key, Features::default());
         let call = AgentReport { identity, report, request_id: String::new() };
-        // The deletion of the server waits for earlier changes. The key may be another one then.
+        // The deletion of the server waits for earlier changes, which may replace the key.
         let is_end = matches!(call.report, Report::Unregister);
         let what = if is_end { CallKind::Other } else { CallKind::Agent { key: key.to_owned() } };
         self.call(what, LinkRequest::HandleReport(call)).map(drop)
@@ -341,7 +341,7 @@ impl World {
         }
         let events = std::mem::take(&mut self.d1.events);
         self.d1 = snapshot;
-        // An event from before the restore that is written again counts once.
+        // An event from before the restore may be written again. It is counted once.
         self.d1.events.retain(|id, _| events.contains_key(id));
         self.history.revoked.clear();
         (self.history.was_restored, self.history.needs_resync) = (true, true);

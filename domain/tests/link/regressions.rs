@@ -1,4 +1,4 @@
-//! The shortest sequences that once showed a bug.
+//! Minimal sequences that once showed a bug.
 
 use super::ops::Op;
 use super::play;

@@ -11,7 +11,7 @@ use crate::ensure;
 
 /// All work has finished if nothing is due for this number of seconds.
 const QUIET: i64 = 60;
-/// The largest number of steps that this may take.
+/// Maximum number of steps until all work has finished.
 const STEPS: u32 = 400;
 
 impl World {
@@ -23,13 +23,13 @@ impl World {
             self.drain()?;
             self.resync()?;
         }
-        // The next call sets an alarm that a crash lost.
+        // If a crash lost the alarm, this call sets it again.
         self.call(
             CallKind::Other,
             LinkRequest::ReadLiveFields(ReadLiveFields { id: Uuid::max(), wait: None }),
         )?;
         self.drain()?;
-        // The purge of workspaces and retention repeat calls that were not answered.
+        // The purge of workspaces and retention repeat calls that got no reply.
         if self.calls.values().any(|call| call.is_dead && matches!(call.kind, CallKind::Sever)) {
             self.call(CallKind::Sever, LinkRequest::DisconnectAndWipe)?;
         }

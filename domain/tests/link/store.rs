@@ -1,4 +1,4 @@
-//! A naive model of the object's storage, in memory. It behaves like the one in SQLite.
+//! A naive model of the object's storage, in memory. It behaves like the storage in SQLite.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! A simulated world around the machine: a clock, D1, sockets, the alarm, callers and crashes. It
 //! carries out effects in the order of the shell: first it sends messages and closes connections,
-//! then it sets the alarm, answers calls and sends requests to D1.
+//! then it sets the alarm, replies to calls and sends requests to D1.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -33,7 +33,7 @@ macro_rules! ensure {
     };
 }
 
-/// The largest number of unfinished commands of the agent.
+/// Maximum number of unfinished commands of the agent.
 pub const WINDOW: u64 = 3;
 
 /// A connection in the runtime.
@@ -43,11 +43,11 @@ pub struct Socket {
     pub generation: u64,
     pub features: Features,
     pub key: String,
-    /// Whether the runtime still has it.
+    /// Whether the runtime still has the connection.
     pub is_open: bool,
     /// Whether sending over it fails.
     pub is_broken: bool,
-    /// Whether the event that it closed is still pending.
+    /// Whether the event for the closed connection is still pending.
     pub must_report_close: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct D1Call {
     pub answer: Option<D1Answer>,
     /// Whether the shell has reported it as failed. Then it can only end late.
     pub is_timed_out: bool,
-    /// Whether the object was wiped, so that the machine has forgotten the request.
+    /// Whether the object was wiped, so that the machine ignores the answer.
     pub is_abandoned: bool,
     /// Whether the alarm's handler waits for it.
     pub is_of_alarm: bool,
@@ -72,7 +72,7 @@ pub struct D1Call {
 pub struct Call {
     pub kind: CallKind,
     pub answer: Option<LinkResponse>,
-    /// Whether the object crashed before it answered.
+    /// Whether the object crashed before it replied.
     pub is_dead: bool,
 }
 
@@ -96,7 +96,7 @@ pub struct Crash {
     /// The number of effects before the crash; `None`: it comes before the step's writes are
     /// durable.
     pub after: Option<u8>,
-    /// What else the crash loses. Each bit is a request to D1 or the sockets.
+    /// What else the crash loses. Each bit stands for a request to D1, or for the sockets.
     pub loss: u8,
 }
 
@@ -129,7 +129,7 @@ pub struct World {
     pub history: History,
 }
 
-/// What the checks remember of earlier steps.
+/// What the checks need from earlier steps.
 #[derive(Default)]
 pub struct History {
     pub lives: BTreeMap<Uuid, (i64, Lifecycle)>,
@@ -142,7 +142,7 @@ pub struct History {
     /// The command that each Idempotency-Key created, and when.
     pub keyed_commands: BTreeMap<(String, String), (Uuid, Timestamp)>,
     pub deleted: BTreeSet<Uuid>,
-    /// Whether D1 was restored to a snapshot, and the resync is not answered yet.
+    /// Whether D1 was restored to a snapshot, and the resync has no reply yet.
     pub needs_resync: bool,
     /// Whether the object has just started after a crash. Timers that wait for D1 may then be up to
     /// `D1_TIMEOUT` late.
@@ -198,7 +198,7 @@ impl Default for World {
     }
 }
 
-/// Effects that are carried out after the turn of a step.
+/// Effects that are carried out after a step's turn.
 #[derive(Default)]
 struct Deferred {
     alarm: Option<Timestamp>,
@@ -324,8 +324,8 @@ impl World {
         self.check()
     }
 
-    /// Carries out an effect in the turn of the step, or defers it. Returns the event that follows
-    /// immediately, if one does.
+    /// Carries out an effect in the step's turn, or defers it. Returns the event that follows
+    /// immediately, if there is one.
     fn carry_out(
         &mut self,
         effect: Effect,
@@ -439,7 +439,7 @@ impl World {
         let loss = crash.map_or(0, |crash| crash.loss);
         for (place, mut d1_call) in std::mem::take(&mut self.d1_calls).into_iter().enumerate() {
             // Not covered: D1 carries out a request that timed out, and the object crashes before
-            // it learns that.
+            // it gets the late answer.
             if d1_call.is_timed_out && d1_call.answer.is_some() {
                 self.d1_calls.push(d1_call);
                 continue;
