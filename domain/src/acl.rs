@@ -412,11 +412,11 @@ impl Acl {
             .is_none_or(|patterns| patterns.iter().any(|pattern| matches_words(pattern, words)))
     }
 
-    /// The limit that does not allow a command; `None`: the command is allowed. `has_inputs`: it
-    /// has an environment, standard input or a working directory.
+    /// Returns the limit that does not allow a command, or `None` if the command is allowed.
+    /// `has_inputs`: the command has an environment, standard input or a working directory.
     ///
-    /// This is checked when a command is created, cancelled or killed, and before a waiting command
-    /// is delivered.
+    /// The service checks this when a command is created, cancelled or killed, and before a waiting
+    /// command is delivered.
     ///
     /// Patterns do not cover built-in commands, groups and inputs, which all change what a command
     /// does. So a token with patterns may not use them. Built-in commands run as the agent's own

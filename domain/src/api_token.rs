@@ -55,8 +55,8 @@ pub struct TokenFilter {
 /// The fields of a token object that `PUT` and `PATCH` accept and ignore.
 const READ_ONLY: &[&str] = &["id", "key", "added_at", "updated_at", "last_used_at"];
 
-/// Reads `expires_at`: a time in the future, or null. `None`: the field was not sent, `Some(None)`:
-/// it is null or was rejected.
+/// Reads `expires_at`: a time in the future, or null. Returns `None` if the field was not sent, and
+/// `Some(None)` if it is null or was rejected.
 pub fn expires_at(fields: &mut Fields, now: Timestamp) -> Option<Option<Timestamp>> {
     if !fields.has("expires_at") {
         return None;
@@ -76,7 +76,7 @@ pub fn expires_at(fields: &mut Fields, now: Timestamp) -> Option<Option<Timestam
     Some(time)
 }
 
-/// Reads `acl`. `None`: the field was not sent.
+/// Reads `acl`. Returns `None` if the field was not sent.
 fn acl(fields: &mut Fields) -> Option<Option<Acl>> {
     if !fields.has("acl") {
         return None;

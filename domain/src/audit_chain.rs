@@ -1,10 +1,11 @@
 //! The audit chain: a chain of hashes that shows whether stored audit events were changed, deleted
 //! or inserted (`docs/audit.md`).
 //!
-//! Each sealed event is a chain entry. It has a number, from 1 on in its workspace, and a SHA-256.
-//! The hash covers the hash of the previous entry, the number, the type of the actor, and a digest
-//! of all columns of the event. To hide a change of one event, an attacker must compute all later
-//! hashes again. The last hash is also stored elsewhere, so even that is detected.
+//! Each sealed event is a chain entry. The entries of a workspace are numbered from 1, and each has
+//! a SHA-256 hash. The hash covers the hash of the previous entry, the number, the type of the
+//! actor, and a digest of all columns of the event. To hide a change of one event, an attacker must
+//! compute all later hashes again. The last hash is also stored elsewhere, so even that is
+//! detected.
 //!
 //! Retention deletes old anonymous events from the middle of the chain. It keeps their digests, so
 //! the chain can still be verified. The hash covers the type of the actor, which proves that a

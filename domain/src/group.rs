@@ -48,9 +48,9 @@ impl Role {
     }
 }
 
-/// The error message if [`GroupPermissions::owns`] is false.
+/// The error message if [`GroupPermissions::can_change`] is false.
 pub const MAY_CHANGE_RULE: &str = "Only staff and the group's owners may change or delete it.";
-/// The error message if [`GroupPermissions::grants`] is false.
+/// The error message if [`GroupPermissions::can_grant`] is false.
 pub const MAY_GRANT_RULE: &str = "Only staff and the group's owners may add and remove managers and owners; its managers only plain members.";
 
 /// The permissions of a caller in a group.
@@ -88,7 +88,7 @@ pub fn only_owner() -> Error {
     )
 }
 
-/// A valid request to create or change a group. `None`: the field stays as it is.
+/// A valid request to create or change a group. `None`: the field does not change.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct GroupChanges {
     /// The unique name.

@@ -151,7 +151,7 @@ enum Token {
     /// `=` or `==`.
     Equal,
     NotEqual,
-    /// `<` or `>`. Kubernetes compares numbers with them; they are refused here.
+    /// `<` or `>`. Kubernetes compares numbers with them. They are refused here.
     Order,
     Open,
     Close,

@@ -42,7 +42,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Whether the rank is above that of ordinary users.
+    /// Whether the rank is above the rank of ordinary users.
     pub fn is_staff_or_superuser(self) -> bool {
         self.is_staff || self.is_superuser
     }

@@ -106,7 +106,8 @@ pub struct ReplaceKey {
 pub struct DeleteServer {
     /// The server to delete.
     pub of: ServerLocation,
-    /// The id of the user who requests it; `None`: its own agent, or the service.
+    /// The id of the user who requests it; `None`: the server's own agent or the service requests
+    /// it.
     pub by: Option<i64>,
     /// Whether the server is deleted only if it is still pending, that is, not approved.
     pub only_pending: bool,

@@ -21,7 +21,7 @@ use crate::wire::ToAgent;
 /// A request to D1 that takes longer than this counts as failed.
 pub const D1_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Identifies a call, from the event to the answer.
+/// Identifies a call, from the event to the reply.
 pub type Ticket = u64;
 
 /// Identifies a request to D1, from the effect to the answer.
@@ -153,8 +153,8 @@ pub enum Effect {
     /// Set the alarm for this time, unless it goes off earlier.
     SetAlarm(Timestamp),
     /// Start the timer of a call, which ends with [`LinkEvent::CallTimer`]. A call has one timer: a
-    /// new one replaces it. If the time has passed already, the event follows in the same turn, after
-    /// any [`LinkEvent::NotSent`].
+    /// new timer replaces the old timer. If the time has passed already, the event follows in the
+    /// same turn, after any [`LinkEvent::NotSent`].
     StartCallTimer(Ticket, Timestamp),
     /// Send a request to D1.
     RequestD1(RequestId, Box<D1Request>),
@@ -198,7 +198,7 @@ pub enum D1Request {
         /// The entries.
         entries: Vec<OutboxEntry>,
         /// Whether each entry is written in its own transaction, so that a rejected entry does not
-        /// block the others.
+        /// block other entries.
         is_one_by_one: bool,
     },
     /// Insert commands that D1 may have lost. Rows that D1 has do not change.

@@ -72,7 +72,7 @@ impl<S: Store> LinkMachine<S> {
             self.refuse(ticket, Refusal::InvalidAgent);
             return Ok(());
         };
-        // Another call may have loaded the identity in the meantime; keep its result.
+        // Another call may have loaded the identity in the meantime. Keep its result.
         if let Some(identity) = self.confirmed_identity() {
             return self.admit(call, &identity);
         }

@@ -21,7 +21,7 @@ const FLUSH_DELAY: Duration = Duration::from_millis(300);
 /// commands end quickly. It leaves 200 ms of the contract's second for the request itself.
 const RUNNING_FLUSH_DELAY: Duration = Duration::from_millis(800);
 /// After this number of failures in a row, each entry is written in its own transaction, so that
-/// one rejected entry does not block the others.
+/// one rejected entry does not block other entries.
 const MAX_BATCHED_FAILURES: u32 = 3;
 /// Maximum delay before a failed flush is repeated, in seconds. The delay doubles with each
 /// failure.

@@ -68,8 +68,8 @@ impl<S: Store> LinkMachine<S> {
     ) -> Result<()> {
         let verdicts = match answer {
             Ok(D1Answer::Permissions(Some(verdicts))) => verdicts,
-            // No answer, or the workspace is deleted: its objects are suspended soon, and until
-            // then nothing is delivered.
+            // D1 gave no answer, or the workspace is deleted. The objects of a deleted workspace
+            // are suspended soon. Until then nothing is delivered.
             other => {
                 if let Err(error) = other {
                     self.log_error("rights_not_checked", json!({}), &error);

@@ -28,14 +28,14 @@ const LATE_OUTPUT_WINDOW: Duration = Duration::from_secs(24 * 60 * 60);
 const MAX_LATE_CHUNKS: u64 = 256;
 /// The agent may have cut a result of this size or more: agents cut at about 1 MiB.
 const AGENT_CUT_BYTES: u64 = 1_000_000;
-/// The largest integer that JSON holds exactly. A larger number of bytes from an agent is ignored.
+/// Maximum integer that JSON holds exactly. A larger number of bytes from an agent is ignored.
 const MAX_EXACT_JSON: u64 = 1 << 53;
 
 /// The progress of the request that creates a command.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// The command is being inserted into D1. The client has no answer yet.
+    /// The command is being inserted into D1. The client has no response yet.
     #[default]
     Recording,
     /// D1 has the command, and the API shows it.

@@ -1,4 +1,4 @@
-//! The timers, and the one alarm that serves all of them.
+//! The timers, and the alarm that serves all of them.
 
 use std::time::Duration;
 

@@ -13,8 +13,8 @@
 //! - [`Effect::Record`] writes the history entry of a schedule and due time, unless it exists.
 //!
 //! Invariants (tests: `tests/schedule/`): Each due time is handled once, and starts at most one
-//! batch. However many due times were missed, at most one of them starts a batch. No start is sent
-//! for a schedule that is disabled, deleted or has ended, or for a due time outside `starts_at` and
+//! batch. Of due times that were missed together, at most one starts a batch. No start is sent for
+//! a schedule that is disabled, deleted or has ended, or for a due time outside `starts_at` and
 //! `ends_at`.
 
 use std::collections::{BTreeMap, BTreeSet};

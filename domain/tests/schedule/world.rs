@@ -1,4 +1,4 @@
-//! A model of everything around the machine: storage, the clock, the history in D1, the batches, and
+//! A model of the machine's environment: storage, the clock, the history in D1, the batches, and
 //! messages in transit. It checks the invariants at each step.
 
 use std::cell::RefCell;
