@@ -21,7 +21,7 @@ pub(super) struct WaitingCall {
     pub waits_for: WaitsFor,
 }
 
-/// The event that a call waits for.
+/// How long a call waits.
 #[derive(Debug)]
 pub(super) enum WaitsFor {
     /// Until D1 has inserted the command of this call.
