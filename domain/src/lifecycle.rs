@@ -343,8 +343,8 @@ impl Lifecycle {
         self.end = Some(end);
     }
 
-    /// The agent reported a restart, after which it may have lost a running command (contract
-    /// 7.12). Only the first report counts. Returns whether the command was marked.
+    /// The agent reported a restart, after which it may have lost a running command
+    /// (contract 7.12). Only the first report counts. Returns whether the command was marked.
     pub fn mark_agent_restarted(&mut self, now: Timestamp) -> bool {
         let concerns =
             matches!(self.state(), State::Sent | State::Acked) && self.restarted_at.is_none();

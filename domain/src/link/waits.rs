@@ -187,9 +187,9 @@ impl<S: Store> LinkMachine<S> {
         self.await_d1(ticket, id, then)
     }
 
-    /// Waits until D1 has a command's end, so that a list is not older than the reply (contract
-    /// 8.1). If D1 does not answer in time, the call gets its reply without D1, and the outbox
-    /// continues.
+    /// Waits until D1 has a command's end, so that a list is not older than the reply
+    /// (contract 8.1). If D1 does not answer in time, the call gets its reply without D1, and the
+    /// outbox continues.
     pub(super) fn await_d1(&mut self, ticket: Ticket, id: Uuid, then: AfterWait) -> Result<()> {
         self.await_d1_until(ticket, id, self.scene.now.plus(D1_COPY_TIMEOUT), then)
     }
