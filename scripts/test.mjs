@@ -161,6 +161,10 @@ async function lint() {
   await stage("clippy, for the host", () => {
     run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
   });
+  await stage("documentation of the code", () => {
+    const withWarnings = { env: { ...process.env, RUSTDOCFLAGS: "-D warnings" } };
+    run("cargo", ["doc", "--quiet", "--no-deps", "--workspace"], withWarnings);
+  });
   await stage("clippy, for wasm", () => {
     run("cargo", ["clippy", "--quiet", "-p", "farhand", "-p", "farhand-domain", "-p", "farhand-sql", "--target", "wasm32-unknown-unknown", "--", "-D", "warnings"], { env });
   });

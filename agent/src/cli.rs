@@ -51,7 +51,7 @@ pub struct RunArgs {
     /// syslog and allow_plain_http. A flag below overrides its key in the file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The workspace's address, such as https://example.farhand.dev.
+    /// The workspace's address, such as `https://example.farhand.dev`.
     #[arg(long)]
     pub url: Option<String>,
     /// The server's id.
@@ -78,7 +78,7 @@ pub struct RunArgs {
 
 #[derive(Args)]
 pub struct RegisterArgs {
-    /// The workspace's address, such as https://example.farhand.dev.
+    /// The workspace's address, such as `https://example.farhand.dev`.
     #[arg(long)]
     pub url: String,
     /// The server's name. Default: the host name. If the name is taken, the service adds a number.

@@ -104,7 +104,7 @@ const ORDER: [&str; 30] = [
     "email",
 ];
 
-/// Serializes a command object with its fields in the order of [`ORDER`]. Other fields follow.
+/// Serializes a command object with its fields in the order of `ORDER`. Other fields follow.
 #[derive(Debug)]
 pub struct OrderedCommand<'a>(pub &'a Map<String, Value>);
 

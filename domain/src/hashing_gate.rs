@@ -6,13 +6,13 @@
 //! bounded queue. If the queue is full, new requests are refused before any hashing.
 //!
 //! All workspaces share the queue, so one user must not fill it. A known user has at most
-//! [`MAX_PLACES_PER_USER`] places. The user's other requests are parked. They take no place from
+//! `MAX_PLACES_PER_USER` places. The user's other requests are parked. They take no place from
 //! other users, and enter the queue at its end when the user's places become free. Every
-//! [`OLDEST_EVERY`]th turn goes to the oldest request in the queue, so strangers always make
+//! `OLDEST_EVERY`th turn goes to the oldest request in the queue, so strangers always make
 //! progress.
 //!
 //! If a request is cut off, the runtime does not report it. So each entry is a lease. The request
-//! renews it while it waits or hashes. A lease that is not renewed for [`LEASE`] ends.
+//! renews it while it waits or hashes. A lease that is not renewed for `LEASE` ends.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ pub struct Gate {
     waiting: Vec<Waiting>,
 }
 
-/// Whether a lease has ended. A lease also ends if the clock was set back by more than [`LEASE`],
+/// Whether a lease has ended. A lease also ends if the clock was set back by more than `LEASE`,
 /// so that it does not block the gate.
 fn has_lapsed(renewed_at: Timestamp, now: Timestamp) -> bool {
     renewed_at.plus(LEASE) < now || now.plus(LEASE) < renewed_at

@@ -22,7 +22,7 @@ pub fn is_extension_due(moved_at: Timestamp, now: Timestamp) -> bool {
 
 /// A login token is accepted now if its stored expiry is later than this time.
 ///
-/// The stored expiry may be [`EXTENSION_INTERVAL`] older than the last use. So the token is
+/// The stored expiry may be `EXTENSION_INTERVAL` older than the last use. So the token is
 /// accepted that much longer: at least 14 days after its last use, and at most ten minutes more.
 pub fn oldest_accepted_expiry(now: Timestamp) -> Timestamp {
     now.minus(EXTENSION_INTERVAL)

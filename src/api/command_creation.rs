@@ -94,8 +94,8 @@ const MAX_KEY_LOOKUPS: u32 = 3;
 /// 4. Sends the command to the server's object. The object inserts it into D1 and delivers it when
 ///    it is due, or refuses it. Of concurrent requests with the same Idempotency-Key, one creates
 ///    the command, and the other requests get the same response (contract 3.11).
-/// 5. With `Prefer: wait=N`, responds when the command has ended, or after N seconds (contract
-/// 7.6).
+/// 5. With `Prefer: wait=N`, responds when the command has ended, or after N seconds
+///    (contract 7.6).
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;

@@ -484,7 +484,7 @@ pub fn change_objects(state: &Path, class: &str, sql: &str) -> usize {
 
 /// An alarm time in the past that the service never sets, in nanoseconds.
 const LONG_AGO: i64 = 1_000_000_000_000;
-/// Returns a row if the object's alarm is set to [`LONG_AGO`]. The platform stores the alarm time
+/// Returns a row if the object's alarm is set to `LONG_AGO`. The platform stores the alarm time
 /// that the object sees in `_cf_METADATA`.
 pub const ALARM_IS_LONG_AGO: &str =
     "SELECT 'yes' FROM _cf_METADATA WHERE key = 1 AND value = 1000000000000";
