@@ -1278,7 +1278,7 @@ async fn reads_of_a_command_are_recorded_once_a_minute() {
     assert_eq!(who, ["command.read success boss/api_token", "command.read success boss/session"]);
     assert!(read.iter().all(|event| event["object"]["id"] == made["id"]), "{read:?}");
 
-    // Each way to read the output is recorded. A token for each way tells them apart.
+    // Each way to read the output is recorded. Each way has its own token.
     let mut tokens = BTreeMap::new();
     for rest in ["", "chunks/", "output/", "stream/"] {
         let token =

@@ -1,4 +1,4 @@
-//! Agents: one that does only what a test tells it to, and the real one.
+//! Agents: a scripted one whose every step a test decides, and the real one.
 
 use std::path::Path;
 use std::process::Stdio;

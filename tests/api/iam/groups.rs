@@ -395,7 +395,7 @@ async fn a_deleted_group_loses_its_members_and_servers() {
     }
     let shown = workspace.admin.get(&item_path(SERVERS, &server)).await.expect(200);
     assert_eq!(shown["groups"], json!([other["id"]]));
-    // Nobody can join the deleted group. A new group with its name is another group.
+    // No user can join the deleted group. A new group with its name is another group.
     let body = json!({"group": group["id"], "user": owner.id});
     workspace.admin.post(MEMBERSHIPS, &body).await.expect_fields(400, &["group"]);
     let next = workspace.group("ops", &[]).await;
