@@ -47,11 +47,7 @@ impl Reply {
 }
 
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
-    serde_json::from_slice(body).map_err(|error| {
-        Error::local(format!(
-            "The service sent another answer than this version of farhand expects ({error}). Check the URL."
-        ))
-    })
+    serde_json::from_slice(body).map_err(|error| Error::unexpected_response(&error))
 }
 
 impl Client {

@@ -43,6 +43,13 @@ impl Error {
         Self::Local(message.into())
     }
 
+    /// The service sent JSON that this version cannot read.
+    pub fn unexpected_response(error: &serde_json::Error) -> Self {
+        Self::local(format!(
+            "The service sent another response than this version of farhand expects ({error}). Check the URL."
+        ))
+    }
+
     /// The error of a file operation. `what` is its verb, such as "read".
     pub fn file(what: &str, path: &std::path::Path, error: &io::Error) -> Self {
         Self::Local(format!("Cannot {what} {}: {error}.", path.display()))

@@ -9,11 +9,6 @@ use crate::http::response::Reply;
 
 /// The binding of the static assets (`wrangler.toml`).
 const ASSETS: &str = "ASSETS";
-/// The page loads only its own files and calls only its own workspace. Swagger UI has images in its
-/// style sheet.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
-    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-
 /// `GET /api/docs/` and its files (contract 9). The Worker serves the files, not the platform
 /// alone: only hosts of workspaces have them, and the responses need these headers.
 pub async fn file(call: &Call) -> Result<Reply, Error> {
@@ -29,8 +24,5 @@ pub async fn file(call: &Call) -> Result<Reply, Error> {
     if asset.status_code() != 200 {
         return Err(Error::internal(format!("{}: {}", call.path, asset.status_code())));
     }
-    Ok(Reply::asset(media_type, web_sys::Response::from(asset))
-        .header("Content-Security-Policy", POLICY)
-        .header("Referrer-Policy", "no-referrer")
-        .header("X-Frame-Options", "DENY"))
+    Ok(Reply::asset(media_type, web_sys::Response::from(asset)).for_page())
 }

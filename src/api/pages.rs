@@ -5,11 +5,6 @@ use farhand_domain::error::Error;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 
-/// The Content-Security-Policy of the page: it may load its own two files, and call its own origin.
-/// Its icon is a `data:` URL.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
-    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-
 /// The path, media type and text of each file. The files are small, so the Worker contains them.
 const FILES: [(&str, &str, &str); 3] = [
     (
@@ -35,8 +30,5 @@ const FILES: [(&str, &str, &str); 3] = [
 pub fn file(call: &Call) -> Result<Reply, Error> {
     let file = FILES.into_iter().find(|(path, ..)| *path == call.path);
     let (_, media_type, text) = file.ok_or_else(Error::not_found)?;
-    Ok(Reply::file(media_type, text)
-        .header("Content-Security-Policy", POLICY)
-        .header("Referrer-Policy", "no-referrer")
-        .header("X-Frame-Options", "DENY"))
+    Ok(Reply::file(media_type, text).for_page())
 }

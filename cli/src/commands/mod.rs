@@ -30,11 +30,7 @@ const LIMIT: &str = "50";
 
 /// Converts JSON of the API to a type.
 fn typed<T: DeserializeOwned>(item: &Value) -> Result<T> {
-    T::deserialize(item).map_err(|error| {
-        Error::local(format!(
-            "The service sent another answer than this version of farhand expects ({error})."
-        ))
-    })
+    T::deserialize(item).map_err(|error| Error::unexpected_response(&error))
 }
 
 /// If the user sees only a part of a list, prints how many items there are.
