@@ -19,6 +19,7 @@ async fn login_asks_for_a_password_without_echo_and_logout_ends_the_session() {
     terminal.wait_for("Username: ").await;
     terminal.type_text(&format!("{USER}\n")).await;
     terminal.wait_for("Password: ").await;
+    terminal.wait_for_no_echo().await;
     terminal.type_text(&format!("{PASSWORD}\n")).await;
     let (code, shown) = terminal.end().await;
     assert_eq!(code, 0, "{shown}");
@@ -44,6 +45,7 @@ async fn a_wrong_password_saves_nothing() {
     let arguments = format!("login --username {USER} --url {}", farhand.url);
     let mut terminal = Terminal::start(farhand.in_terminal(&arguments));
     terminal.wait_for("Password: ").await;
+    terminal.wait_for_no_echo().await;
     terminal.type_text("wrong\n").await;
     let (code, shown) = terminal.end().await;
     assert_eq!(code, 125, "{shown}");

@@ -108,7 +108,8 @@ impl Farhand {
     /// A call in its own terminal. Text that the test writes to the standard input is typed there.
     fn in_terminal(&self, arguments: &str) -> Command {
         let mut command = self.program("script");
-        let line = format!("{} {arguments}", setting("FARHAND_CLI"));
+        // Without `exec`, some shells wait for farhand, and Ctrl-C ends them, too.
+        let line = format!("exec {} {arguments}", setting("FARHAND_CLI"));
         command
             .args(["--quiet", "--return", "--command", &line, "/dev/null"])
             .stdin(Stdio::piped());

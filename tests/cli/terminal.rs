@@ -1,10 +1,15 @@
 //! A terminal for tests: what a person sees and types.
 
+use std::path::PathBuf;
 use std::process::Stdio;
+use std::time::Duration;
 
 use farhand_tests::PATIENCE;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
+
+/// The pause between two looks at the terminal's settings.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A program in a terminal. Tests read its output until an expected text appears.
 pub struct Terminal {
@@ -31,6 +36,25 @@ impl Terminal {
         tokio::time::timeout(PATIENCE, read).await.expect(text);
     }
 
+    /// Waits until the terminal does not show what is typed. A program shows its prompt a moment
+    /// before that.
+    pub async fn wait_for_no_echo(&self) {
+        let script = self.child.id().unwrap();
+        let is_hidden = async {
+            loop {
+                if let Some(terminal) = terminal_of_child(script) {
+                    let stty =
+                        Command::new("stty").arg("-F").arg(terminal).arg("-a").output().await;
+                    if String::from_utf8_lossy(&stty.unwrap().stdout).contains("-echo ") {
+                        return;
+                    }
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, is_hidden).await.expect("a terminal without echo");
+    }
+
     /// Types a text.
     pub async fn type_text(&mut self, text: &str) {
         self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).await.unwrap();
@@ -44,4 +68,12 @@ impl Terminal {
         let code = self.child.wait().await.unwrap().code().unwrap();
         (code, self.shown + &rest)
     }
+}
+
+/// The terminal in which the child of `script` runs. `None`: the child has not started yet.
+fn terminal_of_child(script: u32) -> Option<PathBuf> {
+    let children =
+        std::fs::read_to_string(format!("/proc/{script}/task/{script}/children")).ok()?;
+    let child = children.split_whitespace().next()?;
+    std::fs::read_link(format!("/proc/{child}/fd/0")).ok()
 }
