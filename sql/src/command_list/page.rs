@@ -4,6 +4,7 @@ use super::access::{HAS_FULL_ACCESS, IS_READABLE};
 use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER, index, is_index_order, order_by};
 use super::search::IS_RARE;
 use super::{Callers, Parts};
+use crate::numbering::is_of;
 
 /// The offset from which all matching commands are sorted. For lower offsets, the first commands of
 /// each key are collected in JSON texts, whose size D1 limits.
@@ -84,15 +85,22 @@ impl Parts<'_> {
         let (object, filters, order) = (self.object, &self.filters, order_by(self.list));
         // If the branch does not apply, the workspace is NULL, and no entry of the index matches.
         let workspace = format!("(SELECT me.workspace_id FROM me WHERE {})", self.applies(access));
-        let rows = format!(
-            "commands c INDEXED BY {index} WHERE c.workspace_id = {workspace} AND {filters} AND {more}"
-        );
-        if is_index_order(self.list) {
+        if is_index_order(self.list) || index != BY_SCHEDULE {
+            let rows = format!(
+                "commands c INDEXED BY {index} WHERE c.workspace_id = {workspace} AND {filters} AND {more}"
+            );
+            if !is_index_order(self.list) {
+                return self.sort(&rows);
+            }
             return format!(
                 "SELECT {object} AS body FROM {rows} ORDER BY {order} LIMIT :page_size + 0 OFFSET :page_offset"
             );
         }
-        self.sort(&rows)
+        // All commands are read. The table has them side by side, so it is faster than the index.
+        let is_of_workspace = is_of("c.seq", &workspace);
+        self.sort(&format!(
+            "commands c NOT INDEXED WHERE {is_of_workspace} AND {filters} AND {more}"
+        ))
     }
 
     /// Merges the first commands of each key. The index has the commands of one key in the list's
