@@ -126,20 +126,29 @@ async function compare(one, other) {
   return { ...costs, base, time, against, ratio: time / against };
 }
 
-const FILTERS = [
+/** The lists that read a bounded number of rows for callers with full access. */
+const BOUNDED = [
   ["without parameters", ""],
   ["`server`", (id) => `server=${serverOf(id, 2)}`],
+  ["`requested_by`", (id) => `requested_by=${id * 100_000 + 7}`],
+  ["`state=queued`", "state=queued"],
+  ["`success=true`", "success=true"],
+  ["`success=false`", "success=false"],
+  ["`ordering=scheduled_at`", "ordering=scheduled_at"],
+  ["`ordering=-scheduled_at`", "ordering=-scheduled_at"],
+];
+/** The lists that read what they match. */
+const OTHERS = [
   ["`shell=system`", "shell=system"],
   ["`shell=internal`", "shell=internal"],
-  ["`requested_by`", (id) => `requested_by=${id * 100_000 + 7}`],
   ["`requested_by_isnull=true`", "requested_by_isnull=true"],
   ["`requested_by_isnull=false`", "requested_by_isnull=false"],
   ["`is_scheduled=true`", "is_scheduled=true"],
   ["`is_scheduled=false`", "is_scheduled=false"],
 ];
-const ORDERINGS = ["added_at", "scheduled_at", "delivered_at", "acked_at", "handled_at"]
-  .flatMap((name) => [name, `-${name}`])
-  .map((name) => [`\`ordering=${name}\``, `ordering=${name}`]);
+const ORDERINGS = ["added_at", "-added_at", "-delivered_at", "-acked_at", "-handled_at"].map((name) => [`\`ordering=${name}\``, `ordering=${name}`]);
+/** The goal for lists that read what they match. */
+const MOST_MS = 200;
 
 /** Prints a figure and returns it. */
 const printFigure = (name, found) => {
@@ -148,18 +157,23 @@ const printFigure = (name, found) => {
 };
 
 async function firstPages(shared, alone) {
+  const measured = (name, who, query, label) =>
+    compare(listRequest(shared, "large", who, query), listRequest(alone, "small", who, query)).then((found) => printFigure(`${name}, ${label}`, found));
   const rows = [];
-  for (const [name, query] of [...FILTERS, ...ORDERINGS]) {
+  for (const [name, query] of [...BOUNDED, ...OTHERS, ...ORDERINGS]) {
+    const isBounded = BOUNDED.some(([bounded]) => bounded === name);
     const cells = [name];
     for (const [who, label] of [["superuser", "all servers"], ["restricted", "some servers"]]) {
-      const found = printFigure(`${name}, ${label}`, await compare(listRequest(shared, "large", who, query), listRequest(alone, "small", who, query)));
-      cells.push(ratio(found.ratio), judged(found.ratio, { most: 1.25 }), `${found.rows} / ${found.base.rows}`);
-      if (who === "superuser") cells.push(judged(found.rows, { most: 3 * SIZE + 20 }));
+      const found = await measured(name, who, query, label);
+      const goal = isBounded && (who === "superuser" || query === "")
+        ? judged(found.ratio, { most: 1.25 })
+        : judged(found.time, { most: MOST_MS, unit: " ms" });
+      cells.push(`${ratio(found.ratio)} (${found.time.toFixed(0)} ms)`, goal, `${found.rows} / ${found.base.rows}`);
     }
     rows.push(cells);
   }
   publish("lists", table(
-    ["first page, at 1,000,000 / at 1,000", "all servers", "must reach", "rows read", "must reach", "10 of 1,000 servers", "must reach", "rows read"],
+    ["first page, at 1,000,000 / at 1,000", "all servers", "must reach", "rows read", "10 of 1,000 servers", "must reach", "rows read"],
     rows,
   ));
 }

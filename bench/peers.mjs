@@ -78,13 +78,14 @@ export function copyDatabase(folder, name) {
 
 /**
  * Bundles a script of this folder and starts it as a peer. The script can import `values` from the
- * module `statement.mjs`.
+ * module `statement.mjs`. `objects` is the configuration of its Durable Objects.
  */
-export async function startPeer(folder, name, script, values = {}) {
+export async function startPeer(folder, name, script, values = {}, objects = {}) {
   const project = join(folder, `${name}.project`);
   mkdirSync(join(project, "build"), { recursive: true });
   const { compatibility_date, vars, d1_databases } = parse(readFileSync(join(root, "wrangler.toml"), "utf8"));
-  writeFileSync(join(project, "wrangler.toml"), stringify({ name, main: "build/index.js", compatibility_date, vars, d1_databases }));
+  const config = { name, main: "build/index.js", compatibility_date, vars, d1_databases, ...objects };
+  writeFileSync(join(project, "wrangler.toml"), stringify(config));
   await bundle({
     entryPoints: [join(here, script)],
     outfile: join(project, "build", "index.js"),
@@ -92,7 +93,7 @@ export async function startPeer(folder, name, script, values = {}) {
     minify: true,
     format: "esm",
     conditions: ["workerd", "worker"],
-    external: ["*.wasm", "./statement.mjs"],
+    external: ["*.wasm", "./statement.mjs", "cloudflare:workers"],
     logLevel: "error",
   });
   const exported = Object.entries(values).map(([name, value]) => `export const ${name} = ${JSON.stringify(value)};\n`);

@@ -38,6 +38,11 @@ const LIST = "/api/events/commands/";
 const STATUS = "/api/status/";
 const IS_AUTHENTICATED = "/api/auth/is-authenticated/";
 const LOGIN = "/api/auth/login/";
+/** The object of the peer that runs commands. */
+const SERVER_OBJECTS = {
+  durable_objects: { bindings: [{ name: "SERVERS", class_name: "Server" }] },
+  migrations: [{ tag: "v1", new_sqlite_classes: ["Server"] }],
+};
 
 /**
  * Creates a workspace with a superuser, tokens, and a server whose agent has run `COMMANDS`
@@ -94,17 +99,18 @@ async function startAll(folder) {
   const facts = await fill(filling);
   await filling.stop();
   const statement = (await observe(folder, ({ get }) => get(LIST, facts.apiToken))).statements.at(-1);
-  for (const name of ["hono", "list"]) copyDatabase(folder, name);
+  for (const name of ["hono", "list", "command"]) copyDatabase(folder, name);
   const all = {
     service: { ...(await startService(folder)), facts },
     hono: await startPeer(folder, "hono", "hono/index.ts"),
     list: await startPeer(folder, "list", "javascript/list.js", { statement }),
     isAuthenticated: await startPeer(folder, "is-authenticated", "javascript/is-authenticated.js"),
+    command: await startPeer(folder, "command", "javascript/command.js", {}, SERVER_OBJECTS),
     d1: await startPeer(folder, "floor-d1", "floor/d1.js"),
     empty: await startPeer(folder, "floor-empty", "floor/empty.js"),
     crate: await startPeer(folder, "crate", "crate/worker.js"),
   };
-  await connectAgent(all.service.url, facts.server);
+  for (const name of ["service", "command"]) await connectAgent(all[name].url, facts.server);
   if (options.against) {
     const other = await startOther(folder, options.against);
     all.other = { ...other, facts: await fill(other) };
@@ -123,7 +129,7 @@ async function startAll(folder) {
  * share of the elapsed time.
  */
 async function measureRequests(folder) {
-  const { service, other, hono, list, isAuthenticated, d1, empty, crate } = await startAll(folder);
+  const { service, other, hono, list, isAuthenticated, command: commandPeer, d1, empty, crate } = await startAll(folder);
   const rows = [];
   let busiest = 0;
   const chosen = (what) => what.includes(options.only);
@@ -174,11 +180,12 @@ async function measureRequests(folder) {
   await cheapness(`\`GET ${STATUS}\`, login token`, (ours) => getting(ours, STATUS, ours.facts.loginToken), { floor });
   const command = ({ facts }) => `${LIST}${facts.command}/`;
   await cheapness(`\`GET ${LIST}<id>/\``, (ours) => getting(ours, command(ours), ours.facts.apiToken), { floor });
-  await latency(
-    `\`POST ${LIST}\` with \`Prefer: wait\`: time to the result`,
-    ({ url, pid, facts }) => ({ pid, work: runsCommands(new Client(url, 1), facts) }),
-    { of: "one call to D1", work: getting(d1, "/"), bounds: { most: 8 } },
-  );
+  const running = ({ url, pid, facts }) => ({ pid, work: runsCommands(new Client(url, CONNECTIONS), facts) });
+  const toResult = `\`POST ${LIST}\` with \`Prefer: wait\`: time to the result`;
+  await latency(toResult, running, { of: "one call to D1", work: getting(d1, "/"), bounds: { most: 8 } });
+  const runningThere = running({ ...commandPeer, facts: service.facts });
+  await latency(toResult, running, { of: "JavaScript, the same way", work: runningThere });
+  await cheapness(`\`POST ${LIST}\` with \`Prefer: wait\`: CPU`, running, { peer: { of: "JavaScript, the same way", work: runningThere } });
   const loggingIn = ({ url, pid, facts }) => {
     const client = new Client(url, 1);
     return { pid, work: () => client.call("POST", LOGIN, { body: facts.login }) };
