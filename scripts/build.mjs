@@ -37,7 +37,9 @@ const assets = join(folder, "assets", "api", "docs");
 const built = (name) => join(root, "target", "worker", "wasm32-unknown-unknown", name, "farhand.wasm");
 
 /** The classes of Durable Objects in wrangler.toml, which the Worker must export. */
-const classes = [...readFileSync(join(root, "wrangler.toml"), "utf8").matchAll(/^class_name = "(.*)"$/gm)].map(([, name]) => name);
+const configured = [...readFileSync(join(root, "wrangler.toml"), "utf8").matchAll(/^class_name = "(.*)"$/gm)].map(([, name]) => name);
+// Environments repeat the bindings of the top level.
+const classes = [...new Set(configured)];
 
 const digestOf = (name) => digest(SOURCES, name, ...classes);
 

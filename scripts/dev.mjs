@@ -90,7 +90,7 @@ $(npm run --silent agent) run --config .wrangler/state/agent.toml
 
 Ctrl-C ends everything.`);
 } catch (error) {
-  if (steps?.hasFailed) process.stderr.write(`${steps.lastLines()}\n`);
+  steps?.explainFailure();
   process.stderr.write(`error: ${error.message}\n`);
   await end(1);
 }

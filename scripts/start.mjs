@@ -129,7 +129,7 @@ try {
   }
 } catch (error) {
   if (!ending) {
-    if (steps?.hasFailed) process.stderr.write(`${steps.lastLines()}\n`);
+    steps?.explainFailure();
     process.stderr.write(`error: ${error.message}\n`);
     await end(1);
   }

@@ -2,6 +2,7 @@
 // estimate, and then its duration. Programs write into a log file, not to the terminal.
 import { appendFileSync, chmodSync, readFileSync, writeFileSync } from "node:fs";
 import { availableParallelism } from "node:os";
+import { basename } from "node:path";
 import { createInterface } from "node:readline";
 import { endGroup, root, startGroup } from "./lib.mjs";
 
@@ -31,8 +32,7 @@ export class Steps {
   /** What the programs of this step last reported, by their labels. */
   #progress = new Map();
   #children = new Set();
-  /** Whether a program failed, so that the log tells why. */
-  hasFailed = false;
+  #hasFailed = false;
 
   /** Creates the log file, or empties it. */
   constructor(total, logFile) {
@@ -86,6 +86,7 @@ export class Steps {
     const cargo = { CARGO_TERM_COLOR: "never", CARGO_TERM_PROGRESS_WHEN: "always", CARGO_TERM_PROGRESS_WIDTH: "80" };
     const child = startGroup(program, args, { ...options, env: { ...env, ...cargo }, stdio: ["ignore", "pipe", "pipe"] });
     this.#children.add(child);
+    if (label !== basename(program) && program !== "cargo") this.#progress.set(label, basename(program));
     for (const stream of [child.stdout, child.stderr]) {
       createInterface({ input: stream }).on("line", (line) => {
         const crates = /^\s*Building \[.*\] (\d+\/\d+)/.exec(line);
@@ -99,12 +100,16 @@ export class Steps {
     }).finally(() => this.#children.delete(child));
     this.#progress.delete(label);
     if (ended === 0) return;
-    this.hasFailed = true;
+    this.#hasFailed = true;
     throw new Error(`${[program.replace(`${root}/`, ""), ...args].join(" ").slice(0, 100)} ended with ${ended}`);
   };
 
-  /** Returns the last lines of the log. */
-  lastLines = () => readFileSync(this.#logFile, "utf8").trimEnd().split("\n").slice(-SHOWN_LINES).join("\n");
+  /** If a program failed, prints the last lines of the log. */
+  explainFailure() {
+    if (!this.#hasFailed) return;
+    const lines = readFileSync(this.#logFile, "utf8").trimEnd().split("\n").slice(-SHOWN_LINES);
+    write(`${lines.join("\n")}\n\nThe whole output is in ${this.#logFile}.\n`);
+  }
 
   /** Ends the programs that are running. */
   stop = () => Promise.all([...this.#children].map((child) => endGroup(child)));
