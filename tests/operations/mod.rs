@@ -3,6 +3,7 @@
 
 mod backup;
 mod cloud;
+mod deployment;
 mod dev;
 mod mail;
 mod operator;
