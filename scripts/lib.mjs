@@ -24,6 +24,12 @@ let receiver = print;
 /** Prints one line of progress to standard error, because standard output is for results. */
 export const say = (line) => receiver(line);
 
+/** Prints a line that a person must see, also if `say` writes into a log. */
+export const announce = (line) => {
+  print(`${process.stderr.isTTY ? "\r\x1b[K" : ""}${line}`);
+  if (receiver !== print) receiver(line);
+};
+
 /** Passes the lines of `say` to a function from now on. */
 export const sendProgressTo = (newReceiver) => void (receiver = newReceiver);
 

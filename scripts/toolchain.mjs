@@ -8,7 +8,7 @@ import { spawnSync } from "node:child_process";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, symlinkSync, copyFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { digest, fail, once, output, root, run as show, say, tools } from "./lib.mjs";
+import { announce, digest, fail, once, output, root, run as show, say, tools } from "./lib.mjs";
 
 const TARGET = "wasm32-unknown-unknown";
 const CARGO_DENY = "0.20.2";
@@ -90,7 +90,7 @@ export async function debianPackages(names, why, run = show) {
   const isRoot = process.getuid() === 0;
   if (!isRoot && output("sudo", ["-n", "true"]) === null) fail(`${why}. Run this, and try again: sudo apt-get install ${missing.join(" ")}`);
   const [program, ...args] = [...(isRoot ? [] : ["sudo", "-n"]), "apt-get"];
-  say(`${why}: installing Debian's ${missing.join(", ")}`);
+  announce(`${why}: installing Debian's ${missing.join(", ")}`);
   await run(program, [...args, "update", "-q"]);
   await run(program, [...args, "install", "-yq", "--no-install-recommends", ...missing]);
 }
