@@ -12,7 +12,7 @@ const state = wasm.__worker_init_state();
 
 function restartAfterPanic() {
   if (!state.criticalError) return;
-  console.log("Reinitializing Wasm application");
+  console.log(JSON.stringify({ event: "restarted" }));
   wasm.__wbg_reset_state();
   state.criticalError = false;
   state.instanceId++;
