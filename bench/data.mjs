@@ -32,11 +32,10 @@ export const BEHIND = "omega";
  */
 export const ACCESSIBLE = 10;
 
-let program = null;
+const [program] = await programs(["sqlite3"], ["sqlite3"], "bench/data.mjs creates data with the sqlite3 command");
 
 /** Runs SQL on a database. Returns its output. */
 function execute(file, sql) {
-  program ??= programs(["sqlite3"], ["sqlite3"], "bench/data.mjs creates data with the sqlite3 command")[0];
   const done = spawnSync(program, ["-bail", "-json", file], { input: sql, encoding: "utf8", maxBuffer: 1 << 30 });
   if (done.error || done.status !== 0) throw new Error(`sqlite3: ${done.error?.message ?? done.stderr}`);
   return done.stdout.trim();

@@ -56,7 +56,7 @@ async function runOnce(client, headers, pid) {
 
 async function bench(folder) {
   await build();
-  const program = buildAgent();
+  const program = await buildAgent();
   const service = await startService(folder);
   const client = new Client(service.url, 2, {}, { headersTimeout: TIMEOUT_MS });
   const { apiToken } = await makeWorkspace(client, service.operatorToken, "demo");

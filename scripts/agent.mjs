@@ -3,21 +3,36 @@
 //
 // FARHAND_PROFILE=quick builds a larger agent in seconds, for development only. scripts/build.mjs
 // does the same for the Worker.
+import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { output, root, run, say } from "./lib.mjs";
+import { output, root, run as show, say } from "./lib.mjs";
 import { checkRust } from "./toolchain.mjs";
 
-/** The target of a static binary for this machine, or null if it is not available. */
-function staticTarget() {
+const MUSL = `${process.arch === "arm64" ? "aarch64" : "x86_64"}-unknown-linux-musl`;
+/** The name of the profile, which is also the name of cargo's folder for it. */
+const profile = ["quick", "dev"].includes(process.env.FARHAND_PROFILE) ? "quick" : "release";
+const binary = (target) => join(root, "target", ...(target ? [target] : []), profile, "farhand-agent");
+
+/** Whether the agent was built before. Its sources may have changed since. */
+export const hasAgent = () => [MUSL, null].some((target) => existsSync(binary(target)));
+
+/**
+ * The target of a static binary for this machine, or null if it is not available. Adds the target
+ * to rustup if needed.
+ */
+export function staticTarget() {
   if (process.platform !== "linux") return null;
-  const target = `${process.arch === "arm64" ? "aarch64" : "x86_64"}-unknown-linux-musl`;
+  const target = MUSL;
   const has = () => output("rustup", ["target", "list", "--installed"])?.split("\n").includes(target) ?? false;
   return has() || (output("rustup", ["target", "add", target], { timeout: 120_000 }) !== null && has()) ? target : null;
 }
 
-/** Builds the agent. Returns the path of the binary. cargo does nothing if no source changed. */
-export function buildAgent() {
+/**
+ * Builds the agent. Returns the path of the binary. cargo does nothing if no source changed. `run`
+ * runs a program like `run` of lib.mjs, and may be asynchronous.
+ */
+export async function buildAgent(run = show) {
   checkRust();
   const target = staticTarget();
   say(`agent: ${target ? `static, for ${target}` : "for this machine's libc (no musl target here)"}`);
@@ -33,11 +48,9 @@ export function buildAgent() {
     env[`CC_${name}`] ??= "cc";
     env[`CFLAGS_${name}`] ??= "-U_FORTIFY_SOURCE";
   }
-  // The name of the profile, which is also the name of cargo's folder for it.
-  const profile = process.env.FARHAND_PROFILE === "quick" ? "quick" : "release";
   const where = target ? ["--target", target] : [];
-  run("cargo", ["build", "--quiet", "--profile", profile, "-p", "farhand-agent", ...where], { env });
-  return join(root, "target", ...(target ? [target] : []), profile, "farhand-agent");
+  await run("cargo", ["build", "--locked", "--profile", profile, "-p", "farhand-agent", ...where], { env });
+  return binary(target);
 }
 
-if (import.meta.url === pathToFileURL(process.argv[1]).href) console.log(buildAgent());
+if (import.meta.url === pathToFileURL(process.argv[1]).href) console.log(await buildAgent());

@@ -5,11 +5,11 @@ import { say } from "./lib.mjs";
 import { programs } from "./toolchain.mjs";
 
 /** Installs Chromium and its driver if they are missing. Returns their paths. */
-export function browser() {
+export async function browser() {
   const needs = "the tests of pages need chromium and chromedriver, of one version, on PATH";
-  const [chromium, chromedriver] = programs(["chromium", "chromedriver"], ["chromium", "chromium-driver"], needs);
+  const [chromium, chromedriver] = await programs(["chromium", "chromedriver"], ["chromium", "chromium-driver"], needs);
   say(`browser: ${chromium}, driven by ${chromedriver}`);
   return { chromium, chromedriver };
 }
 
-if (import.meta.url === pathToFileURL(process.argv[1]).href) browser();
+if (import.meta.url === pathToFileURL(process.argv[1]).href) await browser();

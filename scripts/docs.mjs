@@ -3,10 +3,11 @@
 //
 //   npm run docs               builds the site, serves it and prints the address
 //   npm run docs -- build      only builds it; `npm test` does this, and fails on a dead link
+//   npm run docs -- watch      shows changes in the browser as soon as a page is saved
 //
 // Pages are first copied to target/site/pages. The copies have adapted links. The pages of the API
 // reference are added there.
-import { existsSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, rmSync, statSync, watch, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { dirname, extname, join, posix, relative } from "node:path";
 import { fail, filesBelow, root, say } from "./lib.mjs";
@@ -30,6 +31,8 @@ const OTHER_PAGES = {
 const REPLACED = { "docs/openapi.yaml": "reference/index.md" };
 /** A port that `npm start` does not use. */
 const PORT = 8790;
+/** An editor saves a file in several steps. */
+const WATCH_DELAY_MS = 100;
 
 /** Returns the path in the site for each file that is a page. */
 function sitePaths() {
@@ -60,19 +63,39 @@ function adapted(text, path, pages) {
   }).join("\n").replace(/^<!--.*-->\n/gm, "");
 }
 
-/** Writes the pages of the site. */
+/** Writes the pages of the site that changed, and deletes those that are gone. */
 async function writePages() {
   // Imported only now, because the module needs npm packages.
   const { referencePages } = await import("./docs-reference.mjs");
-  rmSync(pagesFolder, { recursive: true, force: true });
   const pages = sitePaths();
   const texts = Object.entries(pages)
     .filter(([path]) => existsSync(join(root, path)))
     .map(([path, page]) => ({ path: page, text: adapted(readFileSync(join(root, path), "utf8"), path, pages) }));
-  for (const { path, text } of [...texts, ...referencePages()]) {
-    const file = join(pagesFolder, path);
+  const written = new Map([...texts, ...referencePages()].map(({ path, text }) => [join(pagesFolder, path), text]));
+  for (const file of filesBelow([relative(root, pagesFolder)])) if (!written.has(file)) rmSync(file);
+  for (const [file, text] of written) {
+    if (existsSync(file) && readFileSync(file, "utf8") === text) continue;
     mkdirSync(dirname(file), { recursive: true });
     writeFileSync(file, text);
+  }
+}
+
+/** Serves the pages with VitePress's server, which updates the browser, and keeps them current. */
+async function watchPages(port) {
+  const { createServer: createVitePress } = await import("vitepress");
+  const server = await createVitePress(join(root, "docs"), { host: "127.0.0.1", port, strictPort: true });
+  await server.listen();
+  say(`the documentation is on http://127.0.0.1:${port}; Ctrl-C ends it`);
+  let timer = null;
+  const isPage = (path) => path.startsWith("docs/") ? !path.startsWith("docs/.vitepress/") : path in OTHER_PAGES;
+  const changed = (path) => {
+    if (!isPage(path)) return;
+    clearTimeout(timer);
+    timer = setTimeout(() => writePages().catch((error) => say(`error: ${error.message}`)), WATCH_DELAY_MS);
+  };
+  // Folders, because editors replace files.
+  for (const folder of ["docs", ...new Set(Object.keys(OTHER_PAGES).map(dirname))]) {
+    watch(join(root, folder), { recursive: folder === "docs" }, (_, name) => changed(posix.join(folder, name)));
   }
 }
 
@@ -106,13 +129,20 @@ function serve(folder, port) {
   server.listen(port, "127.0.0.1", () => say(`the documentation is on http://127.0.0.1:${port}`));
 }
 
+/** Builds the site. Fails if a page is not valid. */
+async function buildSite() {
+  const { build } = await import("vitepress");
+  // If a page is invalid, VitePress prints the reason and throws an error.
+  await build(join(root, "docs")).catch((error) => fail(`the site was not built: ${error.message}${error.id ? ` (${error.id})` : ""}`));
+  checkOrigins(html);
+  say(`the site is in ${relative(root, html)}`);
+  if (mode === undefined) serve(html, port);
+}
+
 const [mode, ...rest] = process.argv.slice(2);
-if ((mode !== undefined && mode !== "build") || rest.length > 0) fail("usage: npm run docs [-- build]");
+if (![undefined, "build", "watch"].includes(mode) || rest.length > 0) fail("usage: npm run docs [-- build | watch]");
+const port = Number(process.env.PORT || PORT);
 await npmPackages();
 await writePages();
-const { build } = await import("vitepress");
-// If a page is invalid, VitePress prints the reason and throws an error.
-await build(join(root, "docs")).catch((error) => fail(`the site was not built: ${error.message}${error.id ? ` (${error.id})` : ""}`));
-checkOrigins(html);
-say(`the site is in ${relative(root, html)}`);
-if (mode === undefined) serve(html, Number(process.env.PORT || PORT));
+if (mode === "watch") await watchPages(port);
+else await buildSite();

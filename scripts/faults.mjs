@@ -33,7 +33,7 @@ await build();
 const folder = mkdtempSync(join(tmpdir(), "farhand-faults-"));
 const file = join(folder, "figures");
 writeFileSync(file, "");
-const env = { ...process.env, FARHAND_FAULTS: "long", FARHAND_FAULTS_FIGURES: file, FARHAND_AGENT: buildAgent() };
+const env = { ...process.env, FARHAND_FAULTS: "long", FARHAND_FAULTS_FIGURES: file, FARHAND_AGENT: await buildAgent() };
 const args = ["test", "--quiet", "-p", "farhand-tests", "--test", "e2e", "--", "faults::", `--test-threads=${KINDS}`];
 say(`> cargo ${args.join(" ")}`);
 const began = Date.now();

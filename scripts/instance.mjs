@@ -4,7 +4,7 @@ import { randomBytes } from "node:crypto";
 import { chmodSync, closeSync, cpSync, existsSync, mkdirSync, openSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { join, resolve } from "node:path";
-import { commit, digest, endGroup, locked, once, root, run, say, startGroup, tools } from "./lib.mjs";
+import { commit, digest, endGroup, locked, once, root, run as show, say, startGroup, tools } from "./lib.mjs";
 
 /** The path of wrangler. */
 export const wrangler = join(root, "node_modules", ".bin", "wrangler");
@@ -16,7 +16,7 @@ export const QUIET = { WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOT
  * contain mails with secret links. wrangler's debug log is discarded, because it would contain all
  * results from D1.
  */
-function wranglerEnvironment(stateDir) {
+export function wranglerEnvironment(stateDir) {
   const [temporary, discarded] = [join(stateDir, "tmp"), join(stateDir, "discarded.log")];
   mkdirSync(temporary, { recursive: true, mode: 0o700 });
   if (!existsSync(discarded)) symlinkSync("/dev/null", discarded);
@@ -82,13 +82,43 @@ function secrets(stateDir, environment) {
   return values;
 }
 
+/** Returns the vars of wrangler.toml. */
+export async function varsOfWranglerToml() {
+  const { parse } = await import("smol-toml");
+  return parse(readFileSync(join(root, "wrangler.toml"), "utf8")).vars;
+}
+
+/** The state folder of `npm start`, unless STATE_DIR is set, of `npm run dev`, and of wrangler. */
+export const DEFAULT_STATE_DIR = join(root, ".wrangler", "state");
+const devVarsFile = join(root, ".dev.vars");
+/** The variables of an instance that `wrangler dev` needs too. */
+const IN_DEV_VARS = [...SECRETS, "BASE_URL"];
+
+/**
+ * Writes the variables that `wrangler dev` needs for the default state folder into .dev.vars. Other
+ * lines of the file stay.
+ */
+export function writeDevVars(values) {
+  const isKept = (line) => line !== "" && !IN_DEV_VARS.some((name) => line.startsWith(`${name}=`));
+  const others = existsSync(devVarsFile) ? readFileSync(devVarsFile, "utf8").split("\n").filter(isKept) : [];
+  const lines = IN_DEV_VARS.map((name) => `${name}=${quoted(name, values[name])}`);
+  writeFileSync(devVarsFile, `${[...others, ...lines].join("\n")}\n`, { mode: 0o600 });
+  chmodSync(devVarsFile, 0o600);
+}
+
+/** Quotes a value for .dev.vars. Between these quotes, no character has a meaning. */
+function quoted(name, value) {
+  const quote = ["'", "`"].find((quote) => !value.includes(quote));
+  if (quote === undefined || value.includes("\n")) throw new Error(`${name} cannot be written into .dev.vars: it contains a line break, or both ' and \``);
+  return `${quote}${value}${quote}`;
+}
+
 /**
  * Writes the variables that differ from wrangler.toml into a file, because every account of this
  * machine can read the arguments of a process.
  */
 async function writeVariables(stateDir, port, environment) {
-  const { parse } = await import("smol-toml");
-  const { vars } = parse(readFileSync(join(root, "wrangler.toml"), "utf8"));
+  const vars = await varsOfWranglerToml();
   const chosen = [...Object.keys(vars), ...EXTERNAL_SECRETS].filter((name) => environment[name] !== undefined);
   const { REGION, SERVICE_DOMAIN } = { ...vars, ...environment };
   const values = {
@@ -105,30 +135,39 @@ async function writeVariables(stateDir, port, environment) {
 }
 
 /** Applies the missing migrations to the D1 of a state folder. */
-function applyMigrations(stateDir) {
+async function applyMigrations(stateDir, run) {
   say("D1: applying migrations");
   const args = ["d1", "migrations", "apply", "DB", "--local", "--persist-to", stateDir];
   const umask = process.umask(0o077);
-  run(wrangler, args, { env: wranglerEnvironment(stateDir) });
-  process.umask(umask);
+  try {
+    await run(wrangler, args, { env: wranglerEnvironment(stateDir) });
+  } finally {
+    process.umask(umask);
+  }
 }
 
 /** The path of D1 in a state folder. */
 const d1Folder = (stateDir) => join(stateDir, "v3", "d1");
 
+const wantedMigrations = () => digest(["migrations", "wrangler.toml"]);
+
+/** Whether the D1 of a state folder, or the template, has all migrations. */
+export const isMigrated = (stateDir) =>
+  [join(stateDir, "migrated"), join(tools, "migrated", "of")].some((file) => existsSync(file) && readFileSync(file, "utf8") === wantedMigrations());
+
 /**
  * Applies the migrations to the local D1, unless it is up to date. wrangler needs several seconds
  * for this, so a migrated empty D1 is kept as a template, and a new state folder gets a copy of it.
  */
-async function migrate(stateDir) {
-  const wanted = digest(["migrations", "wrangler.toml"]);
+async function migrate(stateDir, run) {
+  const wanted = wantedMigrations();
   await once(join(stateDir, "migrated"), wanted, async () => {
-    if (existsSync(d1Folder(stateDir))) return applyMigrations(stateDir);
+    if (existsSync(d1Folder(stateDir))) return applyMigrations(stateDir, run);
     const template = join(tools, "migrated");
-    await locked(`${template}.lock`, () => once(join(template, "of"), wanted, () => {
+    await locked(`${template}.lock`, () => once(join(template, "of"), wanted, async () => {
       rmSync(template, { recursive: true, force: true });
       mkdirSync(template, { recursive: true, mode: 0o700 });
-      applyMigrations(template);
+      await applyMigrations(template, run);
     }));
     const umask = process.umask(0o077);
     cpSync(d1Folder(template), d1Folder(stateDir), { recursive: true });
@@ -137,22 +176,31 @@ async function migrate(stateDir) {
 }
 
 /**
- * Starts an instance and waits until it responds. `project` is a folder with a wrangler.toml and
- * the built Worker in `build`.
- * @param {{stateDir: string, port: number, project?: string, environment?: object, onExit: (how:
- * string) => void}} options
- * @returns {Promise<{url: string, operatorToken: string, pid: number, stop: () => Promise<void>}>}
+ * Prepares a state folder: its access, D1 and secrets. Returns the variables of its instance, and
+ * the file with them.
  */
-export async function startInstance({ stateDir, port, project = root, environment = process.env, onExit }) {
-  if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is not a port number`);
-  if (await isTaken(port)) throw new Error(`port ${port} of 127.0.0.1 is in use; set PORT to another one`);
-  stateDir = resolve(root, stateDir);
+export async function prepareState(stateDir, port, environment = process.env, run = show) {
   // Only the owner may access the state folder. An existing folder without the state of an instance
   // keeps its mode, but new files in it are private.
   const isNew = mkdirSync(stateDir, { recursive: true, mode: 0o700 }) !== undefined;
   if (isNew || existsSync(join(stateDir, "secrets.json"))) chmodSync(stateDir, 0o700);
-  await migrate(stateDir);
-  const { file, values } = await writeVariables(stateDir, port, environment);
+  await migrate(stateDir, run);
+  return await writeVariables(stateDir, port, environment);
+}
+
+/**
+ * Starts an instance and waits until it responds. `project` is a folder with a wrangler.toml and
+ * the built Worker in `build`. `run` runs a program like `run` of lib.mjs.
+ * @param {{stateDir: string, port: number, project?: string, environment?: object, onExit: (how:
+ * string) => void, run?: Function}} options
+ * @returns {Promise<{url: string, operatorToken: string, variables: object, pid: number, stop: () =>
+ * Promise<void>}>}
+ */
+export async function startInstance({ stateDir, port, project = root, environment = process.env, onExit, run = show }) {
+  if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is not a port number`);
+  if (await isTaken(port)) throw new Error(`port ${port} of 127.0.0.1 is in use; set PORT to another one`);
+  stateDir = resolve(root, stateDir);
+  const { file, values } = await prepareState(stateDir, port, environment, run);
   const logFile = join(stateDir, "worker.log");
   const log = openSync(logFile, "a", 0o600);
   const args = [join(root, "scripts", "serve.mjs"), stateDir, `${port}`, file, project];
@@ -186,5 +234,5 @@ export async function startInstance({ stateDir, port, project = root, environmen
     if (health?.ok) break;
     await new Promise((go) => setTimeout(go, 100));
   }
-  return { url, logFile, operatorToken: values.OPERATOR_TOKEN, pid: child.pid, stop };
+  return { url, logFile, operatorToken: values.OPERATOR_TOKEN, variables: values, pid: child.pid, stop };
 }

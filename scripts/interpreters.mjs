@@ -6,9 +6,9 @@ import { fail, output } from "./lib.mjs";
 const NEEDS = "the tests of examples/ need";
 
 /** Finds a Python with httpx: on PATH, or Debian's Python. */
-function pythonWithHttpx() {
+async function pythonWithHttpx() {
   const find = () => ["python3", "/usr/bin/python3"].find((python) => output(python, ["-c", "import httpx"]) !== null);
-  if (find() === undefined) debianPackages(["python3", "python3-httpx"], `${NEEDS} a python3 with httpx`);
+  if (find() === undefined) await debianPackages(["python3", "python3-httpx"], `${NEEDS} a python3 with httpx`);
   return find() ?? fail(`${NEEDS} a python3 with httpx; there is none`);
 }
 
@@ -16,9 +16,9 @@ function pythonWithHttpx() {
  * Installs the missing programs for the examples. Returns variables for the tests. Ends the script
  * if a program cannot be installed.
  */
-export function interpreters() {
-  programs(["curl", "jq"], ["curl", "jq"], `${NEEDS} curl and jq`);
-  const [go] = programs(["go"], ["golang-go"], `${NEEDS} go`);
-  const [ansible] = programs(["ansible-playbook"], ["ansible-core"], `${NEEDS} ansible-playbook`);
-  return { FARHAND_GO: go, FARHAND_ANSIBLE: ansible, FARHAND_PYTHON: pythonWithHttpx() };
+export async function interpreters() {
+  await programs(["curl", "jq"], ["curl", "jq"], `${NEEDS} curl and jq`);
+  const [go] = await programs(["go"], ["golang-go"], `${NEEDS} go`);
+  const [ansible] = await programs(["ansible-playbook"], ["ansible-core"], `${NEEDS} ansible-playbook`);
+  return { FARHAND_GO: go, FARHAND_ANSIBLE: ansible, FARHAND_PYTHON: await pythonWithHttpx() };
 }

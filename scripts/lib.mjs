@@ -18,12 +18,24 @@ export const tools = join(root, ".tools");
 // and cargo would then rebuild everything.
 delete process.env.RUSTC_BOOTSTRAP;
 
+const print = (line) => void process.stderr.write(`${line}\n`);
+let receiver = print;
+
 /** Prints one line of progress to standard error, because standard output is for results. */
-export const say = (line) => process.stderr.write(`${line}\n`);
+export const say = (line) => receiver(line);
+
+/** Prints a line that a person must see, also if `say` writes into a log. */
+export const announce = (line) => {
+  print(`${process.stderr.isTTY ? "\r\x1b[K" : ""}${line}`);
+  if (receiver !== print) receiver(line);
+};
+
+/** Passes the lines of `say` to a function from now on. */
+export const sendProgressTo = (newReceiver) => void (receiver = newReceiver);
 
 /** Ends the script with a message for a person. */
 export function fail(message) {
-  say(`error: ${message}`);
+  print(`error: ${message}`);
   process.exit(1);
 }
 

@@ -214,18 +214,18 @@ function buildCommandLine() {
  * Finds the programs that the selected tests need, and installs missing ones. Returns variables for
  * the tests.
  */
-function testPrograms(tests) {
+async function testPrograms(tests) {
   const has = (module) => tests.some((name) => name.startsWith(`${module}::`));
   // Only root can create network namespaces, for which the test needs `ip`. As another account, the
   // test interrupts the network without `ip`.
-  if (has("agent::connection") && process.getuid() === 0) programs(["ip"], ["iproute2"], "the test of a cut network needs the command ip");
-  if (has("cost::bench")) programs(["sqlite3"], ["sqlite3"], "the test of the benches' data needs sqlite3");
-  if (has("docs::documents")) programs(["jq"], ["jq"], "the examples of the documents need jq");
-  return { ...(has("docs::examples") ? interpreters() : {}), ...(has("api::reset_page") || has("api::docs_page") ? browserPrograms() : {}) };
+  if (has("agent::connection") && process.getuid() === 0) await programs(["ip"], ["iproute2"], "the test of a cut network needs the command ip");
+  if (has("cost::bench")) await programs(["sqlite3"], ["sqlite3"], "the test of the benches' data needs sqlite3");
+  if (has("docs::documents")) await programs(["jq"], ["jq"], "the examples of the documents need jq");
+  return { ...(has("docs::examples") ? await interpreters() : {}), ...(has("api::reset_page") || has("api::docs_page") ? await browserPrograms() : {}) };
 }
 
-function browserPrograms() {
-  const { chromium, chromedriver } = browser();
+async function browserPrograms() {
+  const { chromium, chromedriver } = await browser();
   return { FARHAND_CHROMIUM: chromium, FARHAND_CHROMEDRIVER: chromedriver };
 }
 
@@ -267,7 +267,7 @@ async function endToEnd() {
   const isOwn = !process.env.FARHAND_URL && !isKept;
   const tests = await stage("e2e: build of the tests", selectedTests);
   await stage("e2e: build of the Worker", build);
-  const environment = { ...process.env, ...testPrograms(tests) };
+  const environment = { ...process.env, ...(await testPrograms(tests)) };
   environment.FARHAND_AGENT = await stage("e2e: build of the agent", buildAgent);
   environment.FARHAND_CLI = await stage("e2e: build of the command line", buildCommandLine);
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;

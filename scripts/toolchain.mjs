@@ -1,4 +1,4 @@
-// Installs the tools of the build: npm packages, the wasm target, worker-build and wasm-bindgen.
+// Installs the tools of the build: npm packages, the wasm target, and the tools of the tests.
 //
 // There are two ways to get the wasm target. Usually rustup downloads it. If rustup cannot, for
 // example on an offline or mirrored network, Debian's packages provide a compiler with the source
@@ -8,10 +8,9 @@ import { spawnSync } from "node:child_process";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, symlinkSync, copyFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { digest, fail, once, output, root, run, say, tools } from "./lib.mjs";
+import { announce, digest, fail, once, output, root, run as show, say, tools } from "./lib.mjs";
 
 const TARGET = "wasm32-unknown-unknown";
-const WORKER_BUILD = "0.8.7";
 const CARGO_DENY = "0.20.2";
 const CARGO_FUZZ = "0.13.2";
 /** The folder for cargo programs (`cargo install --root`). */
@@ -19,12 +18,17 @@ const cargoRoot = join(tools, "cargo");
 const debianRust = join(tools, "debian-rust");
 const DEBIAN_PACKAGES = ["rustc-web", "cargo-web", "rust-web-src", "rust-web-clippy", "lld-19"];
 
+const npmStamp = join(root, "node_modules", ".farhand-lock");
+const npmDigest = () => digest(["package-lock.json"]);
+
+/** Whether the npm packages of the lock file are installed. */
+export const hasNpmPackages = () => existsSync(npmStamp) && readFileSync(npmStamp, "utf8") === npmDigest();
+
 /** Installs the npm packages of the lock file, unless they are installed. */
-export async function npmPackages() {
-  const stamp = join(root, "node_modules", ".farhand-lock");
-  await once(stamp, digest(["package-lock.json"]), () => {
+export async function npmPackages(run = show) {
+  await once(npmStamp, npmDigest(), async () => {
     say("npm: installing the packages of package-lock.json");
-    run("npm", ["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
+    await run("npm", ["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
   });
 }
 
@@ -63,7 +67,7 @@ const hasStd = (libdir) => libdir !== null && existsSync(libdir) && readdirSync(
  * Returns the environment for `cargo ... --target wasm32-unknown-unknown`, and a line that
  * describes the toolchain.
  */
-function wasmToolchain() {
+async function wasmToolchain(run) {
   checkRust();
   const rustc = output("rustc", ["--version"]);
   const installed = () => hasStd(output("rustc", ["--print", "target-libdir", "--target", TARGET]));
@@ -72,34 +76,36 @@ function wasmToolchain() {
   if (output("rustup", ["target", "add", TARGET], { timeout: 120_000 }) !== null && installed()) {
     return { line: `${rustc}, ${TARGET} added by rustup`, env: {} };
   }
-  return debianToolchain();
+  return debianToolchain(run);
 }
 
 /**
  * Installs the missing packages of `names` from Debian. `why` says why they are needed. It is part
- * of the progress line, and of the error if apt-get is missing.
+ * of the progress line, and of the error if they cannot be installed. Never asks for a password.
  */
-export function debianPackages(names, why) {
+export async function debianPackages(names, why, run = show) {
   const missing = names.filter((name) => !output("dpkg-query", ["-W", "-f=${Status}", name])?.includes("ok installed"));
   if (missing.length === 0) return;
   if (output("apt-get", ["--version"]) === null) fail(`${why}, and there is no apt-get here to install Debian's ${missing.join(", ")}`);
-  const [program, ...args] = [...(process.getuid() === 0 ? [] : ["sudo"]), "apt-get"];
-  say(`${why}: installing Debian's ${missing.join(", ")}`);
-  run(program, [...args, "update", "-q"]);
-  run(program, [...args, "install", "-yq", "--no-install-recommends", ...missing]);
+  const isRoot = process.getuid() === 0;
+  if (!isRoot && output("sudo", ["-n", "true"]) === null) fail(`${why}. Run this, and try again: sudo apt-get install ${missing.join(" ")}`);
+  const [program, ...args] = [...(isRoot ? [] : ["sudo", "-n"]), "apt-get"];
+  announce(`${why}: installing Debian's ${missing.join(", ")}`);
+  await run(program, [...args, "update", "-q"]);
+  await run(program, [...args, "install", "-yq", "--no-install-recommends", ...missing]);
 }
 
 /** Returns the paths of programs. Installs Debian's packages if a program is not on PATH. */
-export function programs(names, packages, why) {
+export async function programs(names, packages, why) {
   const find = (name) => output("sh", ["-c", `command -v ${name}`]);
   const missing = () => names.filter((name) => find(name) === null);
-  if (missing().length > 0) debianPackages(packages, why);
+  if (missing().length > 0) await debianPackages(packages, why);
   if (missing().length > 0) fail(`${why}; not found: ${missing().join(", ")}`);
   return names.map(find);
 }
 
-function debianToolchain() {
-  debianPackages(DEBIAN_PACKAGES, `rustup could not add ${TARGET}`);
+async function debianToolchain(run) {
+  await debianPackages(DEBIAN_PACKAGES, `rustup could not add ${TARGET}`, run);
   const problem = rustProblem("/usr/bin/rustc");
   if (problem !== null) fail(`rustup could not add ${TARGET}, and Debian's compiler cannot replace it: ${problem}`);
   const version = output("/usr/bin/rustc", ["--version"]);
@@ -107,7 +113,7 @@ function debianToolchain() {
   const stamp = join(debianRust, "version");
   if (!existsSync(stamp) || readFileSync(stamp, "utf8") !== version) {
     say(`wasm target: compiling std for ${TARGET} with Debian's ${version} (once, about half a minute)`);
-    buildSysroot(bin);
+    await buildSysroot(run, bin);
     writeFileSync(stamp, version);
   }
   return {
@@ -126,7 +132,7 @@ function debianToolchain() {
  * Creates a sysroot with links to Debian's sysroot and a std for wasm, and a `rustc` wrapper that
  * uses the sysroot.
  */
-function buildSysroot(bin) {
+async function buildSysroot(run, bin) {
   rmSync(debianRust, { recursive: true, force: true });
   const rustlib = join(debianRust, "sysroot", "lib", "rustlib");
   const wasmLib = join(rustlib, TARGET, "lib");
@@ -142,7 +148,7 @@ function buildSysroot(bin) {
   writeFileSync(join(crate, "Cargo.toml"), '[package]\nname = "empty"\nversion = "0.0.0"\nedition = "2021"\n[profile.release]\npanic = "abort"\n');
   writeFileSync(join(crate, "src", "lib.rs"), "");
   // Embeds bitcode, because link-time optimisation of the Worker includes std.
-  run("/usr/bin/cargo", ["build", "--release", "--target", TARGET, "-Zbuild-std=std,panic_abort"], {
+  await run("/usr/bin/cargo", ["build", "--release", "--target", TARGET, "-Zbuild-std=std,panic_abort"], {
     cwd: crate,
     env: { ...process.env, RUSTC: "/usr/bin/rustc", RUSTC_BOOTSTRAP: "1", CARGO_TARGET_DIR: join(crate, "target"), RUSTFLAGS: "-Cembed-bitcode=yes" },
   });
@@ -158,23 +164,17 @@ function buildSysroot(bin) {
   for (const name of ["cargo", "cargo-clippy", "clippy-driver"]) symlinkSync(join("/usr/bin", name), join(bin, name));
 }
 
-/** Returns the version of a crate in Cargo.lock. */
-function locked(crate) {
-  const found = new RegExp(`name = "${crate}"\\nversion = "([^"]+)"`).exec(readFileSync(join(root, "Cargo.lock"), "utf8"));
-  return found?.[1] ?? fail(`Cargo.lock has no ${crate}`);
-}
-
 /**
  * Installs a version of a cargo program into .tools, unless it is installed.
  *
- * Most programs only start other programs or read a few files, so they are compiled without
+ * The programs only start other programs or read a few files, so they are compiled without
  * optimisation (`--debug`), which takes half the time.
  */
-async function cargoProgram(crate, version, options, variables = {}) {
+async function cargoProgram(crate, version) {
   await once(join(cargoRoot, `${crate}.version`), version, () => {
     say(`${crate} ${version}: compiling into .tools (once, some minutes)`);
-    const env = { ...process.env, CARGO_PROFILE_DEV_DEBUG: "0", ...variables, CARGO_TARGET_DIR: join(tools, "target") };
-    run("cargo", ["install", "--quiet", ...options, "--root", cargoRoot, `${crate}@${version}`], { env });
+    const env = { ...process.env, CARGO_PROFILE_DEV_DEBUG: "0", CARGO_TARGET_DIR: join(tools, "target") };
+    show("cargo", ["install", "--quiet", "--locked", "--debug", "--root", cargoRoot, `${crate}@${version}`], { env });
     rmSync(join(tools, "target"), { recursive: true, force: true });
   });
 }
@@ -184,28 +184,24 @@ const withCargoPrograms = () => ({ ...process.env, PATH: `${join(cargoRoot, "bin
 
 /** Installs cargo-deny. Returns the environment for it. */
 export async function cargoDeny() {
-  await cargoProgram("cargo-deny", CARGO_DENY, ["--locked", "--debug"]);
+  await cargoProgram("cargo-deny", CARGO_DENY);
   return withCargoPrograms();
 }
 
 /** Installs cargo-fuzz. Returns the environment for it. */
 export async function cargoFuzz() {
-  await cargoProgram("cargo-fuzz", CARGO_FUZZ, ["--locked", "--debug"]);
+  await cargoProgram("cargo-fuzz", CARGO_FUZZ);
   return withCargoPrograms();
 }
 
 /**
  * Installs everything that a build of the Worker needs.
- * @returns the environment for cargo and worker-build.
+ * @returns the environment for cargo, with the paths of esbuild and wasm-opt.
  */
-export async function prepare() {
-  await npmPackages();
-  const wasm = wasmToolchain();
+export async function prepare(run = show) {
+  await npmPackages(run);
+  const wasm = await wasmToolchain(run);
   say(`wasm target: ${wasm.line}`);
-  await cargoProgram("worker-build", WORKER_BUILD, ["--locked", "--debug", "--bin", "worker-build"]);
-  // Without --locked, because a mirror of crates.io may lack versions in the crate's lock file.
-  // With some optimisation, because otherwise this program takes 5 s of each build of the Worker.
-  await cargoProgram("wasm-bindgen-cli", locked("wasm-bindgen"), ["--bin", "wasm-bindgen"], { CARGO_PROFILE_RELEASE_OPT_LEVEL: "1" });
   const npmBin = (name) => join(root, "node_modules", ".bin", name);
   return {
     ...process.env,
@@ -215,8 +211,6 @@ export async function prepare() {
     CARGO_TARGET_DIR: join(root, "target", "worker"),
     // Hashing is a tenth faster with SIMD.
     CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS: "-Ctarget-feature=+simd128",
-    WORKER_BUILD: join(cargoRoot, "bin", "worker-build"),
-    WASM_BINDGEN_BIN: join(cargoRoot, "bin", "wasm-bindgen"),
     WASM_OPT_BIN: npmBin("wasm-opt"),
     ESBUILD_BIN: npmBin("esbuild"),
   };

@@ -28,7 +28,8 @@ fn not_set_up_error(detail: &'static str) -> Error {
 
 fn no_tables_error() -> Error {
     not_set_up_error(
-        "The database has no tables. `npm run deploy` applies the migrations; docs/operations.md describes it.",
+        "The database has no tables. `npm run deploy` applies the migrations, and on your machine `npm run dev`. \
+         docs/operations.md describes it.",
     )
 }
 
@@ -47,7 +48,7 @@ pub fn require_secrets(call: &Call) -> Result<(), Error> {
     }
     Err(not_set_up_error(
         "The secret SECRET_KEY is missing or has fewer than 32 characters. Set it with `npx wrangler secret put SECRET_KEY`, \
-         for example to the output of `openssl rand -base64 32`.",
+         for example to the output of `openssl rand -base64 32`. On your machine, `npm run dev` sets it.",
     ))
 }
 

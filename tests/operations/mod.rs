@@ -3,9 +3,56 @@
 
 mod backup;
 mod cloud;
+mod deployment;
+mod dev;
 mod mail;
 mod operator;
 mod request_log;
 mod retention;
 mod set_up;
 mod start;
+
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+
+/// A copy of the checkout, for scripts that change it. What they do not change is a link, also
+/// `links`, so that nothing is downloaded or compiled again. The folder is not in the folder of
+/// instances, because the search for credentials would follow the links.
+fn checkout(links: &[&str]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let copies = [
+        "scripts",
+        "web",
+        "migrations",
+        "build",
+        "wrangler.toml",
+        "package.json",
+        "package-lock.json",
+    ];
+    let status = Command::new("cp")
+        .arg("-a")
+        .args(copies.map(|name| format!("{ROOT}{name}")))
+        .arg(folder.path())
+        .status();
+    assert!(status.unwrap().success());
+    let root = Path::new(ROOT).canonicalize().unwrap();
+    let unchanged = [
+        "target",
+        ".tools",
+        "src",
+        "domain",
+        "sql",
+        "docs",
+        "Cargo.toml",
+        "Cargo.lock",
+        "build.rs",
+    ];
+    for name in unchanged.iter().chain(links) {
+        std::os::unix::fs::symlink(root.join(name), folder.path().join(name)).unwrap();
+    }
+    folder
+}

@@ -6,7 +6,7 @@ use serde_json::json;
 
 /// Asserts that every path returns `NOT_SET_UP` with a word of explanation, whatever the host. Two
 /// paths are exempt: `/healthz` and `is-authenticated`.
-async fn assert_not_set_up(operator: &Api, workspace: &Api, word: &str) {
+pub(super) async fn assert_not_set_up(operator: &Api, workspace: &Api, word: &str) {
     for api in [
         workspace.clone(),
         workspace.anonymous(),

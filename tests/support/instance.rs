@@ -59,7 +59,7 @@ pub fn state_folder() -> TempDir {
 /// A port that is free now. The instance binds it later, and again after a restart. So the port is
 /// below the range that the system uses for outgoing connections. Each test process starts at
 /// another number, because several may run on one machine.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
         let offset =
