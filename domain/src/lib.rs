@@ -16,6 +16,7 @@ pub mod api_token;
 pub mod audit;
 pub mod audit_chain;
 pub mod authorization;
+pub mod batch;
 pub mod caller;
 pub mod chunk_row;
 pub mod command;
