@@ -69,3 +69,9 @@ ALTER TABLE commands ADD COLUMN batch_id TEXT;
 ALTER TABLE commands ADD COLUMN result_sha256 TEXT;
 
 CREATE UNIQUE INDEX commands_by_batch ON commands (workspace_id, batch_id, server_id) WHERE batch_id IS NOT NULL;
+
+-- Serves: the quotas of waiting commands. The targets of batches count as targets, not as commands.
+DROP INDEX commands_waiting;
+
+CREATE INDEX commands_waiting ON commands (workspace_id, requested_by, batch_id)
+WHERE delivered_at IS NULL AND handled_at IS NULL;

@@ -186,6 +186,11 @@ endpoints! {
     /// The output as it arrives.
     CommandStream: User, [GET "/api/events/commands/{id}/stream/"], accepts_limited_tokens;
 
+    BatchList: User, [GET "/api/events/batches/"], accepts_limited_tokens;
+    /// Runs one command on many servers.
+    BatchCreate: User, [POST "/api/events/batches/"] audits "batch.create", accepts_limited_tokens;
+    BatchRetrieve: User, [GET "/api/events/batches/{id}/"], accepts_limited_tokens;
+
     AuditList: User, [GET "/api/audit/events/"];
     AuditVerify: User, [POST "/api/audit/verify/"];
 

@@ -4,6 +4,8 @@
 pub mod acl_check;
 pub mod agent;
 pub mod audit;
+pub mod batch_creation;
+pub mod batches;
 pub mod change;
 pub mod command_creation;
 pub mod command_output;

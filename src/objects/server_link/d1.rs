@@ -15,8 +15,9 @@ use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::rights::CommandPermissions;
 use farhand_domain::time::Timestamp;
+use farhand_sql::batches;
 use farhand_sql::command_counts::{self, bytes_of_day, next_key};
-use farhand_sql::statement::{Parameters, Statement, Value as Parameter};
+use farhand_sql::statement::{Parameters, Statement};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -28,6 +29,7 @@ use crate::platform::{self, Config};
 use crate::store::audit::{self, service_event};
 use crate::store::db::{self, Failure, params};
 use crate::store::servers;
+use crate::store::stored_requester::{self, REQUESTERS, StoredRequester};
 
 /// Sends a request to D1.
 ///
@@ -169,14 +171,19 @@ fn deletion(workspace_id: i64, id: Uuid, condition: &str) -> Vec<Statement> {
 
 /// SQL for the condition that a new command fits into the two quotas of waiting commands: the
 /// requester's and the workspace's (contract 11.4). A command that is inserted as delivered does
-/// not count as waiting.
-const HAS_ROOM: &str = "(:delivered_at IS NOT NULL
-    OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
-        WHERE c.workspace_id = :workspace_id AND c.requested_by = :requested_by
-            AND c.delivered_at IS NULL AND c.handled_at IS NULL LIMIT :waiting_of_user + 0))
-    AND :waiting_of_workspace > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
-        WHERE c.workspace_id = :workspace_id AND c.delivered_at IS NULL AND c.handled_at IS NULL
-        LIMIT :waiting_of_workspace + 0)))";
+/// not count as waiting. Commands of batches do not count, but pending targets of batches do.
+fn has_room() -> String {
+    format!(
+        "(:delivered_at IS NOT NULL
+          OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
+            WHERE c.workspace_id = :workspace_id AND c.requested_by = :requested_by AND c.batch_id IS NULL
+                AND c.delivered_at IS NULL AND c.handled_at IS NULL LIMIT :waiting_of_user + 0))
+          AND :waiting_of_workspace > {} + {})",
+        batches::pending_targets(":workspace_id"),
+        batches::waiting_commands(":workspace_id")
+    )
+}
+
 /// SQL for the condition that the workspace may store `:bytes` more bytes on `:day` (contract
 /// 11.4).
 fn has_bytes_left() -> String {
@@ -197,9 +204,10 @@ async fn insert_command(
         "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body, stored_bytes)
          SELECT {}, w.id, :id, s.id, :server_name, :requested_by, {COMMAND_VALUES}, :key, :body, :bytes
          FROM workspaces w JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id
-         WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {HAS_ROOM} AND {}
+         WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {} AND {}
          RETURNING id",
         next_key("w.id"),
+        has_room(),
         has_bytes_left()
     );
     let insert = Statement::new(sql)
@@ -298,29 +306,19 @@ async fn find_rights(
     }
     let Some(first) = commands.first() else { return Ok(Some(vec![])) };
     let (workspace_id, server_id) = (first.workspace_id, first.command.server);
-    let credentials: Vec<_> = commands
-        .iter()
-        .map(|stored| {
-            json!({
-                "user": stored.command.requested_by.as_ref().map(|requester| requester.id),
-                "token": stored.origin.api_token,
-                "session": stored.origin.session,
-            })
-        })
-        .collect();
+    let requesters = commands.iter().map(|stored| StoredRequester {
+        user: stored.command.requested_by.as_ref().map(|requester| requester.id),
+        api_token: stored.origin.api_token,
+        session: stored.origin.session,
+    });
     let (is_accessible, any_account) = (servers::IS_ACCESSIBLE, servers::MAY_USE_ANY_ACCOUNT);
     // The state machine later applies the token's access control list, including its servers. So
     // `acl_servers` and `acl_selector` are NULL here, which sets no limit.
     let sql = format!(
-        "WITH me AS (
-            SELECT c.key AS position, :workspace_id AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
-                c.value ->> 'token' IS NULL OR (t.enabled AND (t.expires_at IS NULL OR t.expires_at > :now)) AS has_token,
-                EXISTS (SELECT 1 FROM revoked_sessions r
-                    WHERE r.workspace_id = :workspace_id AND r.id = c.value ->> 'session') AS is_revoked,
-                t.acl, NULL AS acl_servers, NULL AS acl_selector
-            FROM json_each(:credentials) c
-            LEFT JOIN users u ON u.id = c.value ->> 'user' AND u.workspace_id = :workspace_id
-            LEFT JOIN api_tokens t ON t.id = c.value ->> 'token' AND t.workspace_id = :workspace_id AND t.user_id = u.id
+        "WITH {REQUESTERS}, me AS (
+            SELECT position, workspace_id, user_id, username, is_active, is_staff, is_superuser, has_token, is_revoked,
+                acl, NULL AS acl_servers, NULL AS acl_selector
+            FROM requesters
         )
         SELECT json_object('is_active', json(iif(me.is_active, 'true', 'false')),
             'has_token', json(iif(me.has_token, 'true', 'false')),
@@ -332,9 +330,9 @@ async fn find_rights(
                 FROM servers s WHERE s.id = :server_id AND {is_accessible}))) AS body
         FROM me WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL) ORDER BY me.position"
     );
-    let credentials = Parameter::list(credentials);
-    let statement =
-        Statement::new(sql).bind_all(params! { workspace_id, server_id, credentials, now });
+    let statement = Statement::new(sql)
+        .bind_all(params! { server_id })
+        .bind_all(stored_requester::parameters(workspace_id, requesters, now));
     let rows = db::column::<String>(&db::run(env, statement).await?)?;
     if rows.len() < commands.len() {
         return Ok(None);

@@ -1,0 +1,3 @@
+//! The Durable Object of a batch.
+
+pub mod calls;
