@@ -8,14 +8,14 @@ use uuid::Uuid;
 
 use super::limits::Limits;
 use super::target::{Change, Run, Target, TargetState, Verdict};
+use crate::batch_request::OfflineTargets;
+pub use crate::link::call::CHECK_VALIDITY;
 use crate::time::Timestamp;
 
 /// A request to D1 that takes longer than this counts as failed.
 pub const D1_TIMEOUT: Duration = Duration::from_secs(30);
 /// A call to a server's object that takes longer than this counts as failed.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// A permission check is valid for this time (contract 13).
-pub const CHECK_VALIDITY: Duration = Duration::from_secs(5);
 
 /// Identifies a request to D1.
 pub type RequestId = u64;
@@ -52,18 +52,6 @@ impl BatchState {
     }
 }
 
-/// What happens to targets whose server is not connected.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnOffline {
-    /// They end as skipped.
-    Skip,
-    /// They wait for the server until `expires_at`.
-    Queue,
-    /// The batch was refused if a target was offline. Later, targets are skipped.
-    Reject,
-}
-
 /// A batch as D1 has it.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -78,7 +66,7 @@ pub struct Batch {
     /// Its limits.
     pub limits: Limits,
     /// What happens to targets whose server is not connected.
-    pub on_offline: OnOffline,
+    pub on_offline: OfflineTargets,
     /// Whether its workspace is deleted. Nothing may start until it is undeleted.
     pub is_workspace_deleted: bool,
     /// Its targets, by their position.

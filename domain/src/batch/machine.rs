@@ -6,11 +6,11 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::event::{
-    Answer, Batch, BatchState, Call, Effect, Event, Mark, OnOffline, Position, Request, RequestId,
-    Rest, Step,
+    Answer, Batch, BatchState, Call, Effect, Event, Mark, Position, Request, RequestId, Rest, Step,
 };
 use super::target::{Change, Started, Target, TargetState, Verdict};
 use super::waves::{Waves, fraction};
+use crate::batch_request::OfflineTargets;
 use crate::time::Timestamp;
 
 /// Maximum number of calls without an answer.
@@ -83,7 +83,12 @@ impl Machine {
         self.batch.as_ref()
     }
 
-    /// Whether the batch has ended, or D1 has no such batch.
+    /// Whether D1 has no such batch, or it ended long ago.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// Whether the batch has ended.
     pub fn is_over(&self) -> bool {
         self.is_gone
             || !self.is_stale
@@ -407,7 +412,7 @@ impl Batch {
         match verdict {
             Verdict::Ready(run) => target.check = Some((run, times.0, times.1)),
             Verdict::Refused(reason) => target.mark = Some((TargetState::Cancelled, reason)),
-            Verdict::Offline if on_offline == OnOffline::Queue => {
+            Verdict::Offline if on_offline == OfflineTargets::Queue => {
                 target.is_online = false;
                 if target.state == TargetState::Pending {
                     target.mark = Some((TargetState::Queued, "Its server is offline.".to_owned()));

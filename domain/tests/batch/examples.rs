@@ -1,8 +1,9 @@
 //! Examples.
 
-use farhand_domain::batch::event::{BatchState, Event, OnOffline};
+use farhand_domain::batch::event::{BatchState, Event};
 use farhand_domain::batch::limits::Limits;
 use farhand_domain::batch::target::TargetState;
+use farhand_domain::batch_request::OfflineTargets;
 
 use super::ops::Op;
 use super::world::{Setting, World};
@@ -11,7 +12,7 @@ fn setting(targets: usize, max_concurrency: u64) -> Setting {
     Setting {
         targets,
         limits: Limits { max_concurrency, max_errors: None, ramp: false },
-        on_offline: OnOffline::Skip,
+        on_offline: OfflineTargets::Skip,
         delay: 0,
         connected: 8,
     }
@@ -74,7 +75,7 @@ fn an_offline_target_is_skipped_or_waits_for_its_server() {
     world.settle().unwrap();
     assert_eq!(world.d1.count(|state| state == TargetState::Skipped), 3);
 
-    let queue = Setting { connected: 1, on_offline: OnOffline::Queue, ..setting(4, 1) };
+    let queue = Setting { connected: 1, on_offline: OfflineTargets::Queue, ..setting(4, 1) };
     let mut world = World::new(queue);
     world.step(Event::Reload).unwrap();
     for _ in 0..6 {

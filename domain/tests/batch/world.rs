@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 
 use farhand_domain::batch::event::{
     Answer, Batch, BatchState, CALL_TIMEOUT, CHECK_VALIDITY, Call, D1_TIMEOUT, Effect, Event,
-    OnOffline, Position, Request, RequestId,
+    Position, Request, RequestId,
 };
 use farhand_domain::batch::limits::Limits;
 use farhand_domain::batch::machine::Machine;
 use farhand_domain::batch::target::{Change, TargetState};
+use farhand_domain::batch_request::OfflineTargets;
 use farhand_domain::time::Timestamp;
 
 use super::d1::{CommandRow, D1, TargetRow, server};
@@ -24,7 +25,7 @@ pub type Check = Result<(), String>;
 pub struct Setting {
     pub targets: usize,
     pub limits: Limits,
-    pub on_offline: OnOffline,
+    pub on_offline: OfflineTargets,
     /// Seconds until it begins.
     pub delay: i64,
     /// How many servers are connected at first, of eight.
@@ -42,7 +43,7 @@ impl Setting {
                 max_errors: [None, None, Some(0), Some(2)][part(16, 4) as usize],
                 ramp: part(24, 2) == 1,
             },
-            on_offline: if part(32, 2) == 1 { OnOffline::Skip } else { OnOffline::Queue },
+            on_offline: if part(32, 2) == 1 { OfflineTargets::Skip } else { OfflineTargets::Queue },
             delay: [0, 0, 0, 20][part(40, 4) as usize],
             connected: part(48, 8) as usize,
         }
@@ -491,7 +492,7 @@ impl World {
             return Ok(());
         }
         let is_skipped = |state: &TargetState| *state == TargetState::Skipped;
-        let is_allowed = self.was_exceeded || self.d1.batch.on_offline == OnOffline::Skip;
+        let is_allowed = self.was_exceeded || self.d1.batch.on_offline == OfflineTargets::Skip;
         if states.iter().any(is_skipped) && !is_allowed {
             return Err("targets are skipped without too many failures".to_owned());
         }
