@@ -69,7 +69,7 @@ impl D1 {
         self.count(TargetState::is_failure)
     }
 
-    fn started(&self) -> u64 {
+    pub fn started(&self) -> u64 {
         self.rows.iter().filter(|row| row.command.is_some()).count() as u64
     }
 

@@ -129,3 +129,51 @@ fn too_many_failures_skip_the_rest_and_a_ramp_begins_with_one() {
     assert!(world.d1.failures() >= 2);
     assert!(world.d1.count(|state| state == TargetState::Skipped) > 0);
 }
+
+#[test]
+fn a_cancelled_batch_cancels_what_was_inserted_and_not_delivered() {
+    let mut world = World::new(setting(3, 3));
+    world.step(Event::Reload).unwrap();
+    for _ in 0..3 {
+        world.answer(0).unwrap();
+    }
+    assert_eq!(world.d1.open(), 3);
+    // The first call arrives. The others fail.
+    world.call(0, true).unwrap();
+    for _ in 0..2 {
+        world.call(0, false).unwrap();
+    }
+    world.run(&Op::Cancel { is_lost: false }).unwrap();
+    for _ in 0..2 {
+        world.answer(0).unwrap();
+        world.run(&Op::Pass { millis: 6_000 }).unwrap();
+        for _ in 0..3 {
+            world.call(0, true).unwrap();
+        }
+    }
+    let runs: Vec<u32> = world.objects.iter().map(|object| object.runs).collect();
+    assert_eq!(runs, [1, 0, 0]);
+    for place in 0..3 {
+        world.flush(place);
+    }
+    assert_eq!(world.d1.count(|state| state == TargetState::Cancelled), 2);
+}
+
+#[test]
+fn a_report_is_not_lost_while_d1_is_read() {
+    let mut world = World::new(setting(1, 1));
+    world.step(Event::Reload).unwrap();
+    for _ in 0..3 {
+        world.answer(0).unwrap();
+    }
+    world.call(0, true).unwrap();
+    world.run(&Op::Reload).unwrap();
+    world.run(&Op::Apply(0)).unwrap();
+    world.run(&Op::End { place: 0, is_success: true }).unwrap();
+    world.flush(0);
+    world.run(&Op::Report { place: 0, is_repeated: false }).unwrap();
+    // The answer is older than the report.
+    world.answer(0).unwrap();
+    world.answer(0).unwrap();
+    assert!(world.machine.is_over());
+}

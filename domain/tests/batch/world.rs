@@ -1,7 +1,7 @@
 //! A simulated world around the machine: a clock, the alarm, D1, the servers' objects, calls,
 //! reports and crashes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use farhand_domain::batch::event::{
     Answer, Batch, BatchState, CALL_TIMEOUT, CHECK_VALIDITY, Call, D1_TIMEOUT, Effect, Event,
@@ -87,6 +87,9 @@ pub struct World {
     was_restored: bool,
     /// Whether D1 had too many failures at some time.
     was_exceeded: bool,
+    /// The insertions that D1 has carried out, by their time.
+    inserted: BTreeSet<Timestamp>,
+    was_inserted_late: bool,
 }
 
 impl World {
@@ -132,6 +135,8 @@ impl World {
             crash_in: None,
             was_restored: false,
             was_exceeded: false,
+            inserted: BTreeSet::new(),
+            was_inserted_late: false,
         }
     }
 
@@ -199,6 +204,32 @@ impl World {
         {
             let request = pending.request.clone();
             pending.answer = Some(self.d1.apply(&request, now));
+            self.check_insertion(&request);
+        }
+    }
+
+    /// Notes whether an insertion came after the batch was stopped.
+    fn check_insertion(&mut self, request: &Request) {
+        let is_new =
+            matches!(request, Request::Insert { started, .. } if *started < self.d1.started());
+        let batch = &self.d1.batch;
+        let is_stopped =
+            batch.state != BatchState::Running || batch.limits.is_exceeded_by(self.d1.failures());
+        self.was_inserted_late |= is_new && is_stopped && !self.was_restored && {
+            let Request::Insert { runs, added_at, .. } = request else { return };
+            let is_inserted = |position: &u32| {
+                let row = &self.d1.rows[*position as usize];
+                row.command
+                    .as_ref()
+                    .is_some_and(|command| command.added_at == *added_at && command.revision == 0)
+            };
+            runs.iter().any(|(position, _)| is_inserted(position))
+                && !self.inserted.contains(added_at)
+        };
+        if let Request::Insert { added_at, .. } = request
+            && is_new
+        {
+            self.inserted.insert(*added_at);
         }
     }
 
@@ -229,6 +260,7 @@ impl World {
         if !self.late_requests.is_empty() {
             let request = self.late_requests.remove(place % self.late_requests.len());
             self.d1.apply(&request, self.now);
+            self.check_insertion(&request);
         }
         if !self.late_calls.is_empty() {
             let call = self.late_calls.remove(place % self.late_calls.len());
@@ -433,6 +465,9 @@ impl World {
         let Batch { limits, .. } = self.d1.batch;
         if self.objects.iter().any(|object| object.runs > 1) {
             return Err("a command runs twice".to_owned());
+        }
+        if self.was_inserted_late {
+            return Err("a command was inserted after the batch was stopped".to_owned());
         }
         if self.was_restored {
             return Ok(());
