@@ -437,7 +437,8 @@ impl Batch {
     /// The call that a target needs now.
     fn needed_call(&self, target: &Target, is_killed: bool) -> Option<Call> {
         let started = target.started.as_ref().filter(|_| target.is_open())?;
-        let is_cancelled = self.state == BatchState::Cancelled || started.is_server_deleted;
+        let is_cancelled =
+            is_killed || self.state == BatchState::Cancelled || started.is_server_deleted;
         if is_cancelled && !started.is_cancel_done {
             Some(Call::Cancel)
         } else if is_killed && started.is_cancel_done && !started.is_kill_done {
