@@ -66,6 +66,9 @@ CREATE TABLE batch_targets (
   PRIMARY KEY (workspace_id, batch_id, position)
 ) STRICT, WITHOUT ROWID;
 
+-- Serves: the batches to notify when a server connects.
+CREATE INDEX batch_targets_queued ON batch_targets (workspace_id, server_id) WHERE state = 'queued';
+
 ALTER TABLE commands ADD COLUMN batch_id TEXT;
 
 -- The SHA-256 of the kept result of a command in a batch, to group equal outputs.

@@ -35,6 +35,8 @@ pub const THROTTLE: &str = "THROTTLE";
 pub const MAILER: &str = "MAILER";
 /// The Durable Objects that seal audit events.
 pub const SEALER: &str = "SEALER";
+/// The Durable Objects of batches.
+pub const BATCH: &str = "BATCH";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";
 
