@@ -23,6 +23,8 @@ pub enum AclLimit {
     Commands,
     /// No entry of `argv` matches the arguments.
     Argv,
+    /// `max_targets` does not allow a batch with so many targets.
+    MaxTargets,
 }
 
 impl fmt::Display for AclLimit {
@@ -37,6 +39,7 @@ impl fmt::Display for AclLimit {
             Self::Inputs => "a token with commands or argv cannot give env, stdin or cwd",
             Self::Commands => "no pattern in commands allows the line",
             Self::Argv => "no entry of argv allows the arguments",
+            Self::MaxTargets => "max_targets does not allow so many targets",
         })
     }
 }

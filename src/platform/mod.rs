@@ -35,6 +35,8 @@ pub const THROTTLE: &str = "THROTTLE";
 pub const MAILER: &str = "MAILER";
 /// The Durable Objects that seal audit events.
 pub const SEALER: &str = "SEALER";
+/// The Durable Objects of batches.
+pub const BATCH: &str = "BATCH";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";
 
@@ -114,6 +116,10 @@ pub struct Quotas {
     pub tokens_of_user: i64,
     /// Login sessions of a user. A further login ends the user's oldest session.
     pub sessions_of_user: i64,
+    /// Batches of a user that have not finished.
+    pub batches_of_user: i64,
+    /// Batches of a workspace that have not finished.
+    pub batches_of_workspace: i64,
     /// Bytes that a workspace stores per day: lines, inputs and outputs.
     pub bytes_of_day: i64,
 }
@@ -183,6 +189,8 @@ impl Config {
                 waiting_of_workspace: positive(env, "QUOTA_WAITING_PER_WORKSPACE", 50_000),
                 tokens_of_user: positive(env, "QUOTA_TOKENS_PER_USER", 100),
                 sessions_of_user: positive(env, "QUOTA_SESSIONS_PER_USER", 100),
+                batches_of_user: positive(env, "QUOTA_BATCHES_PER_USER", 20),
+                batches_of_workspace: positive(env, "QUOTA_BATCHES_PER_WORKSPACE", 100),
                 bytes_of_day: positive(env, "QUOTA_BYTES_PER_DAY", 1 << 30),
             },
             peer: PeerSource::read(env),
