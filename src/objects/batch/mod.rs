@@ -6,6 +6,7 @@
 
 pub mod calls;
 mod d1;
+mod data;
 mod log;
 
 use std::cell::{Cell, RefCell};
@@ -28,10 +29,11 @@ use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
 use self::calls::{BatchAsk, BatchRequest, Followed};
-use self::d1::BatchData;
+use self::data::BatchData;
 use self::log::{Identity, Log};
 use crate::objects::alarm::Alarm;
-use crate::objects::{self, audit_sealer, server_link};
+use crate::objects::server_link::calls::call_or_refusal;
+use crate::objects::{self, audit_sealer};
 use crate::platform::cost::{self, Cost};
 use crate::platform::{self, internal, log as platform_log};
 use crate::store::audit::service_event;
@@ -94,6 +96,10 @@ impl DurableObject for Batch {
                 BatchAsk::Kill { username } => {
                     shell.store_kill(username).map_err(internal)?;
                     Event::Kill
+                }
+                BatchAsk::Wipe => {
+                    shell.wipe().await;
+                    return Ok(Value::Null);
                 }
                 BatchAsk::Changed(change) => Event::Changed(change),
                 BatchAsk::Connected(server) => Event::Connected { server },
@@ -223,7 +229,7 @@ impl Shell {
         let of = (identity.workspace_id, identity.batch);
         let work = cost::measure(async {
             if *request == D1Request::Load {
-                let loaded = d1::load(&self.env, of).await?;
+                let loaded = data::load(&self.env, of).await?;
                 let (data, batch) = loaded.map_or((None, None), |(data, batch)| {
                     (Some(Rc::new(data)), Some(Box::new(batch)))
                 });
@@ -253,8 +259,7 @@ impl Shell {
     async fn call(self: Rc<Self>, position: Position, call: Call) {
         let outcome = match self.message(position, call) {
             Ok((server, message)) => {
-                let work =
-                    server_link::calls::call_or_refusal::<Value>(&self.env, server, &message);
+                let work = call_or_refusal::<Value>(&self.env, server, &message);
                 match future::select(pin!(work), pin!(Delay::from(CALL_TIMEOUT))).await {
                     // A refusal is final: a kill comes too late, or its agent is not connected.
                     Either::Left((answer, _)) => answer.map(drop),
