@@ -107,6 +107,10 @@ impl Log {
         changed: impl IntoIterator<Item = u32>,
         now: Timestamp,
     ) {
+        // The end is the last event, even if a late result follows.
+        if self.has_end {
+            return;
+        }
         for position in changed {
             let Some(target) = batch.targets.get(position as usize) else { continue };
             let before = self.states.get(&target.server);
@@ -125,9 +129,7 @@ impl Log {
                 at: target.at.unwrap_or(now),
             });
         }
-        if let Some(at) = batch.finished_at
-            && !self.has_end
-        {
+        if let Some(at) = batch.finished_at {
             self.has_end = true;
             let state = batch.state.as_str().to_owned();
             self.add(BatchEvent {

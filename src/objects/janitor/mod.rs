@@ -310,6 +310,8 @@ impl Janitor {
         self.begin_suspension(&slug).await?;
         let is_undeleted = workspaces::undelete(&self.env, &slug, event).await?.is_some();
         if is_undeleted {
+            // Batches that were open go on.
+            self.state.storage().put(LAST_BATCH_KEY, "").await?;
             self.suspend_first(&slug).await?;
         }
         Ok(is_undeleted)
