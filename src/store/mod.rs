@@ -20,6 +20,8 @@ pub mod login_tokens;
 pub mod registration_tokens;
 pub mod reset_requests;
 pub mod retention;
+pub mod schedule_runs;
+pub mod schedules;
 pub mod scope;
 pub mod servers;
 pub mod sessions;
