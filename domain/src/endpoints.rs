@@ -190,6 +190,14 @@ endpoints! {
     /// Runs one command on many servers.
     BatchCreate: User, [POST "/api/events/batches/"] audits "batch.create", accepts_limited_tokens;
     BatchRetrieve: User, [GET "/api/events/batches/{id}/"], accepts_limited_tokens;
+    BatchCancel: User, [POST "/api/events/batches/{id}/cancel/"] audits "batch.cancel", accepts_limited_tokens;
+    /// Cancels the batch, and kills its running commands.
+    BatchKill: User, [POST "/api/events/batches/{id}/kill/"] audits "batch.kill", accepts_limited_tokens;
+    /// Creates a batch of the targets without success.
+    BatchRetry: User, [POST "/api/events/batches/{id}/retry-failed/"] audits "batch.retry", accepts_limited_tokens;
+    BatchTargets: User, [GET "/api/events/batches/{id}/targets/"], accepts_limited_tokens;
+    /// The targets that ended, grouped by equal output.
+    BatchOutputs: User, [GET "/api/events/batches/{id}/outputs/"], accepts_limited_tokens;
 
     ScheduleList: User, [GET "/api/events/schedules/"];
     ScheduleCreate: User, [POST "/api/events/schedules/"] audits "schedule.create";

@@ -1,11 +1,16 @@
 //! Creation of batches (contract 13.1 to 13.4).
 
 use farhand_domain::audit::AuditObject;
-use farhand_domain::batch_request::{BatchSpec, Candidates, NewBatch, Plan, authorize};
+use farhand_domain::batch_request::{
+    Amount, BatchSpec, Candidates, NewBatch, OfflineTargets, Plan, TargetSelection, authorize,
+};
 use farhand_domain::caller::Caller;
-use farhand_domain::error::{Error, ErrorKind};
-use farhand_domain::secret::SecretKey;
+use farhand_domain::command::{CommandSpec, Shell};
+use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
+use farhand_domain::lifecycle::DEFAULT_EXPIRY;
+use farhand_domain::secret::{Secret, SecretKey};
 use farhand_domain::time::Timestamp;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -17,6 +22,7 @@ use crate::http::response::Reply;
 use crate::objects::batch::calls;
 use crate::platform;
 use crate::platform::log;
+use crate::store::batch_targets;
 use crate::store::batches::{self, NewBatchRow};
 use crate::store::schedule_runs::{self, Start};
 
@@ -178,6 +184,88 @@ async fn begin(call: &Call, workspace_id: i64, batch: Uuid) {
     if let Err(error) = calls::begin(&call.env, workspace_id, batch).await {
         log::error("batch_not_begun", json!({"batch": batch}), &error.detail);
     }
+}
+
+/// The JSON of [`batch_targets::for_retry`].
+#[derive(Deserialize)]
+struct FormerBatch {
+    is_finished: bool,
+    has_inputs: bool,
+    name: String,
+    shell: Shell,
+    line: String,
+    argv: Option<Vec<String>>,
+    username: Option<String>,
+    groupname: String,
+    timeout: i64,
+    max_concurrency: u32,
+    max_errors: Option<u32>,
+    ramp: bool,
+    on_offline: OfflineTargets,
+    /// The servers of the targets that did not succeed.
+    servers: Vec<Uuid>,
+}
+
+impl FormerBatch {
+    /// What the retry runs, and where.
+    fn spec(self) -> BatchSpec {
+        BatchSpec {
+            command: CommandSpec {
+                shell: self.shell,
+                line: self.line,
+                argv: self.argv,
+                username: self.username,
+                groupname: self.groupname,
+                timeout: self.timeout,
+                inputs: None,
+            },
+            targets: TargetSelection::of_servers(self.servers),
+            max_concurrency: Amount::Targets(self.max_concurrency),
+            max_errors: self.max_errors.map(Amount::Targets),
+            ramp: self.ramp,
+            on_offline: self.on_offline,
+        }
+    }
+}
+
+/// `POST /api/events/batches/<id>/retry-failed/`: creates a batch of the targets that did not
+/// succeed, which belongs to the caller (contract 13.10).
+pub async fn retry_failed(call: &mut Call) -> Result<Reply, Error> {
+    let input = call.no_fields().await;
+    let credential = Credential::from_request(call)?;
+    let id = credential.require_input(call.path_id(Error::not_found)).await?;
+    // The id is the only input. With it, one key does not repeat two batches.
+    let body = Some(Secret::new(id.to_string()));
+    let input = input.and_then(|()| Creation::from_request(call, &RESOURCE, body));
+    let (_, found) = credential.find::<FormerBatch>(batch_targets::for_retry(id)).await?;
+    let former = found.ok_or_else(Error::not_found)?;
+    let creation = input?;
+    if let Some((_, reply)) = creation.replay(&credential).await? {
+        return Ok(reply);
+    }
+    let conflict = |detail, code| Err(Error::new(ErrorKind::Conflict, detail).with_code(code));
+    if former.servers.is_empty() && former.is_finished {
+        let message = "No target is without success, on a server that you can access.";
+        return Err(Error::field(NON_FIELD, message));
+    }
+    if !former.is_finished {
+        return conflict("The batch has not ended.", Code::BatchNotEnded);
+    }
+    if former.has_inputs {
+        let detail = "The batch had env, stdin or cwd, which were deleted when it ended. Create a new batch.";
+        return conflict(detail, Code::InputsDeleted);
+    }
+    let name = former.name.clone();
+    let spec = former.spec();
+    let submission = Submission {
+        spec: &spec,
+        name: &name,
+        retry_of: Some(id),
+        scheduled_at: call.now,
+        expires_at: call.now.plus(DEFAULT_EXPIRY),
+    };
+    let (caller, plan) = plan(call, &credential, &submission).await?;
+    write(call, &credential, &creation, &caller, &submission, &plan).await
 }
 
 /// The details of the audit event of a batch.

@@ -58,6 +58,22 @@ pub fn by_id(id: Uuid) -> Query {
     Query::new(sql, params! { id })
 }
 
+/// Reads the batch object of a batch that the caller can read, for an action on the batch, as
+/// `{is_within, batch}`. `is_within`: the access control list of the API token, if it has one,
+/// allows what the batch runs, and all its targets.
+pub fn for_action(id: Uuid) -> Query {
+    let (readable, allows_batch) = (is_readable(), allows_batch(&is_within_acl()));
+    let sql = format!(
+        "(SELECT json_object('is_within', json(iif(me.acl IS NULL OR {allows_batch}
+            AND NOT EXISTS (SELECT 1 FROM batch_targets t
+                WHERE t.workspace_id = b.workspace_id AND t.batch_id = b.id
+                    AND NOT EXISTS (SELECT 1 FROM servers s WHERE s.id = t.server_id AND {IS_ACCESSIBLE})),
+            'true', 'false')), 'batch', {OBJECT})
+          FROM batches b WHERE b.id = :id AND {readable})"
+    );
+    Query::new(sql, params! { id })
+}
+
 /// The batches that the caller can read, newest first.
 pub fn list(list: &BatchList) -> List {
     let Filters { sql: filters, parameters } = Filters::default()

@@ -18,7 +18,7 @@ use super::audit::{self, Insert};
 use super::batch::Batch;
 use super::db::params;
 use super::idempotency_keys::ReplaySource;
-use super::scope::{Me, Query};
+use super::scope::{Me, Query, Scope};
 use super::servers::{IS_ACCESSIBLE, MAY_USE_ANY_ACCOUNT};
 use crate::platform::{self, Quotas};
 
@@ -201,4 +201,32 @@ pub fn insertion(
         ))
         .bind("id", id);
     Ok(Batch::default().change(insert, event).then(insert_targets).returning(reply))
+}
+
+/// How a user stops a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// No further command starts. A batch that is stopping already does not change.
+    Cancel,
+    /// Running commands are killed, too.
+    Kill,
+}
+
+/// Stops a batch of the caller, or any batch if the caller is staff, unless it has ended. The reply
+/// is its id.
+pub fn stop(scope: &Scope<'_>, id: Uuid, stop: Stop, event: &AuditEvent) -> Result<Batch, Error> {
+    let is_changed = match stop {
+        Stop::Cancel => "b.state IN ('scheduled', 'running')",
+        Stop::Kill => "true",
+    };
+    let update = scope
+        .statement(&format!(
+            "UPDATE batches AS b SET state = 'stopping', stopped_by = coalesce(b.stopped_by, 'cancel')
+             WHERE b.id = :id AND b.finished_at IS NULL AND {is_changed}
+                AND b.workspace_id = (SELECT me.workspace_id FROM me
+                    WHERE me.is_staff OR me.is_superuser OR b.requested_by = me.user_id)
+             RETURNING id AS body"
+        ))
+        .bind("id", id);
+    Ok(Batch::default().change(update, audit::after_change_by(scope, event)?))
 }

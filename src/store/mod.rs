@@ -9,6 +9,7 @@ pub mod audit;
 pub mod audit_chain;
 pub mod batch;
 pub mod batch_reads;
+pub mod batch_targets;
 pub mod batches;
 pub mod command_list;
 pub mod commands;
