@@ -15,7 +15,7 @@ use uuid::Uuid;
 use worker::Env;
 
 use crate::platform::time_zone::due_times;
-use crate::platform::{self, Config};
+use crate::platform::{self, Config, Quotas};
 use crate::store::audit::{after_change, service_event};
 use crate::store::batches::{self, NewBatchRow};
 use crate::store::db::{self, Failure};
@@ -213,6 +213,8 @@ impl DueSchedule {
         let key = platform::secret_key(env)?;
         let scope = scope(workspace_id, &self.schedule);
         let quotas = Config::from_env(env).quotas;
+        // The number of a user's schedules is limited, and many may be due at the same time.
+        let quotas = Quotas { batches_of_user: quotas.batches_of_workspace, ..quotas };
         let inputs = batches::encrypt_inputs(&key, run.batch, &run.spec.command)?;
         let row = NewBatchRow {
             id: run.batch,
