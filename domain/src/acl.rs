@@ -739,6 +739,7 @@ mod tests {
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let internal = |command: Command| Command { shell: Shell::Builtin, ..command };
         let free = acl(json!({}));
@@ -853,6 +854,7 @@ mod tests {
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let words = Command { argv: Some(vec!["ls".into()]), ..line.clone() };
         let refusal =

@@ -436,6 +436,9 @@ pub struct Command {
     pub server_name: String,
     /// The user who requested it; `None`: the user was deleted.
     pub requested_by: Option<Requester>,
+    /// The batch that it belongs to (contract 13).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<Uuid>,
 }
 
 impl Command {
@@ -738,6 +741,7 @@ mod tests {
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let all = Features { kill: true, argv: true, stdin: true, cwd: true };
         let none = Features::default();

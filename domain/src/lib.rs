@@ -17,6 +17,7 @@ pub mod api_token;
 pub mod audit;
 pub mod audit_chain;
 pub mod authorization;
+pub mod batch;
 pub mod batch_list;
 pub mod batch_request;
 pub mod caller;

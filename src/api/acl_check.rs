@@ -69,6 +69,7 @@ fn refusal_reason(
         server: target.id,
         server_name: target.name,
         requested_by: None,
+        batch: None,
     };
     let rights = CommandPermissions { acl, ..rights };
     let origin =

@@ -260,6 +260,7 @@ pub async fn retry_failed(call: &mut Call) -> Result<Reply, Error> {
     let submission = Submission {
         spec: &spec,
         name: &name,
+        schedule: None,
         retry_of: Some(id),
         scheduled_at: call.now,
         expires_at: call.now.plus(DEFAULT_EXPIRY),

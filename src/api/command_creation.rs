@@ -283,6 +283,7 @@ fn authorize(
         server: target.id,
         server_name: target.name,
         requested_by: Some(caller.requester()),
+        batch: None,
     };
     let origin = caller.origin(call.remote_ip(), spec.inputs.is_some());
     let event =

@@ -38,6 +38,8 @@ pub const MAILER: &str = "MAILER";
 pub const SEALER: &str = "SEALER";
 /// The Durable Objects that start the runs of schedules.
 pub const SCHEDULER: &str = "SCHEDULER";
+/// The Durable Objects of batches.
+pub const BATCH: &str = "BATCH";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";
 

@@ -119,6 +119,7 @@ fn check_permissions(
             server: server.id,
             server_name: String::new(),
             requested_by: None,
+            batch: None,
         };
         let permissions = CommandPermissions {
             username: caller.username.clone(),

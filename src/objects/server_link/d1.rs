@@ -4,22 +4,20 @@
 //! A write may arrive late or more than once. Each update carries a revision, and its statement
 //! ignores a revision that is not newer than the stored one.
 
-use farhand_domain::acl::Acl;
 use farhand_domain::command::{self, Command, Origin};
 use farhand_domain::command_end::Denial;
 use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::error::Error;
-use farhand_domain::labels::Labels;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry};
 use farhand_domain::link::stored_command::StoredCommand;
+use farhand_domain::output::sha256;
 use farhand_domain::rights::CommandPermissions;
 use farhand_domain::time::Timestamp;
 use farhand_sql::batches;
 use farhand_sql::command_counts::{self, bytes_of_day, next_key};
 use farhand_sql::statement::{Parameters, Statement};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
@@ -28,7 +26,7 @@ use super::d1_server;
 use crate::platform::{self, Config};
 use crate::store::audit::{self, service_event};
 use crate::store::db::{self, Failure, params};
-use crate::store::servers;
+use crate::store::permission_rows::{self, PermissionRow};
 use crate::store::stored_requester::{self, REQUESTERS, StoredRequester};
 
 /// Sends a request to D1.
@@ -50,7 +48,8 @@ pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
             D1Answer::Permissions(find_rights(env, commands, platform::now()).await?)
         }
         D1Request::Flush { entries, is_one_by_one } => {
-            D1Answer::Flushed(flush(env, entries, *is_one_by_one).await)
+            let (results, waiting) = flush(env, entries, *is_one_by_one).await;
+            D1Answer::Flushed(results, waiting)
         }
         D1Request::Restore(commands) => {
             send(env, commands.iter().map(restore_command).collect()).await?;
@@ -64,20 +63,33 @@ pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
 }
 
 /// Writes outbox entries to D1: all in one transaction, or each in a transaction of its own if
-/// `is_one_by_one`. Returns the result of each entry, in the order of `entries`.
-async fn flush(env: &Env, entries: &[OutboxEntry], is_one_by_one: bool) -> Vec<Result<(), String>> {
-    let mut results = Vec::new();
-    let batch_size = if is_one_by_one { 1 } else { entries.len().max(1) };
-    for batch in entries.chunks(batch_size) {
+/// `is_one_by_one`. Returns the result of each entry, in the order of `entries`, and the batches
+/// that wait for the server, if an entry says that it is connected.
+async fn flush(
+    env: &Env,
+    entries: &[OutboxEntry],
+    is_one_by_one: bool,
+) -> (Vec<Result<(), String>>, Vec<Uuid>) {
+    let (mut results, mut waiting) = (Vec::new(), Vec::new());
+    let chunk_size = if is_one_by_one { 1 } else { entries.len().max(1) };
+    for entries in entries.chunks(chunk_size) {
         let written = async {
-            let statements: Vec<_> = batch.iter().map(flush_entry).collect::<Result<_, Error>>()?;
-            send(env, statements.concat()).await
+            let statements: Vec<_> =
+                entries.iter().map(flush_entry).collect::<Result<_, Error>>()?;
+            let statements = statements.concat();
+            if statements.is_empty() {
+                return Ok(vec![]);
+            }
+            let outcomes = db::batch(env, statements).await?;
+            let ids = outcomes.iter().map(db::column::<Uuid>).collect::<Result<Vec<_>, _>>()?;
+            Ok(ids.concat())
         };
-        let written: Result<(), Error> = written.await;
+        let written: Result<Vec<Uuid>, Error> = written.await;
         let written = written.map_err(|error| error.detail.into_owned());
-        results.extend(batch.iter().map(|_| written.clone()));
+        results.extend(entries.iter().map(|_| written.clone().map(drop)));
+        waiting.extend(written.unwrap_or_default());
     }
-    results
+    (results, waiting)
 }
 
 /// The statements that write one outbox entry.
@@ -86,9 +98,21 @@ fn flush_entry(entry: &OutboxEntry) -> Result<Vec<Statement>, Error> {
         OutboxEntry::Command(stored, output) => update_command(stored, output),
         OutboxEntry::Withdrawal { workspace_id, id } => delete_command(*workspace_id, *id),
         OutboxEntry::Server { workspace_id, server, facts } => {
-            d1_server::update_server(*workspace_id, *server, facts)
+            let mut statements = d1_server::update_server(*workspace_id, *server, facts)?;
+            if facts.is_connected {
+                statements.push(waiting_batches(*workspace_id, *server));
+            }
+            Ok(statements)
         }
     }
+}
+
+/// The statement that selects the batches with a target that waits for this server. No other
+/// statement of a flush returns rows.
+fn waiting_batches(workspace_id: i64, server_id: Uuid) -> Statement {
+    let sql = "SELECT batch_id FROM batch_targets INDEXED BY batch_targets_queued
+        WHERE workspace_id = :workspace_id AND server_id = :server_id AND state = 'queued'";
+    Statement::new(sql).bind_all(params! { workspace_id, server_id })
 }
 
 /// The length of the date at the beginning of a timestamp (`2026-11-23`).
@@ -97,11 +121,11 @@ const DATE_CHARS: usize = 10;
 /// The columns of `commands` that an insertion sets.
 const COMMAND_COLUMNS: &str =
     "workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
-    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs";
+    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs, batch_id";
 /// SQL for the values of [`COMMAND_COLUMNS`] from `shell` on.
 const COMMAND_VALUES: &str =
     ":shell, :line, :username, :groupname, :timeout, :added_at, :scheduled_at, :expires_at, :state,
-    :status_message, :delivered_at, :argv, :has_inputs";
+    :status_message, :delivered_at, :argv, :has_inputs, :batch_id";
 
 /// The parameters of a statement that inserts a command.
 fn insert_parameters(
@@ -129,6 +153,7 @@ fn insert_parameters(
         delivered_at: life.delivered_at,
         argv: command.argv.as_ref().map(|words| json!(words).to_string()),
         has_inputs: origin.has_inputs,
+        batch_id: command.batch,
     }
 }
 
@@ -288,22 +313,6 @@ async fn find_rights(
     commands: &[StoredCommand],
     now: Timestamp,
 ) -> Result<Option<Vec<Result<CommandPermissions, Denial>>>, Error> {
-    #[derive(Deserialize)]
-    struct PermissionRow {
-        is_active: bool,
-        /// Whether the command's API token is valid. True for commands of login sessions.
-        has_token: bool,
-        /// Whether the command's login session was revoked.
-        is_revoked: bool,
-        /// Whether the requester may run commands as any account of the host. `None` if the
-        /// requester cannot access the server.
-        any_account: Option<bool>,
-        labels: Labels,
-        /// `None` if the user does not exist.
-        username: Option<String>,
-        is_staff: bool,
-        acl: Option<Value>,
-    }
     let Some(first) = commands.first() else { return Ok(Some(vec![])) };
     let (workspace_id, server_id) = (first.workspace_id, first.command.server);
     let requesters = commands.iter().map(|stored| StoredRequester {
@@ -311,24 +320,12 @@ async fn find_rights(
         api_token: stored.origin.api_token,
         session: stored.origin.session,
     });
-    let (is_accessible, any_account) = (servers::IS_ACCESSIBLE, servers::MAY_USE_ANY_ACCOUNT);
-    // The state machine later applies the token's access control list, including its servers. So
-    // `acl_servers` and `acl_selector` are NULL here, which sets no limit.
+    let (me, object) = (permission_rows::ME, permission_rows::object());
     let sql = format!(
-        "WITH {REQUESTERS}, me AS (
-            SELECT position, workspace_id, user_id, username, is_active, is_staff, is_superuser, has_token, is_revoked,
-                acl, NULL AS acl_servers, NULL AS acl_selector
-            FROM requesters
-        )
-        SELECT json_object('is_active', json(iif(me.is_active, 'true', 'false')),
-            'has_token', json(iif(me.has_token, 'true', 'false')),
-            'is_revoked', json(iif(me.is_revoked, 'true', 'false')), 'username', me.username,
-            'is_staff', json(iif(me.is_staff OR me.is_superuser, 'true', 'false')), 'acl', json(me.acl),
-            'labels', json(coalesce((SELECT s.labels FROM servers s
-                WHERE s.id = :server_id AND s.workspace_id = :workspace_id), '{{}}')),
-            'any_account', json((SELECT iif({any_account}, 'true', 'false')
-                FROM servers s WHERE s.id = :server_id AND {is_accessible}))) AS body
-        FROM me WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL) ORDER BY me.position"
+        "WITH {REQUESTERS}, {me}
+        SELECT {object} AS body FROM me
+        LEFT JOIN servers s ON s.id = :server_id AND s.workspace_id = me.workspace_id
+        WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL) ORDER BY me.position"
     );
     let statement = Statement::new(sql)
         .bind_all(params! { server_id })
@@ -337,26 +334,7 @@ async fn find_rights(
     if rows.len() < commands.len() {
         return Ok(None);
     }
-    let verdict = |row: &String| {
-        let row: PermissionRow = serde_json::from_str(row)?;
-        let Some(username) = row.username.filter(|_| row.is_active) else {
-            return Ok(Err(Denial::Requester));
-        };
-        if !row.has_token {
-            return Ok(Err(Denial::Token));
-        }
-        if row.is_revoked {
-            return Ok(Err(Denial::Session));
-        }
-        let Some(any_account) = row.any_account else { return Ok(Err(Denial::Server)) };
-        // An access control list that cannot be parsed allows nothing. An error here would block
-        // the other commands.
-        let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else {
-            return Ok(Err(Denial::Acl));
-        };
-        let (is_staff, labels) = (row.is_staff, row.labels);
-        Ok(Ok(CommandPermissions { username, is_staff, any_account, labels, acl }))
-    };
+    let verdict = |row: &String| Ok(serde_json::from_str::<PermissionRow>(row)?.permissions());
     rows.iter().map(verdict).collect::<Result<_, Error>>().map(Some)
 }
 
@@ -368,7 +346,8 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
     let sql = "UPDATE commands SET delivered_at = :delivered_at, acked_at = :acked_at, handled_at = :handled_at,
             state = :state, status_message = :message, success = :success, exit_code = :exit_code,
             response_delay = :response_delay, elapsed_time = :elapsed_time, output_bytes = :output_bytes,
-            result_truncated = :truncated, result = :head, full_result = :full_result, revision = :revision
+            result_truncated = :truncated, result = :head, full_result = :full_result,
+            result_sha256 = iif(batch_id IS NULL, NULL, :result_sha256), revision = :revision
          WHERE workspace_id = :workspace_id AND id = :id AND revision < :revision";
     let update = Statement::new(sql).bind_all(params! {
         workspace_id: stored.workspace_id,
@@ -387,6 +366,7 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
         truncated: output.truncated,
         head,
         full_result,
+        result_sha256: stored.command.batch.and(output.result.as_deref()).map(sha256),
     });
     let mut statements = audit::pending(
         ("commands", "revision"),

@@ -1,0 +1,1 @@
+//! The outputs of a batch, grouped (contract 13.8).
