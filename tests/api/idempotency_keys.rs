@@ -25,6 +25,11 @@ async fn creations(workspace: &Workspace) -> Vec<(&'static str, Value, &'static 
         ("/api/iam/memberships/", json!({"group": group["id"], "user": user["id"]}), &[]),
         ("/api/servers/", json!({"name": "web-1"}), &["key", "install", "install_alpamon"]),
         ("/api/servers/registration-tokens/", json!({"name": "x"}), &["key"]),
+        (
+            "/api/events/schedules/",
+            json!({"name": "x", "cron": "@daily", "targets": {"all": true}, "line": "id"}),
+            &[],
+        ),
     ]
 }
 

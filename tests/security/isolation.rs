@@ -22,6 +22,7 @@ use crate::security::acl::ALLOWED;
 const TOKENS: &str = "/api/auth/tokens/";
 const SESSIONS: &str = "/api/auth/sessions/";
 const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
+const SCHEDULES: &str = "/api/events/schedules/";
 const REGISTER: &str = "/api/servers/servers/register/";
 
 /// How an endpoint responds to a credential.
@@ -231,8 +232,17 @@ async fn invalid_registration_tokens(
 
 /// Everything that a superuser can read in a workspace, except when tokens were last used.
 async fn everything_in(workspace: &Workspace) -> Vec<String> {
-    let lists =
-        [USERS, GROUPS, MEMBERSHIPS, SERVERS, REGISTRATION_TOKENS, COMMANDS, TOKENS, SESSIONS];
+    let lists = [
+        USERS,
+        GROUPS,
+        MEMBERSHIPS,
+        SERVERS,
+        REGISTRATION_TOKENS,
+        COMMANDS,
+        SCHEDULES,
+        TOKENS,
+        SESSIONS,
+    ];
     let seen = lists.map(|list| {
         let session = workspace.session();
         async move {
@@ -512,6 +522,14 @@ const STRANGERS: &[StrangerCase] = &[
     ("GET", "/api/events/commands/{id}/chunks/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/output/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/stream/", 404, Some(404)),
+    ("GET", "/api/events/schedules/", 200, None),
+    ("POST", "/api/events/schedules/", 400, None),
+    ("GET", "/api/events/schedules/{id}/", 404, Some(404)),
+    ("PUT", "/api/events/schedules/{id}/", 404, Some(404)),
+    ("PATCH", "/api/events/schedules/{id}/", 404, Some(404)),
+    ("DELETE", "/api/events/schedules/{id}/", 404, Some(404)),
+    ("POST", "/api/events/schedules/{id}/run/", 404, Some(404)),
+    ("GET", "/api/events/schedules/{id}/runs/", 404, Some(404)),
     ("GET", "/api/audit/events/", 403, None),
     ("POST", "/api/audit/verify/", 403, None),
 ];
@@ -529,6 +547,7 @@ struct ResourceIds {
     server_name: String,
     registration_token: Value,
     command: Value,
+    schedule: Value,
 }
 
 impl ResourceIds {
@@ -545,6 +564,8 @@ impl ResourceIds {
             workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
         let body = json!({"server": server["id"], "line": "secret", "on_offline": "queue"});
         let command = workspace.admin.post(COMMANDS, &body).await.expect(201);
+        let body = json!({"name": "yearly", "cron": "@yearly", "targets": {"all": true}, "line": "secret"});
+        let schedule = workspace.admin.post(SCHEDULES, &body).await.expect(201);
         Self {
             session: session["id"].clone(),
             token: token["id"].clone(),
@@ -557,6 +578,7 @@ impl ResourceIds {
             server_name: server["name"].as_str().unwrap().to_owned(),
             registration_token: token_for_hosts["id"].clone(),
             command: command["id"].clone(),
+            schedule: schedule["id"].clone(),
         }
     }
 
@@ -573,7 +595,8 @@ impl ResourceIds {
             server: none.clone(),
             server_name: "no-such-server".to_owned(),
             registration_token: none.clone(),
-            command: none,
+            command: none.clone(),
+            schedule: none,
         }
     }
 
@@ -589,6 +612,7 @@ impl ResourceIds {
             ["servers", "servers" | "{id}"] => uuid(&self.server),
             ["servers", "registration-tokens"] => uuid(&self.registration_token),
             ["events", "commands"] => uuid(&self.command),
+            ["events", "schedules"] => uuid(&self.schedule),
             _ if !pattern.contains("{id}") => String::new(),
             _ => panic!("{pattern} has an id of an unknown type"),
         };
