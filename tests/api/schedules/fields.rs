@@ -51,7 +51,7 @@ async fn a_schedule_keeps_what_its_request_had_and_hides_its_inputs() {
     });
     let mut with_inputs = sent.clone();
     for (name, value) in
-        [("env", json!({"TOKEN": "s3cret"})), ("stdin", json!("s3cret")), ("cwd", json!("/s3cret"))]
+        [("env", json!({"TOKEN": "s3cret"})), ("stdin", json!("s3cret")), ("cwd", json!("/tmp"))]
     {
         with_inputs[name] = value;
     }
