@@ -30,6 +30,15 @@ pub const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/api/events/commands/{id}/chunks/"),
     ("GET", "/api/events/commands/{id}/output/"),
     ("GET", "/api/events/commands/{id}/stream/"),
+    ("GET", "/api/events/batches/"),
+    ("POST", "/api/events/batches/"),
+    ("GET", "/api/events/batches/{id}/"),
+    ("POST", "/api/events/batches/{id}/cancel/"),
+    ("POST", "/api/events/batches/{id}/kill/"),
+    ("POST", "/api/events/batches/{id}/retry-failed/"),
+    ("GET", "/api/events/batches/{id}/targets/"),
+    ("GET", "/api/events/batches/{id}/outputs/"),
+    ("GET", "/api/events/batches/{id}/stream/"),
 ];
 
 #[tokio::test]
