@@ -200,7 +200,9 @@ async fn change_once(
     fields: Fields,
 ) -> Result<Option<Reply>, Error> {
     let (id, now, key) = (stored.id, call.now, platform::secret_key(&call.env)?);
-    let old = stored.spec(&key)?;
+    let mut old = stored.spec(&key)?;
+    // The schedule is disabled, even if its row does not say so yet: its API token has expired.
+    old.timing.enabled &= has_credential;
     let spec = extent.read(
         fields,
         |fields| ScheduleSpec::read(fields, true, is_zone),

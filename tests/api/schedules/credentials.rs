@@ -160,14 +160,18 @@ async fn a_run_without_permission_is_refused_and_audited() {
         "UPDATE api_tokens SET expires_at = '{expired}' WHERE id = '{id}'"
     ));
     assert!(!is_enabled(admin, &of_token).await);
-    make_due(&instance, admin, &of_token, 1).await;
+    let id = of_token["id"].as_str().unwrap();
+    instance
+        .tamper_with_d1(&format!("UPDATE schedules SET next_due = '{expired}' WHERE id = '{id}'"));
+    // This also wakes the scheduler.
+    let other = create(&workspace.session(), json!({"enabled": false})).await;
+    make_due(&instance, admin, &other, 1).await;
+    patch(admin, &schedule, json!({"name": "woken"})).await;
     let run = wait_for_runs(admin, &of_token, 1).await.remove(0);
     assert_eq!(run["outcome"], "refused");
     assert!(run["reason"].as_str().unwrap().contains("API token"), "{run}");
     assert_eq!(
-        instance.read_d1(
-            "SELECT CAST(enabled AS TEXT) FROM schedules WHERE name = 'due' AND owner_id = 1"
-        ),
+        instance.read_d1(&format!("SELECT CAST(enabled AS TEXT) FROM schedules WHERE id = '{id}'")),
         ["0"]
     );
     assert_eq!(column(&admin.get(BATCH_LIST).await.expect(200), "id"), [Value::Null; 0]);

@@ -8,7 +8,7 @@ use farhand_domain::time::Timestamp;
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::instance::{change_d1, delay_alarms};
 use farhand_tests::people::item_path;
-use farhand_tests::{Instance, Workspace, eventually, now};
+use farhand_tests::{Instance, Workspace, eventually, eventually_within, now};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -145,6 +145,7 @@ async fn misfire_decides_once_about_all_that_was_missed() {
 #[tokio::test]
 async fn a_crash_neither_loses_nor_doubles_a_run() {
     const SCHEDULES_IN_TEST: usize = 8;
+    const ROUNDS: usize = 3;
     let (mut instance, folder) = Instance::new().await;
     let port = instance.port();
     let workspace = Workspace::create_with(&instance.operator(), "acme").await;
@@ -154,14 +155,14 @@ async fn a_crash_neither_loses_nor_doubles_a_run() {
     for _ in 0..SCHEDULES_IN_TEST {
         schedules.push(create(&session, json!({"overlap": "allow"})).await);
     }
-    for round in 1..=6_usize {
+    for round in 1..=ROUNDS {
         let due_at = now().plus_seconds(-1);
         instance.tamper_with_d1(&format!(
             "UPDATE schedules SET next_due = '{due_at}', revision = revision + 1"
         ));
         patch(&session, &schedules[0], json!({"name": format!("round {round}")})).await;
         // The pass takes about this long: the crash hits it at another step in each round.
-        sleep(Duration::from_millis(round as u64 * 40)).await;
+        sleep(Duration::from_millis(round as u64 * 60)).await;
         instance.kill().await;
         instance = Instance::restart_at(port, folder.path(), &[]).await;
         for schedule in &schedules {
@@ -175,12 +176,38 @@ async fn a_crash_neither_loses_nor_doubles_a_run() {
     for schedule in instance.read_d1("SELECT schedule_id FROM batches") {
         *batches.entry(schedule).or_default() += 1;
     }
-    assert_eq!(batches.into_values().collect::<Vec<_>>(), [6; SCHEDULES_IN_TEST]);
+    assert_eq!(batches.into_values().collect::<Vec<_>>(), [ROUNDS; SCHEDULES_IN_TEST]);
     for schedule in &schedules {
         for run in runs(&session, schedule).await {
             wait_for_batch(&session, &run["batch"]).await;
         }
     }
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn fifty_runs_that_are_due_together_start_within_two_seconds() {
+    const COUNT: usize = 50;
+    let (instance, _folder) = Instance::new().await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    workspace.server("web-1").await;
+    let session = workspace.session();
+    for _ in 0..COUNT {
+        create(&session, json!({"cron": "* * * * *", "overlap": "allow"})).await;
+    }
+    // The next whole minute.
+    let due_at = Timestamp::from_millis((now().as_millis() / 60_000 + 1) * 60_000);
+    let started = eventually_within(Duration::from_secs(120), "all runs", || async {
+        let started = instance.read_d1(&format!(
+            "SELECT started_at FROM schedule_runs WHERE outcome = 'started' AND due_at = '{due_at}' ORDER BY 1"
+        ));
+        (started.len() == COUNT).then_some(started)
+    })
+    .await;
+    let last = Timestamp::parse(started.last().unwrap()).unwrap();
+    let lag = last.seconds_since(due_at);
+    println!("{COUNT} runs started within {lag} s");
+    assert!(lag < 2.0, "the last run started {lag} s late");
     instance.stop().await;
 }
 
