@@ -79,7 +79,7 @@ async fn stored_bytes(instance: &Instance) -> i64 {
 }
 
 /// Replaces a folder by a copy of another one.
-fn replace_folder(from: &Path, to: &Path) {
+pub fn replace_folder(from: &Path, to: &Path) {
     std::fs::remove_dir_all(to).ok();
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {

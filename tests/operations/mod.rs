@@ -2,6 +2,7 @@
 //! (`docs/operations.md`).
 
 mod backup;
+mod batches;
 mod cloud;
 mod mail;
 mod operator;

@@ -26,7 +26,7 @@ const MIN_RECORDED: [(&str, usize); 8] = [
     ("OPERATOR_TOKEN", 3),
 ];
 /// Path fragments that must occur among the searched files.
-const REQUIRED_PATHS: [&str; 7] = [
+const REQUIRED_PATHS: [&str; 8] = [
     "worker.log",
     "/v3/d1/",
     "/v3/kv/",
@@ -34,6 +34,7 @@ const REQUIRED_PATHS: [&str; 7] = [
     "/v3/do/farhand-Throttle/",
     "/v3/do/farhand-Mailer/",
     "/v3/do/farhand-Janitor/",
+    "/v3/do/farhand-Batch/",
 ];
 
 /// Lists all files below a folder: the files to search, and those that hold secrets on purpose.

@@ -311,6 +311,8 @@ impl Janitor {
         let Some(id) = workspaces::undelete(&self.env, &slug, event).await? else {
             return Ok(false);
         };
+        // Batches that were open go on.
+        self.state.storage().put(LAST_BATCH_KEY, "").await?;
         self.suspend_first(&slug).await?;
         // If this call fails, the next hourly pass wakes the scheduler.
         if let Err(error) = scheduler::wake(&self.env, id, platform::now()).await {

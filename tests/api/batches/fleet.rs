@@ -42,12 +42,6 @@ impl Fleet {
         wait_until_connected(&self.workspace, self.id(place), true).await;
     }
 
-    /// Closes the connection of an agent.
-    pub async fn disconnect(&mut self, place: usize) {
-        self.agents.remove(&place).unwrap().close().await;
-        wait_until_connected(&self.workspace, self.id(place), false).await;
-    }
-
     pub fn id(&self, place: usize) -> &str {
         self.servers[place]["id"].as_str().unwrap()
     }

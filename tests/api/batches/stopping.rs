@@ -55,7 +55,7 @@ async fn a_killed_batch_also_kills_what_runs() {
 
 #[tokio::test]
 async fn commands_that_were_not_delivered_are_cancelled_with_their_batch() {
-    let mut fleet = Fleet::new(1, 1).await;
+    let fleet = Fleet::new(1, 1).await;
     // The agent's 200 places are taken, so the command of the batch waits in the server's object.
     for _ in 0..200 {
         let body = json!({"server": fleet.id(0), "line": "sleep 1000"});
