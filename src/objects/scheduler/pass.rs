@@ -54,18 +54,20 @@ impl Scheduler {
             if due.schedules.is_empty() {
                 return Ok(next_pass(&due, platform::now()));
             }
-            self.step(workspace_id, &due.schedules, now).await?;
+            if !self.step(workspace_id, &due.schedules, now).await? {
+                break;
+            }
         }
         Ok(Some(platform::now().plus(RETRY_DELAY)))
     }
 
-    /// Handles some schedules, and begins their batches.
+    /// Handles some schedules, and begins their batches. Returns whether there was anything to do.
     async fn step(
         &self,
         workspace_id: i64,
         schedules: &[StoredSchedule],
         now: Timestamp,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let due = DueSchedule::decide(&self.env, workspace_id, schedules, now).await?;
         let batches: Vec<Uuid> = due.iter().filter_map(DueSchedule::batch).collect();
         if !batches.is_empty() {
@@ -77,7 +79,7 @@ impl Scheduler {
         if !batches.is_empty() {
             self.begin_batches(workspace_id).await?;
         }
-        results.into_iter().collect::<Result<Vec<_>, _>>().map(drop)
+        results.into_iter().collect::<Result<(), _>>().map(|()| !due.is_empty())
     }
 
     /// Calls the objects of the batches that were about to start. A batch that is not in D1 does

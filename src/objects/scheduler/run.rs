@@ -64,17 +64,6 @@ pub struct DueSchedule {
     run: Option<Result<PlannedRun, Refusal>>,
 }
 
-/// The result of a transaction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Written {
-    /// The decision was written, with the batch of its run.
-    WithBatch,
-    /// The decision was written. No run starts.
-    WithoutBatch,
-    /// Nothing was written: the schedule has changed since it was read.
-    Outdated,
-}
-
 /// Decides about a schedule. Returns `None` if there is nothing to decide.
 fn decide(schedule: &StoredSchedule, now: Timestamp) -> Option<DueSchedule> {
     let schedule = schedule.clone();
@@ -145,19 +134,20 @@ impl DueSchedule {
         self.run.as_ref()?.as_ref().ok().map(|run| run.batch)
     }
 
-    /// Writes the decision, and the batch of a run that starts.
+    /// Writes the decision, and the batch of a run that starts. Writes nothing if the schedule has
+    /// changed since it was read.
     ///
     /// # Errors
     /// D1 failed. The decision may be written nevertheless.
-    pub async fn write(&self, env: &Env, workspace_id: i64) -> Result<Written, Error> {
+    pub async fn write(&self, env: &Env, workspace_id: i64) -> Result<(), Error> {
         match &self.run {
             None => {
                 let statements = self.claim(workspace_id, &self.decision, None, false)?;
-                outcome(db::batch(env, statements).await, Written::WithoutBatch)
+                outcome(db::batch(env, statements).await)
             }
             Some(Err(refusal)) => self.write_refusal(env, workspace_id, refusal).await,
             Some(Ok(run)) => match self.write_start(env, workspace_id, run).await? {
-                Ok(written) => Ok(written),
+                Ok(()) => Ok(()),
                 Err(refusal) => self.write_refusal(env, workspace_id, &refusal).await,
             },
         }
@@ -185,7 +175,7 @@ impl DueSchedule {
         env: &Env,
         workspace_id: i64,
         refusal: &Refusal,
-    ) -> Result<Written, Error> {
+    ) -> Result<(), Error> {
         let Self { schedule, decision, .. } = self;
         let event = service_event("schedule.run")?
             .with_object(Some(schedule.id.to_string()), Some(&schedule.name))
@@ -197,7 +187,7 @@ impl DueSchedule {
         let refused = decision.clone().refused(&refusal.reason);
         let mut statements = self.claim(workspace_id, &refused, None, refusal.disables)?;
         statements.push(after_change(workspace_id, &event)?);
-        outcome(db::batch(env, statements).await, Written::WithoutBatch)
+        outcome(db::batch(env, statements).await)
     }
 
     /// Writes a decision with the batch of its run. The inner error is the refusal of the batch.
@@ -207,8 +197,8 @@ impl DueSchedule {
         env: &Env,
         workspace_id: i64,
         run: &PlannedRun,
-    ) -> Result<Result<Written, Refusal>, Error> {
-        let Some(due_at) = self.decision.start else { return Ok(Ok(Written::Outdated)) };
+    ) -> Result<Result<(), Refusal>, Error> {
+        let Some(due_at) = self.decision.start else { return Ok(Ok(())) };
         let now = platform::now();
         let key = platform::secret_key(env)?;
         let scope = scope(workspace_id, &self.schedule);
@@ -249,10 +239,10 @@ impl DueSchedule {
                 Ok(Err(match read {
                     Some(Err(denial)) => denial.into(),
                     Some(Ok(read)) => batches::refusal(read.body.as_deref()).into(),
-                    None => return Ok(Ok(Written::Outdated)),
+                    None => return Ok(Ok(())),
                 }))
             }
-            result => outcome(result, Written::WithBatch).map(Ok),
+            result => outcome(result).map(Ok),
         }
     }
 }
@@ -280,11 +270,11 @@ fn plan(
     })
 }
 
-/// The result of a transaction that was run. `written`: its meaning if it succeeded.
-fn outcome(result: Result<Vec<db::Outcome>, Failure>, written: Written) -> Result<Written, Error> {
+/// The result of a transaction. If the schedule has changed, nothing was written. That is no error:
+/// the next step of the pass reads the schedule again.
+fn outcome(result: Result<Vec<db::Outcome>, Failure>) -> Result<(), Error> {
     match result {
-        Ok(_) => Ok(written),
-        Err(failure) if schedule_runs::is_outdated(&failure) => Ok(Written::Outdated),
-        Err(failure) => Err(failure.into()),
+        Err(failure) if !schedule_runs::is_outdated(&failure) => Err(failure.into()),
+        _ => Ok(()),
     }
 }
