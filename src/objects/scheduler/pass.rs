@@ -12,7 +12,7 @@ use super::{RETRY_DELAY, Scheduler};
 use crate::objects::audit_sealer;
 use crate::objects::batch::calls;
 use crate::platform;
-use crate::platform::log;
+use crate::platform::{internal, log};
 use crate::store::schedule_runs::{self, Due, StoredSchedule};
 
 /// The maximum number of schedules that are read together.
@@ -49,16 +49,19 @@ impl Scheduler {
         now: Timestamp,
     ) -> Result<Option<Timestamp>, Error> {
         self.begin_batches(workspace_id).await?;
+        let retry = || platform::now().plus(RETRY_DELAY);
         for _ in 0..MAX_STEPS {
             let due = schedule_runs::due(&self.env, workspace_id, now, SCHEDULES_PER_STEP).await?;
             if due.schedules.is_empty() {
-                return Ok(next_pass(&due, platform::now()));
+                let is_unbegun = !self.starting().await?.is_empty();
+                let next = next_pass(&due, platform::now());
+                return Ok(next.into_iter().chain(is_unbegun.then(retry)).min());
             }
             if !self.step(workspace_id, &due.schedules, now).await? {
                 break;
             }
         }
-        Ok(Some(platform::now().plus(RETRY_DELAY)))
+        Ok(Some(retry()))
     }
 
     /// Handles some schedules, and begins their batches. Returns whether there was anything to do.
@@ -69,29 +72,35 @@ impl Scheduler {
         now: Timestamp,
     ) -> Result<bool, Error> {
         let due = DueSchedule::decide(&self.env, workspace_id, schedules, now).await?;
-        let batches: Vec<Uuid> = due.iter().filter_map(DueSchedule::batch).collect();
+        let mut batches = self.starting().await?;
+        batches.extend(due.iter().filter_map(DueSchedule::batch));
         if !batches.is_empty() {
             // Stored before D1 gets them. If the object dies in between, it begins them later.
             self.state.storage().put(STARTING_KEY, &batches).await?;
         }
         let results = in_chunks(&due, async |due| due.write(&self.env, workspace_id).await).await;
         audit_sealer::notify(&self.env, workspace_id).await;
-        if !batches.is_empty() {
-            self.begin_batches(workspace_id).await?;
-        }
+        self.begin_batches(workspace_id).await?;
         results.into_iter().collect::<Result<(), _>>().map(|()| !due.is_empty())
     }
 
+    /// The batches whose objects are to be called.
+    async fn starting(&self) -> Result<Vec<Uuid>, Error> {
+        Ok(self.state.storage().get(STARTING_KEY).await?.unwrap_or_default())
+    }
+
     /// Calls the objects of the batches that were about to start. A batch that is not in D1 does
-    /// nothing.
+    /// nothing. The next pass repeats calls that fail.
     async fn begin_batches(&self, workspace_id: i64) -> Result<(), Error> {
-        let storage = self.state.storage();
-        let Some(batches) = storage.get::<Vec<Uuid>>(STARTING_KEY).await? else { return Ok(()) };
+        let batches = self.starting().await?;
+        if batches.is_empty() {
+            return Ok(());
+        }
         let results =
             in_chunks(&batches, async |batch| begin(&self.env, workspace_id, *batch).await).await;
-        results.into_iter().collect::<Result<(), Error>>()?;
-        storage.delete(STARTING_KEY).await?;
-        Ok(())
+        let failed = batches.iter().zip(&results).filter(|(_, result)| result.is_err());
+        let failed: Vec<Uuid> = failed.map(|(batch, _)| *batch).collect();
+        self.state.storage().put(STARTING_KEY, &failed).await.map_err(internal)
     }
 }
 
