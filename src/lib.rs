@@ -22,7 +22,7 @@ use worker::{Context, Env, ScheduleContext, ScheduledEvent, event, web_sys, work
 use crate::api::dispatch;
 use crate::auth::audit;
 use crate::http::request::Call;
-use crate::objects::janitor;
+use crate::objects::{janitor, scheduler};
 use crate::platform::log;
 use crate::store::idempotency_keys;
 
@@ -55,7 +55,7 @@ pub fn fetch(
 }
 
 /// The cron trigger (`wrangler.toml`): purges expired idempotency keys, starts a pass of the
-/// janitor, and writes overdue anonymous audit events.
+/// janitor, wakes schedulers that lost their alarm, and writes overdue anonymous audit events.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = idempotency_keys::purge(&env).await {
@@ -63,6 +63,9 @@ async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     }
     if let Err(error) = janitor::begin_pass(&env).await {
         log::error("retention_not_begun", json!({}), &error.detail);
+    }
+    if let Err(error) = scheduler::wake_overdue(&env).await {
+        log::error("schedulers_not_woken", json!({}), &error.detail);
     }
     if let Err(error) = audit::write_overdue(&env).await {
         log::error("audit_event_lost", json!({}), &error.detail);

@@ -201,6 +201,18 @@ endpoints! {
     /// The targets' changes of state as they happen.
     BatchStream: User, [GET "/api/events/batches/{id}/stream/"], accepts_limited_tokens;
 
+    ScheduleList: User, [GET "/api/events/schedules/"];
+    ScheduleCreate: User, [POST "/api/events/schedules/"] audits "schedule.create";
+    ScheduleRetrieve: User, [GET "/api/events/schedules/{id}/"];
+    /// Replaces all fields.
+    ScheduleReplace: User, [PUT "/api/events/schedules/{id}/"] audits "schedule.update";
+    ScheduleUpdate: User, [PATCH "/api/events/schedules/{id}/"] audits "schedule.update";
+    ScheduleDelete: User, [DELETE "/api/events/schedules/{id}/"] audits "schedule.delete";
+    /// Starts a run now, as a batch of the caller.
+    ScheduleRun: User, [POST "/api/events/schedules/{id}/run/"] audits "batch.create";
+    /// The run history.
+    ScheduleRunList: User, [GET "/api/events/schedules/{id}/runs/"];
+
     AuditList: User, [GET "/api/audit/events/"];
     AuditVerify: User, [POST "/api/audit/verify/"];
 

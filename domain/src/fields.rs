@@ -54,7 +54,7 @@ pub fn as_id(value: &Value) -> Option<i64> {
 }
 
 /// The fields of a body, and the errors found so far.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Fields {
     values: Map<String, Value>,
     errors: FieldErrors,
@@ -83,6 +83,15 @@ impl Fields {
     pub fn from_form(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
         let values = pairs.into_iter().map(|(name, value)| (name, Value::String(value))).collect();
         Self { values, ..Self::default() }
+    }
+
+    /// Adds the fields of `base` that were not sent.
+    #[must_use]
+    pub fn over(mut self, base: Map<String, Value>) -> Self {
+        for (name, value) in base {
+            self.values.entry(name).or_insert(value);
+        }
+        self
     }
 
     /// Returns a field, and records its name as read.

@@ -28,6 +28,7 @@ use crate::platform;
 use crate::platform::log;
 use crate::store::batch_targets;
 use crate::store::batches::{self, NewBatchRow};
+use crate::store::schedule_runs::{self, Start};
 
 /// The path and the replay source of new batches.
 pub const RESOURCE: ResourceKind =
@@ -40,6 +41,8 @@ pub const MAX_FOLLOW_WAIT: Duration = Duration::from_secs(15);
 pub struct Submission<'a> {
     pub spec: &'a BatchSpec,
     pub name: &'a str,
+    /// The schedule that the caller runs.
+    pub schedule: Option<Uuid>,
     /// The batch whose targets without success this one repeats.
     pub retry_of: Option<Uuid>,
     pub scheduled_at: Timestamp,
@@ -65,8 +68,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     });
     let (new, creation) = credential.require_input(input).await?;
     let (scheduled_at, expires_at) = new.times(now);
-    let submission =
-        Submission { spec: &new.spec, name: &new.name, retry_of: None, scheduled_at, expires_at };
+    let submission = Submission {
+        spec: &new.spec,
+        name: &new.name,
+        schedule: None,
+        retry_of: None,
+        scheduled_at,
+        expires_at,
+    };
     let planned = plan(call, &credential, &submission).await;
     if new.dry_run {
         let (_, plan) = planned?;
@@ -148,7 +157,7 @@ pub async fn write(
         plan,
         origin: &origin,
         inputs: inputs.as_deref(),
-        schedule: None,
+        schedule: new.schedule,
         retry_of: new.retry_of,
         added_at: call.now,
         scheduled_at: new.scheduled_at,
@@ -158,7 +167,11 @@ pub async fn write(
         caller.attribute(call.audit_event()?).with_object(Some(id.to_string()), Some(new.name));
     let event = event.details(audit_details(new, plan.targets.len(), &key)?);
     let quotas = call.config.quotas;
-    let batch = batches::insertion(&credential.scope, &row, quotas, &event)?;
+    let mut batch = batches::insertion(&credential.scope, &row, quotas, &event)?;
+    if let Some(schedule) = new.schedule {
+        let start = Start { run: platform::new_id(call.now)?, due_at: call.now, batch: id };
+        batch = batch.then(schedule_runs::insert_manual(&credential.scope, schedule, start));
+    }
     match creation.write(credential, &id.to_string(), batch).await? {
         CreationOutcome::Created(caller, mut batch) => {
             begin(call, caller.workspace_id, id).await;
@@ -285,6 +298,7 @@ pub async fn retry_failed(call: &mut Call) -> Result<Reply, Error> {
     let submission = Submission {
         spec: &spec,
         name: &name,
+        schedule: None,
         retry_of: Some(id),
         scheduled_at: call.now,
         expires_at: call.now.plus(DEFAULT_EXPIRY),
@@ -297,6 +311,9 @@ pub async fn retry_failed(call: &mut Call) -> Result<Reply, Error> {
 fn audit_details(new: &Submission<'_>, total: usize, key: &SecretKey) -> Result<Value, Error> {
     let mut details = new.spec.audit_details(total, key)?;
     details["scheduled_at"] = json!(new.scheduled_at);
+    if let Some(schedule) = new.schedule {
+        details["schedule"] = json!(schedule);
+    }
     if let Some(retry_of) = new.retry_of {
         details["retry_of"] = json!(retry_of);
     }

@@ -9,7 +9,7 @@ use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
     command_output, commands, docs, groups, operator, pages, passwords, registration_tokens,
-    servers, service, sessions, tokens, users,
+    schedules, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -262,6 +262,14 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
         Endpoint::AgentUnknown => agent::unknown_get(call).boxed_local(),
         Endpoint::AgentBackhaul => agent::web_socket(call, "/backhaul").boxed_local(),
         Endpoint::AgentControl => agent::web_socket(call, "/control").boxed_local(),
+        Endpoint::ScheduleList => schedules::list(call).boxed_local(),
+        Endpoint::ScheduleCreate => schedules::create(call).boxed_local(),
+        Endpoint::ScheduleRetrieve => schedules::retrieve(call).boxed_local(),
+        Endpoint::ScheduleReplace => schedules::change(call, Extent::Whole).boxed_local(),
+        Endpoint::ScheduleUpdate => schedules::change(call, Extent::Partial).boxed_local(),
+        Endpoint::ScheduleDelete => schedules::delete(call).boxed_local(),
+        Endpoint::ScheduleRun => schedules::run(call).boxed_local(),
+        Endpoint::ScheduleRunList => schedules::runs(call).boxed_local(),
         Endpoint::AuditList => audit::list(call).boxed_local(),
         Endpoint::AuditVerify => audit::verify(call).boxed_local(),
         Endpoint::CellAuditList => audit::list_of_cell(call).boxed_local(),

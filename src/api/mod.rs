@@ -19,6 +19,7 @@ pub mod operator;
 pub mod pages;
 pub mod passwords;
 pub mod registration_tokens;
+pub mod schedules;
 pub mod servers;
 pub mod service;
 pub mod sessions;

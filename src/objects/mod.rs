@@ -7,6 +7,7 @@ pub mod audit_sealer;
 pub mod batch;
 pub mod janitor;
 pub mod mailer;
+pub mod scheduler;
 pub mod server_link;
 pub mod throttle;
 

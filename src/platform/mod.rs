@@ -4,6 +4,7 @@
 pub mod cost;
 pub mod hints;
 pub mod log;
+pub mod time_zone;
 
 use std::cell::OnceCell;
 use std::fmt::Display;
@@ -35,6 +36,8 @@ pub const THROTTLE: &str = "THROTTLE";
 pub const MAILER: &str = "MAILER";
 /// The Durable Objects that seal audit events.
 pub const SEALER: &str = "SEALER";
+/// The Durable Objects that start the runs of schedules.
+pub const SCHEDULER: &str = "SCHEDULER";
 /// The Durable Objects of batches.
 pub const BATCH: &str = "BATCH";
 /// Cloudflare's binding for sending mail.
@@ -116,6 +119,10 @@ pub struct Quotas {
     pub tokens_of_user: i64,
     /// Login sessions of a user. A further login ends the user's oldest session.
     pub sessions_of_user: i64,
+    /// Schedules that a user owns.
+    pub schedules_of_user: i64,
+    /// Schedules of a workspace.
+    pub schedules_of_workspace: i64,
     /// Batches of a user that have not finished.
     pub batches_of_user: i64,
     /// Batches of a workspace that have not finished.
@@ -189,6 +196,8 @@ impl Config {
                 waiting_of_workspace: positive(env, "QUOTA_WAITING_PER_WORKSPACE", 50_000),
                 tokens_of_user: positive(env, "QUOTA_TOKENS_PER_USER", 100),
                 sessions_of_user: positive(env, "QUOTA_SESSIONS_PER_USER", 100),
+                schedules_of_user: positive(env, "QUOTA_SCHEDULES_PER_USER", 100),
+                schedules_of_workspace: positive(env, "QUOTA_SCHEDULES_PER_WORKSPACE", 1_000),
                 batches_of_user: positive(env, "QUOTA_BATCHES_PER_USER", 20),
                 batches_of_workspace: positive(env, "QUOTA_BATCHES_PER_WORKSPACE", 100),
                 bytes_of_day: positive(env, "QUOTA_BYTES_PER_DAY", 1 << 30),

@@ -135,6 +135,8 @@ fn json_value(value: Value) -> serde_json::Value {
 pub enum Failure {
     /// A uniqueness rule was violated. The text is `table.column` of the rule's last column.
     NotUnique(String),
+    /// A statement wrote null into a column that allows none. The text is `table.column`.
+    NotNull(String),
     /// Anything else.
     Other(Error),
 }
@@ -143,6 +145,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::NotUnique(what) => Error::internal(format!("D1: not unique: {what}")),
+            Failure::NotNull(what) => Error::internal(format!("D1: null: {what}")),
             Failure::Other(error) => error,
         }
     }
@@ -154,20 +157,23 @@ impl From<Error> for Failure {
     }
 }
 
-/// D1's errors have several types and prefixes. Only the text of an error shows whether a
-/// uniqueness rule was violated.
+/// D1's errors have several types and prefixes. Only the text of an error shows which rule was
+/// violated.
 impl From<JsValue> for Failure {
     fn from(error: JsValue) -> Self {
         let text = error
             .dyn_ref()
             .map_or_else(|| format!("{error:?}"), |error: &js_sys::Error| error.message().into());
-        match text.split_once("UNIQUE constraint failed: ") {
-            Some((_, columns)) => {
-                let columns = columns.split(": ").next().unwrap_or(columns);
-                Self::NotUnique(columns.rsplit(", ").next().unwrap_or(columns).trim().to_owned())
-            }
-            None => Self::Other(Error::internal(format!("D1: {text}"))),
-        }
+        // The last column of the violated rule.
+        let column = |rule: &str| {
+            let (_, columns) = text.split_once(rule)?;
+            let columns = columns.split(": ").next().unwrap_or(columns);
+            Some(columns.rsplit(", ").next().unwrap_or(columns).trim().to_owned())
+        };
+        column("UNIQUE constraint failed: ").map(Self::NotUnique).unwrap_or_else(|| {
+            let null = column("NOT NULL constraint failed: ").map(Self::NotNull);
+            null.unwrap_or_else(|| Self::Other(Error::internal(format!("D1: {text}"))))
+        })
     }
 }
 

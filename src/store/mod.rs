@@ -23,6 +23,8 @@ pub mod permission_rows;
 pub mod registration_tokens;
 pub mod reset_requests;
 pub mod retention;
+pub mod schedule_runs;
+pub mod schedules;
 pub mod scope;
 pub mod servers;
 pub mod sessions;

@@ -24,7 +24,7 @@ use super::scope::{Me, Query, caller_json};
 ///
 /// [`parameters`] binds its parameters.
 pub const REQUESTERS: &str = "requesters AS MATERIALIZED (
-    SELECT c.key AS position, :workspace_id AS workspace_id, u.id AS user_id, u.username, u.email,
+    SELECT c.key AS position, CAST(:workspace_id AS INTEGER) AS workspace_id, u.id AS user_id, u.username, u.email,
         u.is_active, u.is_staff, u.is_superuser,
         iif(c.value ->> 'token' IS NULL, 'session', 'api_token') AS kind,
         coalesce(c.value ->> 'token', c.value ->> 'session') AS credential_id,

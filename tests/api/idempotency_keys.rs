@@ -30,6 +30,11 @@ async fn creations(workspace: &Workspace) -> Vec<(&'static str, Value, &'static 
             json!({"targets": {"all": true}, "line": "id", "scheduled_at": far_ahead()}),
             &[],
         ),
+        (
+            "/api/events/schedules/",
+            json!({"name": "x", "cron": "@daily", "targets": {"all": true}, "line": "id"}),
+            &[],
+        ),
     ]
 }
 

@@ -13,6 +13,7 @@ mod hosts;
 mod iam;
 mod idempotency_keys;
 mod reset_page;
+mod schedules;
 mod servers;
 mod status;
 mod unknown_fields;

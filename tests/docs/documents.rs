@@ -196,6 +196,11 @@ async fn the_how_to_of_restarts_runs_as_it_stands() {
 }
 
 #[tokio::test]
+async fn the_how_to_of_schedules_runs_as_it_stands() {
+    run("how-to/schedules.md", 6).await;
+}
+
+#[tokio::test]
 async fn the_how_to_of_enrolment_runs_as_it_stands() {
     run("how-to/enrol-hosts.md", 3).await;
 }

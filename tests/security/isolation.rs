@@ -22,6 +22,7 @@ use crate::security::acl::ALLOWED;
 const TOKENS: &str = "/api/auth/tokens/";
 const SESSIONS: &str = "/api/auth/sessions/";
 const REGISTRATION_TOKENS: &str = "/api/servers/registration-tokens/";
+const SCHEDULES: &str = "/api/events/schedules/";
 const REGISTER: &str = "/api/servers/servers/register/";
 
 /// How an endpoint responds to a credential.
@@ -231,8 +232,17 @@ async fn invalid_registration_tokens(
 
 /// Everything that a superuser can read in a workspace, except when tokens were last used.
 async fn everything_in(workspace: &Workspace) -> Vec<String> {
-    let lists =
-        [USERS, GROUPS, MEMBERSHIPS, SERVERS, REGISTRATION_TOKENS, COMMANDS, TOKENS, SESSIONS];
+    let lists = [
+        USERS,
+        GROUPS,
+        MEMBERSHIPS,
+        SERVERS,
+        REGISTRATION_TOKENS,
+        COMMANDS,
+        SCHEDULES,
+        TOKENS,
+        SESSIONS,
+    ];
     let seen = lists.map(|list| {
         let session = workspace.session();
         async move {
@@ -521,6 +531,14 @@ const STRANGERS: &[StrangerCase] = &[
     ("GET", "/api/events/batches/{id}/targets/", 404, Some(404)),
     ("GET", "/api/events/batches/{id}/outputs/", 404, Some(404)),
     ("GET", "/api/events/batches/{id}/stream/", 404, Some(404)),
+    ("GET", "/api/events/schedules/", 200, None),
+    ("POST", "/api/events/schedules/", 400, None),
+    ("GET", "/api/events/schedules/{id}/", 404, Some(404)),
+    ("PUT", "/api/events/schedules/{id}/", 404, Some(404)),
+    ("PATCH", "/api/events/schedules/{id}/", 404, Some(404)),
+    ("DELETE", "/api/events/schedules/{id}/", 404, Some(404)),
+    ("POST", "/api/events/schedules/{id}/run/", 404, Some(404)),
+    ("GET", "/api/events/schedules/{id}/runs/", 404, Some(404)),
     ("GET", "/api/audit/events/", 403, None),
     ("POST", "/api/audit/verify/", 403, None),
 ];
@@ -539,6 +557,7 @@ struct ResourceIds {
     registration_token: Value,
     command: Value,
     batch: Value,
+    schedule: Value,
 }
 
 impl ResourceIds {
@@ -557,6 +576,8 @@ impl ResourceIds {
         let command = workspace.admin.post(COMMANDS, &body).await.expect(201);
         let body = json!({"targets": {"servers": [server["id"]]}, "line": "secret", "on_offline": "queue"});
         let batch = workspace.admin.post(BATCHES, &body).await.expect(201);
+        let body = json!({"name": "yearly", "cron": "@yearly", "targets": {"all": true}, "line": "secret"});
+        let schedule = workspace.admin.post(SCHEDULES, &body).await.expect(201);
         Self {
             session: session["id"].clone(),
             token: token["id"].clone(),
@@ -570,6 +591,7 @@ impl ResourceIds {
             registration_token: token_for_hosts["id"].clone(),
             command: command["id"].clone(),
             batch: batch["id"].clone(),
+            schedule: schedule["id"].clone(),
         }
     }
 
@@ -587,7 +609,8 @@ impl ResourceIds {
             server_name: "no-such-server".to_owned(),
             registration_token: none.clone(),
             command: none.clone(),
-            batch: none,
+            batch: none.clone(),
+            schedule: none,
         }
     }
 
@@ -611,6 +634,7 @@ impl ResourceIds {
             ["servers", "registration-tokens"] => uuid(&self.registration_token),
             ["events", "commands"] => uuid(&self.command),
             ["events", "batches"] => uuid(&self.batch),
+            ["events", "schedules"] => uuid(&self.schedule),
             _ if !pattern.contains("{id}") => String::new(),
             _ => panic!("{pattern} has an id of an unknown type"),
         };

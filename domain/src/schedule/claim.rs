@@ -1,9 +1,10 @@
 //! Decides what to do about due times that have passed.
 
-use super::{Calendar, Misfire, Overlap, Timing, next};
+use super::next::last_due;
+use super::{Misfire, Overlap, Timing};
 use crate::time::Timestamp;
 
-/// A due time that the object handles later than this, in seconds, is missed. Shorter than a
+/// A due time that is handled later than this, in seconds, is missed. Shorter than a
 /// minute, so that at most one passed due time is in time.
 pub const IN_TIME: i64 = 30;
 
@@ -21,12 +22,12 @@ impl Passed {
     /// Finds the due times from `first` to `now`. `first` is a due time that has passed.
     pub fn new(
         timing: &Timing,
-        calendar: &impl Calendar,
+        next: impl Fn(Timestamp) -> Option<Timestamp>,
         first: Timestamp,
         now: Timestamp,
     ) -> Self {
-        let due_after = |after| timing.due_after(calendar, after);
-        let last_until = |until| next::last_due(due_after, first.plus_seconds(-1), until);
+        let due_after = |after| timing.due_after(&next, after);
+        let last_until = |until| last_due(due_after, first.plus_seconds(-1), until);
         let last = last_until(now).unwrap_or(first);
         let next = due_after(now);
         if last.plus_seconds(IN_TIME) < now {
@@ -83,15 +84,8 @@ pub fn admit(overlap: Overlap, is_running: bool, is_waiting: bool) -> Admission 
 mod tests {
     use super::*;
     use crate::schedule::cron::Expression;
+    use crate::schedule::next::next_due;
     use crate::schedule::zone::Utc;
-
-    struct InUtc;
-
-    impl Calendar for InUtc {
-        fn next_due(&self, cron: &str, _: &str, after: Timestamp) -> Option<Timestamp> {
-            next::next_due(&Expression::parse(cron).ok()?, &Utc, after)
-        }
-    }
 
     fn at(time: &str) -> Timestamp {
         Timestamp::parse(&format!("2026-11-21T{time}Z")).unwrap()
@@ -100,16 +94,20 @@ mod tests {
     /// Checks what starts and what is recorded as missed. The schedule is due every ten minutes.
     #[track_caller]
     fn check(misfire: Misfire, now: &str, start: Option<&str>, missed: Option<&str>) {
+        let expression = Expression::parse("*/10 * * * *").unwrap();
         let timing = Timing {
-            cron: "*/10 * * * *".to_owned(),
-            timezone: "UTC".to_owned(),
             enabled: true,
             starts_at: None,
             ends_at: None,
             misfire,
             overlap: Overlap::Skip,
         };
-        let passed = Passed::new(&timing, &InUtc, at("10:00:00"), at(now));
+        let passed = Passed::new(
+            &timing,
+            |after| next_due(&expression, &Utc, after),
+            at("10:00:00"),
+            at(now),
+        );
         assert!(passed.next.unwrap() > at(now));
         let (started, recorded) = passed.decide(misfire);
         assert_eq!((started, recorded.map(|(due, _)| due)), (start.map(at), missed.map(at)));

@@ -3,21 +3,22 @@
 //! - [`cron`] reads expressions. [`zone`] defines what the platform must know about a time zone.
 //! - [`next`] finds due times, including the days when the local clock changes.
 //! - [`claim`] handles due times that the service missed, and runs that overlap.
-//! - [`machine`] holds the schedules of a workspace. It decides what to start, and when.
+//! - [`decision`] decides what happens to a schedule now. The caller writes the decision to D1.
+//! - [`request`] reads the fields of requests.
 
 pub mod claim;
 pub mod cron;
-pub mod machine;
+pub mod decision;
 pub mod next;
+pub mod request;
 pub mod zone;
 
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use crate::time::Timestamp;
 
-/// Maximum number of due times in `next_runs`.
-pub const NEXT_RUNS: usize = 5;
+/// Number of due times that D1 stores. `next_runs` shows five of them that have not passed.
+const STORED_RUNS: usize = 8;
 
 /// What to do about due times that passed while the service was down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -56,31 +57,10 @@ pub enum Outcome {
     Missed,
 }
 
-/// An entry of the run history.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Run {
-    pub due_at: Timestamp,
-    /// When the object got the confirmation of the start. The difference from `due_at` is the lag.
-    pub started_at: Option<Timestamp>,
-    pub batch: Option<Uuid>,
-    pub outcome: Outcome,
-    pub reason: Option<String>,
-}
-
-/// Finds the due times of an expression in a time zone. The platform implements it with
-/// [`next::next_due`] and its own time zone data.
-pub trait Calendar {
-    /// Returns the first due time after `after`. Returns `None` if there is none, or if `cron` or
-    /// `timezone` is invalid.
-    fn next_due(&self, cron: &str, timezone: &str, after: Timestamp) -> Option<Timestamp>;
-}
-
-/// The fields of a schedule that decide when it runs.
+/// The fields of a schedule that decide when it runs, besides `cron` and `timezone`. The functions
+/// take the latter as `next`, which returns the first due time after a moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Timing {
-    pub cron: String,
-    /// A name from the IANA time zone database.
-    pub timezone: String,
     pub enabled: bool,
     /// The earliest possible due time; `None`: no limit.
     pub starts_at: Option<Timestamp>,
@@ -94,11 +74,14 @@ pub struct Timing {
 impl Timing {
     /// Returns the first due time after `after`. Returns `None` if the schedule is disabled, or has
     /// no later due time.
-    pub fn due_after(&self, calendar: &impl Calendar, after: Timestamp) -> Option<Timestamp> {
+    pub fn due_after(
+        &self,
+        next: impl Fn(Timestamp) -> Option<Timestamp>,
+        after: Timestamp,
+    ) -> Option<Timestamp> {
         if !self.enabled {
             return None;
         }
-        let next = |after| calendar.next_due(&self.cron, &self.timezone, after);
         let due = match self.starts_at {
             Some(start) if after < start => {
                 let due = next(start.plus_seconds(-1))?;
@@ -109,10 +92,14 @@ impl Timing {
         self.ends_at.is_none_or(|end| due <= end).then_some(due)
     }
 
-    /// Returns the next due times, at most [`NEXT_RUNS`].
-    pub fn next_runs(&self, calendar: &impl Calendar, now: Timestamp) -> Vec<Timestamp> {
-        let next = |due: &Timestamp| self.due_after(calendar, *due);
-        std::iter::successors(self.due_after(calendar, now), next).take(NEXT_RUNS).collect()
+    /// Returns the next due times, at most [`STORED_RUNS`].
+    pub fn next_runs(
+        &self,
+        next: impl Fn(Timestamp) -> Option<Timestamp>,
+        now: Timestamp,
+    ) -> Vec<Timestamp> {
+        let due_after = |after: &Timestamp| self.due_after(&next, *after);
+        std::iter::successors(due_after(&now), due_after).take(STORED_RUNS).collect()
     }
 }
 
@@ -122,23 +109,14 @@ mod tests {
     use super::next::next_due;
     use super::*;
 
-    struct InUtc;
-
-    impl Calendar for InUtc {
-        fn next_due(&self, cron: &str, _: &str, after: Timestamp) -> Option<Timestamp> {
-            next_due(&Expression::parse(cron).ok()?, &zone::Utc, after)
-        }
-    }
-
     fn at(text: &str) -> Timestamp {
         Timestamp::parse(text).unwrap()
     }
 
     #[track_caller]
     fn check(change: impl FnOnce(&mut Timing), expected: &[&str]) {
+        let noon = Expression::parse("0 12 * * *").unwrap();
         let mut timing = Timing {
-            cron: "0 12 * * *".to_owned(),
-            timezone: "UTC".to_owned(),
             enabled: true,
             starts_at: None,
             ends_at: None,
@@ -146,18 +124,18 @@ mod tests {
             overlap: Overlap::default(),
         };
         change(&mut timing);
-        let runs = timing.next_runs(&InUtc, at("2026-11-21T12:00:00Z"));
+        let next = |after| next_due(&noon, &zone::Utc, after);
+        let runs = timing.next_runs(next, at("2026-11-21T12:00:00Z"));
         let expected: Vec<_> = expected.iter().map(|text| at(text)).collect();
         assert_eq!(runs, expected);
     }
 
     #[test]
-    fn next_runs_are_five_between_start_and_end() {
+    fn next_runs_are_eight_between_start_and_end() {
         let (first, second) = ("2026-11-22T12:00:00Z", "2026-11-23T12:00:00Z");
-        let rest = ["2026-11-24T12:00:00Z", "2026-11-25T12:00:00Z", "2026-11-26T12:00:00Z"];
-        check(|_| (), &[&[first, second][..], &rest].concat());
+        let all: Vec<_> = (22..30).map(|day| format!("2026-11-{day}T12:00:00Z")).collect();
+        check(|_| (), &all.iter().map(String::as_str).collect::<Vec<_>>());
         check(|timing| timing.enabled = false, &[]);
-        check(|timing| timing.cron = "0 0 30 2 *".to_owned(), &[]);
         check(|timing| timing.ends_at = Some(at(second)), &[first, second]);
         check(|timing| timing.ends_at = Some(at("2026-11-22T11:59:59Z")), &[]);
         let start_at = |start: &'static str, end| {

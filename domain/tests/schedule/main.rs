@@ -1,5 +1,5 @@
-//! Tests of schedules: compares due times with a walk minute by minute, and runs the machine with
-//! random orders of events and with crashes between any two effects.
+//! Tests of schedules: compares due times with a walk minute by minute, and makes decisions in random
+//! orders of events, with crashes and repeats between any two of them.
 //!
 //! - `FARHAND_SCHEDULE_CASES`: the number of expressions per time zone. Each is checked around one
 //!   change of the zone's clock.
@@ -12,10 +12,8 @@
 
 mod due_times;
 mod examples;
-mod ops;
 mod reference;
 mod sequences;
-mod world;
 mod zones;
 
 /// Reads a number from the environment.

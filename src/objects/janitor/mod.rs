@@ -41,7 +41,7 @@ use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object
 
 use crate::objects::server_link::calls;
 use crate::objects::{self, alarm::Alarm};
-use crate::objects::{audit_sealer, batch};
+use crate::objects::{audit_sealer, batch, scheduler};
 use crate::platform;
 use crate::platform::log;
 use crate::store::{Progress, open_batches, servers, sessions, workspaces};
@@ -308,13 +308,17 @@ impl Janitor {
     /// Undeletes a workspace and lets its agents connect.
     async fn undelete_workspace(&self, slug: String, event: &AuditEvent) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
-        let is_undeleted = workspaces::undelete(&self.env, &slug, event).await?.is_some();
-        if is_undeleted {
-            // Batches that were open go on.
-            self.state.storage().put(LAST_BATCH_KEY, "").await?;
-            self.suspend_first(&slug).await?;
+        let Some(id) = workspaces::undelete(&self.env, &slug, event).await? else {
+            return Ok(false);
+        };
+        // Batches that were open go on.
+        self.state.storage().put(LAST_BATCH_KEY, "").await?;
+        self.suspend_first(&slug).await?;
+        // If this call fails, the next hourly pass wakes the scheduler.
+        if let Err(error) = scheduler::wake(&self.env, id, platform::now()).await {
+            log::error("scheduler_not_woken", json!({"workspace_id": id}), &error.detail);
         }
-        Ok(is_undeleted)
+        Ok(true)
     }
 
     /// Notifies the next sealers that have work.

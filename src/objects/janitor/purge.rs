@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::{Janitor, LAST_UNAPPROVED_KEY, OBJECT_TIMEOUT, SERVERS_PER_STEP, in_time};
 use crate::objects::server_link::calls::{self, DeleteServer, RevokedSessions, ServerLocation};
-use crate::objects::{audit_sealer, batch};
+use crate::objects::{audit_sealer, batch, scheduler};
 use crate::platform;
 use crate::platform::log;
 use crate::store::audit::service_event;
@@ -148,6 +148,7 @@ impl Janitor {
         } else if login_tokens::purge(&self.env, &workspace.slug).await? == Progress::More {
             return Ok(());
         }
+        scheduler::wipe(&self.env, workspace.id).await?;
         audit_sealer::wipe(&self.env, workspace.id).await?;
         workspaces::purge_rows(&self.env, workspace.id).await
     }
