@@ -1,13 +1,13 @@
 //! Commands: the fields of a request for a command (contract 7.2), and the message for the agent.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::account::read_account;
+use crate::environment::{Environment, read_environment};
 use crate::error::Error;
 use crate::features::{Feature, Features};
 use crate::fields::{BLANK, Fields, REQUIRED};
@@ -28,12 +28,6 @@ const MAX_CWD: usize = 4_095;
 const DEFAULT_TIMEOUT: i64 = 1_800;
 /// Maximum `timeout`, in seconds.
 const MAX_TIMEOUT: i64 = 86_400;
-/// Maximum number of environment variables.
-const MAX_VARIABLES: usize = 100;
-/// Maximum length of the name of an environment variable, in characters.
-const MAX_VARIABLE_NAME: usize = 128;
-/// Maximum size of the environment: the bytes of all names and values together.
-const MAX_ENVIRONMENT: usize = 32 * 1024;
 
 /// What runs the line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -67,9 +61,6 @@ pub enum ServerRef {
 
 /// Seconds for which the response for an Idempotency-Key is replayed (contract 3.11).
 pub const IDEMPOTENCY_KEY_TTL: i64 = 24 * 60 * 60;
-
-/// Environment variables by name.
-pub type Environment = BTreeMap<String, String>;
 
 /// The inputs of a command in addition to its line. The API never returns them, and the service
 /// deletes them when the command is delivered or ends.
@@ -153,44 +144,6 @@ fn read_time(fields: &mut Fields, name: &'static str) -> Option<Timestamp> {
             None
         }
     }
-}
-
-/// Reads `env`: an object of strings whose names are valid in a shell.
-fn read_environment(fields: &mut Fields) -> Option<Environment> {
-    let is_name = |name: &str| {
-        let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
-        first
-            && name.len() <= MAX_VARIABLE_NAME
-            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-    };
-    let problem: Cow<'static, str> = match fields.value("env")? {
-        Value::Object(variables) if variables.len() > MAX_VARIABLES => {
-            format!("Ensure there are no more than {MAX_VARIABLES} variables.").into()
-        }
-        Value::Object(variables) => {
-            let texts = variables
-                .iter()
-                .map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
-            match texts.collect::<Option<Environment>>() {
-                None => "Ensure all values are strings.".into(),
-                Some(env) if !env.keys().all(|name| is_name(name)) => {
-                    "Names consist of letters, digits and underscores, and do not start with a digit.".into()
-                }
-                Some(env) if env.values().any(|value| value.contains('\0')) => {
-                    "Null characters are not allowed.".into()
-                }
-                Some(env)
-                    if env.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > MAX_ENVIRONMENT =>
-                {
-                    format!("Ensure names and values have no more than {MAX_ENVIRONMENT} bytes together.").into()
-                }
-                Some(env) => return Some(env),
-            }
-        }
-        _ => "Not a valid object.".into(),
-    };
-    fields.reject("env", problem);
-    None
 }
 
 /// Reads `stdin`: any text of at most [`MAX_STDIN`] bytes.
