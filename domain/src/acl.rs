@@ -14,6 +14,7 @@ use crate::fields::BLANK;
 use crate::id;
 use crate::labels::Labels;
 use crate::output::sha256;
+use crate::script::{AllowedScript, NotAScript, ScriptRef};
 use crate::selector::Selector;
 
 /// Maximum number of entries in each list.
@@ -38,8 +39,17 @@ const MAX_WORDS_TOTAL: usize = 1_000;
 /// Maximum number of unknown keys that a response lists.
 const MAX_UNKNOWN: usize = 10;
 /// The keys of an access control list.
-const KEYS: [&str; 8] =
-    ["commands", "argv", "servers", "selector", "usernames", "networks", "read_only", "read_all"];
+const KEYS: [&str; 9] = [
+    "commands",
+    "argv",
+    "scripts",
+    "servers",
+    "selector",
+    "usernames",
+    "networks",
+    "read_only",
+    "read_all",
+];
 
 /// The limits of an API token. An absent list limits nothing. An empty list allows nothing.
 ///
@@ -61,6 +71,9 @@ pub struct Acl {
     /// Patterns of the allowed `argv`, word by word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<Vec<String>>>,
+    /// The allowed scripts: all versions of a script, or one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scripts: Option<Vec<AllowedScript>>,
     /// The ids of the servers that the token can access.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub servers: Option<Vec<Uuid>>,
@@ -307,6 +320,9 @@ impl Acl {
             .collect();
         let commands = list(object, "commands", &mut problems, line_pattern);
         let argv = list_of(object, "argv", &mut problems, word_list);
+        let scripts = list(object, "scripts", &mut problems, |text| {
+            text.parse().map_err(|error: NotAScript| error.to_string().into())
+        });
         let servers = list(object, "servers", &mut problems, |text| {
             id::parse(text).ok_or("Not a valid UUID.".into())
         });
@@ -329,8 +345,17 @@ impl Acl {
             value.as_bool()
         };
         let (read_only, read_all) = (flag("read_only"), flag("read_all"));
-        let acl =
-            Self { commands, argv, servers, selector, usernames, networks, read_only, read_all };
+        let acl = Self {
+            commands,
+            argv,
+            scripts,
+            servers,
+            selector,
+            usernames,
+            networks,
+            read_only,
+            read_all,
+        };
         problems.extend(acl.problems_of_totals());
         if problems.is_empty() { Ok(acl) } else { Err(problems) }
     }
@@ -412,6 +437,11 @@ impl Acl {
             .is_none_or(|patterns| patterns.iter().any(|pattern| matches_words(pattern, words)))
     }
 
+    /// Whether `scripts` allows a version of a script.
+    pub fn allows_script(&self, script: ScriptRef) -> bool {
+        self.scripts.as_ref().is_none_or(|entries| entries.iter().any(|one| one.allows(script)))
+    }
+
     /// Returns the limit that does not allow a command, or `None` if the command is allowed.
     /// `has_inputs`: the command has an environment, standard input or a working directory.
     ///
@@ -421,13 +451,19 @@ impl Acl {
     /// Patterns do not cover built-in commands, groups and inputs, which all change what a command
     /// does. So a token with patterns may not use them. Built-in commands run as the agent's own
     /// account, so a token with `usernames` may not use them either, nor groups. A token with only
-    /// `commands` refuses `argv`, and a token with only `argv` refuses lines.
+    /// one of `commands`, `argv` and `scripts` refuses the other two ways to say what runs.
     pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<AclLimit> {
         let (has_patterns, limits_commands) = (self.has_patterns(), self.limits_commands());
-        let is_fitting = match &command.argv {
-            _ if !has_patterns => true,
-            None => self.commands.is_some() && self.allows_line(&command.line),
-            Some(words) => self.argv.is_some() && self.allows_words(words),
+        let (is_fitting, limit) = match (command.script, &command.argv) {
+            (Some(script), _) => {
+                (self.scripts.is_some() && self.allows_script(script), AclLimit::Scripts)
+            }
+            (None, Some(words)) => {
+                (self.argv.is_some() && self.allows_words(words), AclLimit::Argv)
+            }
+            (None, None) => {
+                (self.commands.is_some() && self.allows_line(&command.line), AclLimit::Commands)
+            }
         };
         let is_named =
             self.usernames.as_ref().is_none_or(|names| names.contains(&command.username));
@@ -438,7 +474,7 @@ impl Acl {
             (!is_named, AclLimit::Usernames),
             (limits_commands && !command.groupname.is_empty(), AclLimit::Group),
             (has_patterns && has_inputs, AclLimit::Inputs),
-            (!is_fitting, if command.argv.is_some() { AclLimit::Argv } else { AclLimit::Commands }),
+            (has_patterns && !is_fitting, limit),
         ];
         limits.into_iter().find_map(|(is_broken, limit)| is_broken.then_some(limit))
     }
@@ -463,7 +499,7 @@ impl Acl {
     }
 
     fn has_patterns(&self) -> bool {
-        self.commands.is_some() || self.argv.is_some()
+        self.commands.is_some() || self.argv.is_some() || self.scripts.is_some()
     }
 
     /// Whether the list limits which commands may be created.
@@ -786,6 +822,7 @@ mod tests {
             shell: Shell::System,
             line: line.into(),
             argv: None,
+            script: None,
             username: username.into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),
@@ -900,6 +937,7 @@ mod tests {
             shell: Shell::System,
             line: "ls".into(),
             argv: None,
+            script: None,
             username: "deploy".into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::account::read_account;
@@ -12,9 +12,11 @@ use crate::error::Error;
 use crate::features::{Feature, Features};
 use crate::fields::{BLANK, Fields, REQUIRED};
 use crate::id;
+use crate::script::ScriptRef;
+use crate::script::carrier::{MAX_CARRIED_BODY, carrier_line};
 use crate::shell_words;
 use crate::time::Timestamp;
-use crate::wire::AgentCommand;
+use crate::wire::{AgentCommand, Script};
 
 /// Maximum length of `line`, in characters.
 pub const MAX_LINE: usize = 16_384;
@@ -75,6 +77,10 @@ pub struct Inputs {
     /// The working directory; `None`: the account's home.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
+    /// The environment variables that pass the parameters of a script. Patterns of an access
+    /// control list do not refuse them, so they do not count as [`Origin::has_inputs`].
+    #[serde(default, skip_serializing_if = "Environment::is_empty")]
+    pub params: Environment,
 }
 
 impl Inputs {
@@ -275,7 +281,7 @@ impl NewCommand {
         }
         let env = read_environment(&mut fields);
         let (stdin, cwd) = (read_stdin(&mut fields), read_cwd(&mut fields));
-        let inputs = Inputs { env, stdin, cwd }.non_empty();
+        let inputs = Inputs { env, stdin, cwd, params: Environment::new() }.non_empty();
         let scheduled_at = read_time(&mut fields, "scheduled_at");
         if scheduled_at
             .is_some_and(|at| at > now.plus_seconds(max_days_ahead.saturating_mul(24 * 60 * 60)))
@@ -353,6 +359,9 @@ pub struct Command {
     /// The program and its arguments, to run without a shell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<String>>,
+    /// The script that runs instead of the line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub script: Option<ScriptRef>,
     /// The remote account.
     pub username: String,
     /// The remote group; empty: the account's own group.
@@ -371,12 +380,20 @@ impl Command {
         (self.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
     }
 
-    /// A feature that the command needs and an agent with these features lacks.
-    pub fn lacks(&self, inputs: Option<&Inputs>, features: Features) -> Option<Feature> {
+    /// A feature that the command needs and an agent with these features lacks. `script`: the
+    /// script that the command runs, if it is loaded.
+    pub fn lacks(
+        &self,
+        inputs: Option<&Inputs>,
+        script: Option<&Script>,
+        features: Features,
+    ) -> Option<Feature> {
+        let needs_script = script.is_some_and(|script| script.body.len() > MAX_CARRIED_BODY);
         let needs_words = self.argv.as_ref().is_some_and(|words| !shell_words::fit_a_line(words));
         let has = |is_set: fn(&Inputs) -> bool| inputs.is_some_and(is_set);
         let lacking = [
             (needs_words && !features.argv, Feature::Argv),
+            (needs_script && !features.script, Feature::Script),
             (has(|inputs| inputs.stdin.is_some()) && !features.stdin, Feature::Stdin),
             (has(|inputs| inputs.cwd.is_some()) && !features.cwd, Feature::Cwd),
         ];
@@ -384,24 +401,43 @@ impl Command {
     }
 
     /// The message for the agent. The agent must have all features that the command needs
-    /// ([`Command::lacks`]).
-    pub fn order(&self, inputs: Option<&Inputs>, timeout: i64, features: Features) -> AgentCommand {
+    /// ([`Command::lacks`]). `script`: the script, if the command runs one.
+    pub fn order(
+        &self,
+        inputs: Option<&Inputs>,
+        script: Option<Script>,
+        timeout: i64,
+        features: Features,
+    ) -> AgentCommand {
         let inputs = inputs.cloned().unwrap_or_default();
-        let env = inputs
+        // An agent without the feature `argv` splits the line at blanks.
+        let line = match (&self.argv, &script) {
+            (Some(words), _) => words.join(" "),
+            (None, Some(script)) if !features.script => carrier_line(script),
+            _ => self.line.clone(),
+        };
+        let env: Map<String, Value> = inputs
             .env
-            .map(|env| env.into_iter().map(|(name, value)| (name, json!(value))).collect());
+            .iter()
+            .flatten()
+            .chain(&inputs.params)
+            .map(|(name, value)| (name.clone(), json!(value)))
+            .collect();
         AgentCommand {
             id: self.id,
             shell: self.shell.as_str().to_owned(),
-            // An agent without the feature `argv` splits the line at blanks.
-            line: self.argv.as_ref().map_or_else(|| self.line.clone(), |words| words.join(" ")),
+            line,
             user: self.username.clone(),
             group: self.groupname.clone(),
-            env,
-            allow_sh: self.shell == Shell::System && self.argv.is_none(),
+            env: (inputs.env.is_some() || !env.is_empty()).then_some(env),
+            // The line of a script is a label. A shell must never read it.
+            allow_sh: self.shell == Shell::System
+                && self.argv.is_none()
+                && (self.script.is_none() || script.is_some()),
             timeout: features.kill.then_some(timeout),
             requested_by: self.requested_by.as_ref().map(|requester| requester.username.clone()),
             argv: self.argv.clone().filter(|_| features.argv),
+            script: script.filter(|_| features.script),
             stdin: inputs.stdin,
             cwd: inputs.cwd,
             ..AgentCommand::default()
@@ -412,7 +448,6 @@ impl Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Map;
 
     use crate::error::Code;
 
@@ -655,43 +690,88 @@ mod tests {
             shell: Shell::System,
             line: "echo 'A=a'".into(),
             argv: Some(vec!["echo".into(), "A=a".into()]),
+            script: None,
             username: "alice".into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
         };
-        let all = Features { kill: true, argv: true, stdin: true, cwd: true };
+        let all = Features { kill: true, argv: true, script: true, stdin: true, cwd: true };
         let none = Features::default();
-        let order = command.order(None, 60, all);
+        let order = command.order(None, None, 60, all);
         assert_eq!(
             (order.line.as_str(), order.allow_sh, order.timeout),
             ("echo A=a", false, Some(60))
         );
         assert_eq!(order.argv.as_deref(), command.argv.as_deref());
-        let order = command.order(None, 60, none);
+        let order = command.order(None, None, 60, none);
         assert_eq!(
             (order.line.as_str(), order.allow_sh, order.timeout, order.argv),
             ("echo A=a", false, None, None)
         );
-        assert_eq!(command.lacks(None, none), None);
+        assert_eq!(command.lacks(None, None, none), None);
         let blank = Command { argv: Some(vec!["echo".into(), String::new()]), ..command.clone() };
-        assert_eq!((blank.lacks(None, none), blank.lacks(None, all)), (Some(Feature::Argv), None));
+        assert_eq!(
+            (blank.lacks(None, None, none), blank.lacks(None, None, all)),
+            (Some(Feature::Argv), None)
+        );
         let inputs = Inputs { stdin: Some("x".into()), cwd: Some("/".into()), ..Inputs::default() };
         assert_eq!(
-            command.lacks(Some(&inputs), Features { stdin: false, ..all }),
+            command.lacks(Some(&inputs), None, Features { stdin: false, ..all }),
             Some(Feature::Stdin)
         );
         assert_eq!(
-            command.lacks(Some(&inputs), Features { cwd: false, ..all }),
+            command.lacks(Some(&inputs), None, Features { cwd: false, ..all }),
             Some(Feature::Cwd)
         );
-        assert_eq!(command.lacks(Some(&inputs), all), None);
-        let order = command.order(Some(&inputs), 60, all);
+        assert_eq!(command.lacks(Some(&inputs), None, all), None);
+        let order = command.order(Some(&inputs), None, 60, all);
         assert_eq!((order.stdin.as_deref(), order.cwd.as_deref()), (Some("x"), Some("/")));
         let line = Command { argv: None, ..command };
-        let order = line.order(None, 60, all);
+        let order = line.order(None, None, 60, all);
         assert_eq!((order.line.as_str(), order.allow_sh, order.argv), ("echo 'A=a'", true, None));
-        assert_eq!(line.lacks(None, none), None);
+        assert_eq!(line.lacks(None, None, none), None);
+    }
+
+    #[test]
+    fn a_script_is_sent_as_such_or_in_a_line() {
+        let reference = ScriptRef { id: Uuid::max(), version: 7 };
+        let command = Command {
+            id: Uuid::nil(),
+            shell: Shell::System,
+            line: "script:x@7".into(),
+            argv: None,
+            script: Some(reference),
+            username: "alice".into(),
+            groupname: String::new(),
+            server: id::parse(SERVER).unwrap(),
+            server_name: "web-1".into(),
+            requested_by: None,
+        };
+        let body = |length: usize| Script {
+            interpreter: "sh".into(),
+            body: "x".repeat(length),
+            ..Script::default()
+        };
+        let (short, long) = (body(MAX_CARRIED_BODY), body(MAX_CARRIED_BODY + 1));
+        let (all, none) = (Features { script: true, ..Features::default() }, Features::default());
+        let order = command.order(None, Some(short.clone()), 60, all);
+        assert_eq!((order.line.as_str(), order.script.as_ref()), ("script:x@7", Some(&short)));
+        assert!(order.allow_sh && order.env.is_none());
+        let order = command.order(None, Some(short.clone()), 60, none);
+        assert_eq!((order.line, order.script), (carrier_line(&short), None));
+        assert!(order.allow_sh);
+        let lacks = |script, features| command.lacks(None, Some(script), features);
+        assert_eq!((lacks(&short, none), lacks(&long, all)), (None, None));
+        assert_eq!(lacks(&long, none), Some(Feature::Script));
+        let params = Environment::from([("PARAM_A".to_owned(), "1".to_owned())]);
+        let env = Environment::from([("B".to_owned(), "2".to_owned())]);
+        let inputs = Inputs { env: Some(env), params, ..Inputs::default() };
+        let order = command.order(Some(&inputs), Some(short), 60, all);
+        assert_eq!(json!(order.env), json!({"B": "2", "PARAM_A": "1"}));
+        let text = json!(command);
+        assert_eq!(text["script"], format!("{}@7", Uuid::max()));
+        assert_eq!(serde_json::from_value::<Command>(text).unwrap(), command);
     }
 }

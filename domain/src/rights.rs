@@ -166,6 +166,7 @@ mod tests {
             shell: Shell::System,
             line: "id".into(),
             argv: None,
+            script: None,
             username: "alice".into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),

@@ -16,6 +16,7 @@ pub mod operator;
 pub mod pages;
 pub mod passwords;
 pub mod registration_tokens;
+pub mod scripts;
 pub mod servers;
 pub mod service;
 pub mod sessions;

@@ -114,6 +114,8 @@ pub struct Quotas {
     pub tokens_of_user: i64,
     /// Login sessions of a user. A further login ends the user's oldest session.
     pub sessions_of_user: i64,
+    /// Scripts of a workspace that are not deleted.
+    pub scripts_of_workspace: i64,
     /// Bytes that a workspace stores per day: lines, inputs and outputs.
     pub bytes_of_day: i64,
 }
@@ -183,6 +185,7 @@ impl Config {
                 waiting_of_workspace: positive(env, "QUOTA_WAITING_PER_WORKSPACE", 50_000),
                 tokens_of_user: positive(env, "QUOTA_TOKENS_PER_USER", 100),
                 sessions_of_user: positive(env, "QUOTA_SESSIONS_PER_USER", 100),
+                scripts_of_workspace: positive(env, "QUOTA_SCRIPTS_PER_WORKSPACE", 1_000),
                 bytes_of_day: positive(env, "QUOTA_BYTES_PER_DAY", 1 << 30),
             },
             peer: PeerSource::read(env),

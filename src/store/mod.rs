@@ -19,6 +19,7 @@ pub mod registration_tokens;
 pub mod reset_requests;
 pub mod retention;
 pub mod scope;
+pub mod scripts;
 pub mod servers;
 pub mod sessions;
 pub mod users;

@@ -351,7 +351,7 @@ impl World {
                 if let ToAgent::Command { command } = message
                     && has_effects_left(left)
                 {
-                    self.check_send(command.id)?;
+                    self.check_send(&command)?;
                     sent.push(command.id);
                 }
             }

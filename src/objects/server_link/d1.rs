@@ -4,6 +4,8 @@
 //! A write may arrive late or more than once. Each update carries a revision, and its statement
 //! ignores a revision that is not newer than the stored one.
 
+use std::collections::BTreeMap;
+
 use farhand_domain::acl::Acl;
 use farhand_domain::command::{self, Command, Origin};
 use farhand_domain::command_end::Denial;
@@ -11,10 +13,12 @@ use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::error::Error;
 use farhand_domain::labels::Labels;
 use farhand_domain::lifecycle::Lifecycle;
-use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry};
+use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry, Verdicts};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::rights::CommandPermissions;
+use farhand_domain::script::ScriptRef;
 use farhand_domain::time::Timestamp;
+use farhand_domain::wire::Script;
 use farhand_sql::command_counts::{self, bytes_of_day, next_key};
 use farhand_sql::statement::{Parameters, Statement, Value as Parameter};
 use serde::Deserialize;
@@ -27,7 +31,7 @@ use super::d1_server;
 use crate::platform::{self, Config};
 use crate::store::audit::{self, service_event};
 use crate::store::db::{self, Failure, params};
-use crate::store::servers;
+use crate::store::{scripts, servers};
 
 /// Sends a request to D1.
 ///
@@ -95,11 +99,11 @@ const DATE_CHARS: usize = 10;
 /// The columns of `commands` that an insertion sets.
 const COMMAND_COLUMNS: &str =
     "workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
-    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs";
+    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs, script";
 /// SQL for the values of [`COMMAND_COLUMNS`] from `shell` on.
 const COMMAND_VALUES: &str =
     ":shell, :line, :username, :groupname, :timeout, :added_at, :scheduled_at, :expires_at, :state,
-    :status_message, :delivered_at, :argv, :has_inputs";
+    :status_message, :delivered_at, :argv, :has_inputs, :script";
 
 /// The parameters of a statement that inserts a command.
 fn insert_parameters(
@@ -127,6 +131,7 @@ fn insert_parameters(
         delivered_at: life.delivered_at,
         argv: command.argv.as_ref().map(|words| json!(words).to_string()),
         has_inputs: origin.has_inputs,
+        script: command.script.map(|script| script.to_string()),
     }
 }
 
@@ -269,9 +274,27 @@ async fn find_refusal(
     })
 }
 
-/// Rechecks the permission to run each of these commands, which are all for one server. Returns, in
-/// the order of the commands, the requester's current permissions, or the reason for a refusal.
-/// Returns `None` if the workspace is deleted: nothing may be delivered unless it is undeleted.
+/// Maximum number of scripts that one permission check reads. Together they have up to 1 MiB.
+const MAX_SCRIPTS_TOGETHER: usize = 4;
+
+/// A row of [`scripts::for_delivery`].
+#[derive(Deserialize)]
+struct ScriptRow {
+    id: Uuid,
+    version: i64,
+    #[serde(flatten)]
+    script: Script,
+}
+
+impl ScriptRow {
+    fn into_entry(self) -> (ScriptRef, Script) {
+        (ScriptRef { id: self.id, version: self.version }, self.script)
+    }
+}
+
+/// Rechecks the permission to run each of these commands, which are all for one server, and reads
+/// the scripts of the first commands. Returns `None` if the workspace is deleted: nothing may be
+/// delivered unless it is undeleted.
 ///
 /// # Errors
 /// D1 failed.
@@ -279,7 +302,7 @@ async fn find_rights(
     env: &Env,
     commands: &[StoredCommand],
     now: Timestamp,
-) -> Result<Option<Vec<Result<CommandPermissions, Denial>>>, Error> {
+) -> Result<Option<Verdicts>, Error> {
     #[derive(Deserialize)]
     struct PermissionRow {
         is_active: bool,
@@ -335,11 +358,23 @@ async fn find_rights(
     let credentials = Parameter::list(credentials);
     let statement =
         Statement::new(sql).bind_all(params! { workspace_id, server_id, credentials, now });
-    let rows = db::column::<String>(&db::run(env, statement).await?)?;
+    let mut wanted: Vec<_> = Vec::new();
+    for script in commands.iter().filter_map(|stored| stored.command.script) {
+        if !wanted.contains(&script) && wanted.len() < MAX_SCRIPTS_TOGETHER {
+            wanted.push(script);
+        }
+    }
+    let read_scripts =
+        (!wanted.is_empty()).then(|| scripts::for_delivery(workspace_id, &wanted));
+    let outcomes = db::batch(env, [statement].into_iter().chain(read_scripts).collect()).await?;
+    let mut outcomes = outcomes.iter();
+    let rows = outcomes.next().map(db::column::<String>).transpose()?.unwrap_or_default();
     if rows.len() < commands.len() {
         return Ok(None);
     }
-    let verdict = |row: &String| {
+    let scripts = outcomes.next().map(db::rows::<ScriptRow>).transpose()?.unwrap_or_default();
+    let scripts: BTreeMap<_, _> = scripts.into_iter().map(ScriptRow::into_entry).collect();
+    let verdict = |(row, stored): (&String, &StoredCommand)| {
         let row: PermissionRow = serde_json::from_str(row)?;
         let Some(username) = row.username.filter(|_| row.is_active) else {
             return Ok(Err(Denial::Requester));
@@ -356,10 +391,15 @@ async fn find_rights(
         let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else {
             return Ok(Err(Denial::Acl));
         };
+        let is_lost = |script| wanted.contains(&script) && !scripts.contains_key(&script);
+        if stored.command.script.is_some_and(is_lost) {
+            return Ok(Err(Denial::Script));
+        }
         let (is_staff, labels) = (row.is_staff, row.labels);
         Ok(Ok(CommandPermissions { username, is_staff, any_account, labels, acl }))
     };
-    rows.iter().map(verdict).collect::<Result<_, Error>>().map(Some)
+    let permissions = rows.iter().zip(commands).map(verdict).collect::<Result<_, Error>>()?;
+    Ok(Some(Verdicts { permissions, scripts }))
 }
 
 /// The statements that write a command's pending audit events, and then its latest state.
