@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use crate::acl::Acl;
 use crate::audit::{ActorType, AuditEvent, CredentialType};
+use crate::command::{Origin, Requester};
 use crate::time::Timestamp;
 use crate::user::Rank;
 
@@ -66,6 +67,23 @@ impl Caller {
     /// (contract 4.13).
     pub fn is_history_limited(&self) -> bool {
         self.acl.as_ref().is_some_and(Acl::limits_history)
+    }
+
+    /// The caller as the requester of commands.
+    pub fn requester(&self) -> Requester {
+        Requester { id: self.user_id, username: self.username.clone(), email: self.email.clone() }
+    }
+
+    /// The credential for the permission checks of the caller's commands. `has_inputs`: the
+    /// commands have inputs.
+    pub fn origin(&self, remote_ip: String, has_inputs: bool) -> Origin {
+        let id_if = |kind| (self.kind == kind).then_some(self.credential_id);
+        Origin {
+            api_token: id_if(CredentialKind::ApiToken),
+            session: id_if(CredentialKind::Session),
+            remote_ip,
+            has_inputs,
+        }
     }
 
     /// Adds the caller and the credential to an audit event.

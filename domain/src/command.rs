@@ -52,8 +52,9 @@ impl Shell {
     }
 }
 
-/// The server that a request names.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// The server that a request names. In JSON: a text.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
 pub enum ServerRef {
     /// By its id.
     Id(Uuid),
@@ -99,18 +100,17 @@ pub enum OnOffline {
     Queue,
 }
 
-/// A valid request for a command. Server, account and permission are not checked yet.
-#[derive(Clone, Debug)]
-pub struct NewCommand {
-    /// Where to run it.
-    pub server: ServerRef,
+/// What runs, as which account and for how long: the fields that requests for commands and for
+/// batches share (contract 7.2).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CommandSpec {
     /// What runs the line.
     pub shell: Shell,
     /// What to run. With `argv`: the words, quoted as a shell would read them.
     pub line: String,
     /// The program and its arguments, to run without a shell.
     pub argv: Option<Vec<String>>,
-    /// The remote account; `None`: the caller's username.
+    /// The remote account; `None`: the default of each server.
     pub username: Option<String>,
     /// The remote group; empty: the account's own group.
     pub groupname: String,
@@ -118,6 +118,15 @@ pub struct NewCommand {
     pub timeout: i64,
     /// Environment, standard input and working directory.
     pub inputs: Option<Inputs>,
+}
+
+/// A valid request for a command. Server, account and permission are not checked yet.
+#[derive(Clone, Debug)]
+pub struct NewCommand {
+    /// Where to run it.
+    pub server: ServerRef,
+    /// What to run.
+    pub spec: CommandSpec,
     /// When to run it; `None` or a past time: now.
     pub scheduled_at: Option<Timestamp>,
     /// The latest time of its delivery; `None`: the default of
@@ -251,15 +260,10 @@ pub(crate) fn read_line_or_argv(fields: &mut Fields) -> Option<(String, Option<V
     read_line(fields).map(|line| (line, None))
 }
 
-impl NewCommand {
-    /// Reads a request for a command. `now` is the time of the request. `max_days_ahead` limits
-    /// `scheduled_at`.
-    ///
-    /// # Errors
-    /// All invalid fields together.
-    pub fn read(mut fields: Fields, now: Timestamp, max_days_ahead: i64) -> Result<Self, Error> {
-        let server = read_server(&mut fields);
-        let run = read_line_or_argv(&mut fields);
+impl CommandSpec {
+    /// Reads the fields. Returns `None` if one of them was rejected.
+    pub(crate) fn read(fields: &mut Fields) -> Option<Self> {
+        let run = read_line_or_argv(fields);
         let shell = match fields.value("shell").map(Value::as_str) {
             None | Some(Some("system")) => Some(Shell::System),
             Some(Some("internal")) => Some(Shell::Builtin),
@@ -268,8 +272,8 @@ impl NewCommand {
                 None
             }
         };
-        let username = read_account(&mut fields, "username", 1);
-        let groupname = read_account(&mut fields, "groupname", 0).unwrap_or_default();
+        let username = read_account(fields, "username", 1);
+        let groupname = read_account(fields, "groupname", 0).unwrap_or_default();
         let timeout =
             fields.optional_integer("timeout", 1..=MAX_TIMEOUT).unwrap_or(DEFAULT_TIMEOUT);
         if shell == Some(Shell::Builtin) {
@@ -279,22 +283,56 @@ impl NewCommand {
                 }
             }
         }
-        let env = read_environment(&mut fields);
-        let (stdin, cwd) = (read_stdin(&mut fields), read_cwd(&mut fields));
+        let env = read_environment(fields);
+        let (stdin, cwd) = (read_stdin(fields), read_cwd(fields));
         let inputs = Inputs { env, stdin, cwd, params: Environment::new() }.non_empty();
-        let scheduled_at = read_time(&mut fields, "scheduled_at");
-        if scheduled_at
-            .is_some_and(|at| at > now.plus_seconds(max_days_ahead.saturating_mul(24 * 60 * 60)))
-        {
-            fields.reject("scheduled_at", format!("Must be at most {max_days_ahead} days ahead."));
-        }
-        let expires_at = read_time(&mut fields, "expires_at");
-        if expires_at.is_some_and(|expires| {
-            expires <= scheduled_at.map_or(now, |scheduled| scheduled.max(now))
-        }) {
-            fields
-                .reject("expires_at", "Ensure this is in the future, and later than scheduled_at.");
-        }
+        let ((line, argv), shell) = run.zip(shell)?;
+        Some(Self { shell, line, argv, username, groupname, timeout, inputs })
+    }
+
+    /// The bytes that one command of this kind counts for the workspace's quota, without its
+    /// output.
+    pub fn stored_bytes(&self) -> u64 {
+        stored_bytes(&self.line, self.inputs.as_ref())
+    }
+}
+
+/// The bytes of a line and its inputs.
+fn stored_bytes(line: &str, inputs: Option<&Inputs>) -> u64 {
+    (line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
+}
+
+/// Reads `scheduled_at` and `expires_at`. `now` is the time of the request. `max_days_ahead` limits
+/// `scheduled_at`.
+pub(crate) fn read_times(
+    fields: &mut Fields,
+    now: Timestamp,
+    max_days_ahead: i64,
+) -> (Option<Timestamp>, Option<Timestamp>) {
+    let scheduled_at = read_time(fields, "scheduled_at");
+    if scheduled_at
+        .is_some_and(|at| at > now.plus_seconds(max_days_ahead.saturating_mul(24 * 60 * 60)))
+    {
+        fields.reject("scheduled_at", format!("Must be at most {max_days_ahead} days ahead."));
+    }
+    let expires_at = read_time(fields, "expires_at");
+    let earliest = scheduled_at.map_or(now, |scheduled| scheduled.max(now));
+    if expires_at.is_some_and(|expires| expires <= earliest) {
+        fields.reject("expires_at", "Ensure this is in the future, and later than scheduled_at.");
+    }
+    (scheduled_at, expires_at)
+}
+
+impl NewCommand {
+    /// Reads a request for a command. `now` is the time of the request. `max_days_ahead` limits
+    /// `scheduled_at`.
+    ///
+    /// # Errors
+    /// All invalid fields together.
+    pub fn read(mut fields: Fields, now: Timestamp, max_days_ahead: i64) -> Result<Self, Error> {
+        let server = read_server(&mut fields);
+        let spec = CommandSpec::read(&mut fields);
+        let (scheduled_at, expires_at) = read_times(&mut fields, now, max_days_ahead);
         let on_offline = match fields.value("on_offline").map(Value::as_str) {
             None | Some(Some("reject")) => OnOffline::Reject,
             Some(Some("queue")) => OnOffline::Queue,
@@ -303,20 +341,8 @@ impl NewCommand {
                 OnOffline::Reject
             }
         };
-        let ((server, (line, argv)), shell) = fields.finish_with(server.zip(run).zip(shell))?;
-        Ok(Self {
-            server,
-            shell,
-            line,
-            argv,
-            username,
-            groupname,
-            timeout,
-            inputs,
-            scheduled_at,
-            expires_at,
-            on_offline,
-        })
+        let (server, spec) = fields.finish_with(server.zip(spec))?;
+        Ok(Self { server, spec, scheduled_at, expires_at, on_offline })
     }
 }
 
@@ -377,7 +403,7 @@ pub struct Command {
 impl Command {
     /// The bytes that count for the workspace's quota, not including the output.
     pub fn stored_bytes(&self, inputs: Option<&Inputs>) -> u64 {
-        (self.line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
+        stored_bytes(&self.line, inputs)
     }
 
     /// A feature that the command needs and an agent with these features lacks. `script`: the
@@ -471,16 +497,16 @@ mod tests {
     fn a_request_names_server_and_line_in_either_form() {
         let command = read(&json!({"server": SERVER, "line": "id", "username": "deploy"})).unwrap();
         assert_eq!(
-            (command.server, command.line.as_str()),
+            (command.server, command.spec.line.as_str()),
             (ServerRef::Id(id::parse(SERVER).unwrap()), "id")
         );
         let command = read(&json!({"server": "web-1", "command": "id"})).unwrap();
         assert_eq!(
-            (command.server, command.line.as_str(), command.username),
+            (command.server, command.spec.line.as_str(), command.spec.username),
             (ServerRef::Name("web-1".into()), "id", None)
         );
         assert_eq!(
-            (command.shell, command.timeout, command.groupname.as_str()),
+            (command.spec.shell, command.spec.timeout, command.spec.groupname.as_str()),
             (Shell::System, 1_800, "")
         );
         assert!(read(&json!({"server": "web-1", "command": "id", "line": "id"})).is_ok());
@@ -593,9 +619,12 @@ mod tests {
     fn env_is_an_object_of_strings() {
         let with = |env: Value| json!({"server": "a", "line": "id", "env": env});
         let command = read(&with(json!({"A_1": "b", "_": "", "a": "ü\n"}))).unwrap();
-        assert_eq!(command.inputs.unwrap().env.unwrap().len(), 3);
-        assert_eq!(read(&with(json!({}))).unwrap().inputs.unwrap().env, Some(Environment::new()));
-        assert_eq!(read(&with(json!(null))).unwrap().inputs, None);
+        assert_eq!(command.spec.inputs.unwrap().env.unwrap().len(), 3);
+        assert_eq!(
+            read(&with(json!({}))).unwrap().spec.inputs.unwrap().env,
+            Some(Environment::new())
+        );
+        assert_eq!(read(&with(json!(null))).unwrap().spec.inputs, None);
         let many: Map<String, Value> = (0..101).map(|n| (format!("A{n}"), json!(""))).collect();
         for bad in [
             json!([]),
@@ -622,9 +651,11 @@ mod tests {
     fn argv_is_a_list_of_words() {
         let with = |argv: Value| json!({"server": "a", "argv": argv});
         let command = read(&with(json!(["echo", "a b", "", "$(id)\n'"]))).unwrap();
-        assert_eq!(command.argv.as_deref().map(<[String]>::len), Some(4));
-        assert_eq!(command.line, "echo 'a b' '' '$(id)\n'\\'".to_owned() + "''");
-        assert!(read(&json!({"server": "a", "line": "id", "argv": null})).unwrap().argv.is_none());
+        assert_eq!(command.spec.argv.as_deref().map(<[String]>::len), Some(4));
+        assert_eq!(command.spec.line, "echo 'a b' '' '$(id)\n'\\'".to_owned() + "''");
+        assert!(
+            read(&json!({"server": "a", "line": "id", "argv": null})).unwrap().spec.argv.is_none()
+        );
         assert!(read(&with(json!(vec!["x".repeat(64); 256]))).is_ok());
         assert!(read(&with(json!(["é".repeat(16_384)]))).is_ok());
         for bad in [
@@ -648,7 +679,7 @@ mod tests {
     #[test]
     fn stdin_is_a_text_and_cwd_an_absolute_path() {
         let with = |name: &str, value: Value| json!({"server": "a", "line": "id", name: value});
-        let inputs = |name: &str, value: Value| read(&with(name, value)).unwrap().inputs;
+        let inputs = |name: &str, value: Value| read(&with(name, value)).unwrap().spec.inputs;
         assert_eq!(
             inputs("stdin", json!("")),
             Some(Inputs { stdin: Some(String::new()), ..Inputs::default() })

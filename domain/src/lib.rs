@@ -19,6 +19,7 @@ pub mod authorization;
 pub mod caller;
 pub mod chunk_row;
 pub mod command;
+pub mod command_audit;
 pub mod command_end;
 pub mod command_list;
 pub mod command_object;

@@ -27,12 +27,45 @@ pub struct CommandPermissions {
     pub acl: Option<Acl>,
 }
 
+/// The account for a command without `username` (contract 7.2): the server's default account if the
+/// caller may name that account, otherwise the caller's own username. `any_account`: the caller may
+/// name any account on the server.
+pub fn default_account<'a>(
+    server_default: Option<&'a str>,
+    any_account: bool,
+    own_username: &'a str,
+) -> &'a str {
+    server_default.filter(|name| any_account || *name == own_username).unwrap_or(own_username)
+}
+
+/// The rule that refuses a command, as a sentence that names who may run it (contract 5.6).
+pub fn run_as_rule(denial: Denial) -> &'static str {
+    match denial {
+        Denial::Builtin => "Only staff and superusers may use the shell internal.",
+        _ => {
+            "Only staff, the server's owner and managers and owners of its groups may name another account or a group."
+        }
+    }
+}
+
 impl CommandPermissions {
     /// Checks whether the user may run a command (contract 5.6; contract 4.12).
     ///
     /// # Errors
     /// The rule that does not allow it.
     pub fn allow(&self, command: &Command, origin: &Origin) -> Result<(), Denial> {
+        self.allow_account(command)?;
+        let is_near = |acl: &Acl| acl.allows_address(&origin.remote_ip);
+        let is_allowed = self.refusal(command, origin.has_inputs).is_none()
+            && self.acl.as_ref().is_none_or(is_near);
+        if is_allowed { Ok(()) } else { Err(Denial::Acl) }
+    }
+
+    /// Checks whether the user may run a command as its account, group and shell (contract 5.6).
+    ///
+    /// # Errors
+    /// The rule that does not allow it.
+    pub fn allow_account(&self, command: &Command) -> Result<(), Denial> {
         let as_self = command.username == self.username && command.groupname.is_empty();
         if !self.any_account && !as_self {
             return Err(Denial::Account);
@@ -40,10 +73,7 @@ impl CommandPermissions {
         if command.shell == Shell::Builtin && !self.is_staff {
             return Err(Denial::Builtin);
         }
-        let is_near = |acl: &Acl| acl.allows_address(&origin.remote_ip);
-        let is_allowed = self.refusal(command, origin.has_inputs).is_none()
-            && self.acl.as_ref().is_none_or(is_near);
-        if is_allowed { Ok(()) } else { Err(Denial::Acl) }
+        Ok(())
     }
 
     /// The limit of the API token's list that does not allow a command on the server. Returns

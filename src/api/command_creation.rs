@@ -1,15 +1,14 @@
 //! Creation of commands (contract 7.2 to 7.4).
 
 use farhand_domain::acl::Acl;
-use farhand_domain::audit::{AuditObject, add_ids, cut_line};
+use farhand_domain::audit::AuditObject;
 use farhand_domain::caller::Caller;
-use farhand_domain::command::{Command, IDEMPOTENCY_KEY_TTL, NewCommand, Origin, Requester};
+use farhand_domain::command::{Command, IDEMPOTENCY_KEY_TTL, NewCommand};
 use farhand_domain::command_end::Denial;
 use farhand_domain::command_object::{self, OrderedCommand};
 use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_domain::labels::Labels;
-use farhand_domain::output::sha256;
-use farhand_domain::rights::CommandPermissions;
+use farhand_domain::rights::{CommandPermissions, default_account, run_as_rule};
 use farhand_domain::secret::{Guessable, SecretKey};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -46,8 +45,8 @@ impl Target {
     /// The account for a command without `username`: the server's `default_username` if the caller
     /// may name that account, otherwise the caller's own username (contract 7.2).
     pub fn username_for(&self, caller: &Caller) -> String {
-        let may_name = |name: &&String| self.any_account || **name == caller.username;
-        self.default_username.as_ref().filter(may_name).unwrap_or(&caller.username).clone()
+        let server_default = self.default_username.as_deref();
+        default_account(server_default, self.any_account, &caller.username).to_owned()
     }
 
     /// What the caller may run on this server, limited by the access control list of the caller's
@@ -272,31 +271,20 @@ fn authorize(
     key: Option<IdempotencyKey>,
     wait: Option<u32>,
 ) -> Result<Create, Error> {
-    let requester = Requester {
-        id: caller.user_id,
-        username: caller.username.clone(),
-        email: caller.email.clone(),
-    };
     let rights = target.rights(caller);
+    let spec = &new.spec;
     let command = Command {
         id: platform::new_id(call.now)?,
-        shell: new.shell,
-        line: new.line.clone(),
-        argv: new.argv.clone(),
-        username: new.username.clone().unwrap_or_else(|| target.username_for(caller)),
-        groupname: new.groupname.clone(),
+        shell: spec.shell,
+        line: spec.line.clone(),
+        argv: spec.argv.clone(),
+        username: spec.username.clone().unwrap_or_else(|| target.username_for(caller)),
+        groupname: spec.groupname.clone(),
         server: target.id,
         server_name: target.name,
-        requested_by: Some(requester),
+        requested_by: Some(caller.requester()),
     };
-    let origin = Origin {
-        api_token: (caller.kind == farhand_domain::caller::CredentialKind::ApiToken)
-            .then_some(caller.credential_id),
-        session: (caller.kind == farhand_domain::caller::CredentialKind::Session)
-            .then_some(caller.credential_id),
-        remote_ip: call.remote_ip(),
-        has_inputs: new.inputs.is_some(),
-    };
+    let origin = caller.origin(call.remote_ip(), spec.inputs.is_some());
     let event =
         caller.attribute(call.audit_event()?).with_object(Some(command.id.to_string()), None);
     let event = event.details(audit_details(&command, new, &platform::secret_key(&call.env)?)?);
@@ -320,8 +308,8 @@ fn authorize(
         workspace_id: caller.workspace_id,
         command,
         origin,
-        inputs: new.inputs.clone(),
-        timeout: new.timeout,
+        inputs: spec.inputs.clone(),
+        timeout: spec.timeout,
         scheduled_at: new.scheduled_at,
         expires_at: new.expires_at,
         on_offline: new.on_offline,
@@ -331,42 +319,11 @@ fn authorize(
     })
 }
 
-/// The message for a command that the run-as rule refuses.
-fn run_as_rule(denial: Denial) -> &'static str {
-    match denial {
-        Denial::Builtin => "Only staff and superusers may use the shell internal.",
-        _ => {
-            "Only staff, the server's owner and managers and owners of its groups may name another account or a group."
-        }
-    }
-}
-
-/// The details of the audit event of a command. They contain the names of the environment variables
-/// and a keyed hash of their values, and the length and a hash of the standard input.
+/// The details of the audit event of a command.
 fn audit_details(command: &Command, new: &NewCommand, key: &SecretKey) -> Result<Value, Error> {
-    let mut details = json!({
-        "server": {"id": command.server, "name": command.server_name},
-        "shell": command.shell.as_str(),
-        "line": cut_line(&command.line),
-        "line_sha256": sha256(&command.line),
-        "line_length": command.line.chars().count(),
-        "username": command.username,
-        "groupname": command.groupname,
-        "scheduled_at": new.scheduled_at,
-        "timeout": new.timeout,
-    });
-    let Some(inputs) = &new.inputs else { return Ok(details) };
-    if let Some(stdin) = &inputs.stdin {
-        (details["stdin_bytes"], details["stdin_sha256"]) =
-            (json!(stdin.len()), json!(sha256(stdin)));
-    }
-    if let Some(cwd) = &inputs.cwd {
-        details["cwd"] = json!(cwd);
-    }
-    if let Some(env) = &inputs.env {
-        add_ids(&mut details, "env", &env.keys().collect::<Vec<_>>());
-        let text = serde_json::to_string(env)?;
-        details["env_hmac"] = json!(key.hash(Guessable::Environment, &text));
-    }
+    let mut details = new.spec.audit_details(key)?;
+    details["server"] = json!({"id": command.server, "name": command.server_name});
+    details["username"] = json!(command.username);
+    details["scheduled_at"] = json!(new.scheduled_at);
     Ok(details)
 }

@@ -24,11 +24,11 @@ pub fn check(data: &[u8]) {
     let read = || Fields::from_json(data).expect("it was read before");
     let now = Timestamp::from_millis(1_795_224_225_000);
     if let Some(command) = read_or_reject(NewCommand::read(read(), now, 400)) {
-        let length = command.line.chars().count();
-        assert!((1..=MAX_LINE).contains(&length) && !command.line.contains('\0'));
-        assert!((1..=86_400).contains(&command.timeout));
+        let length = command.spec.line.chars().count();
+        assert!((1..=MAX_LINE).contains(&length) && !command.spec.line.contains('\0'));
+        assert!((1..=86_400).contains(&command.spec.timeout));
         assert!(command.expires_at.is_none_or(|expires| expires > now));
-        assert!(command.username.is_none_or(|name| !name.trim().is_empty() && !name.starts_with('-')));
+        assert!(command.spec.username.is_none_or(|name| !name.trim().is_empty() && !name.starts_with('-')));
     }
     if let Some(token) = read_or_reject(NewToken::read(read(), now)) {
         assert!((1..=128).contains(&token.name.chars().count()));
