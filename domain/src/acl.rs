@@ -498,6 +498,11 @@ impl Acl {
         self.limits_commands() && self.read_all != Some(true)
     }
 
+    /// Whether the list limits which scripts may run.
+    pub fn limits_scripts(&self) -> bool {
+        self.has_patterns()
+    }
+
     fn has_patterns(&self) -> bool {
         self.commands.is_some() || self.argv.is_some() || self.scripts.is_some()
     }
@@ -969,6 +974,54 @@ mod tests {
         );
         assert_eq!(refusal(json!({"servers": []}), &words, false), Some(AclLimit::Servers));
         assert_eq!(refusal(json!({"read_only": true}), &words, false), Some(AclLimit::ReadOnly));
+    }
+
+    #[test]
+    fn scripts_are_allowed_by_id_or_version() {
+        let script = |version| Some(ScriptRef { id: Uuid::nil(), version });
+        let line = Command {
+            id: Uuid::nil(),
+            shell: Shell::System,
+            line: "script:x@1".into(),
+            argv: None,
+            script: None,
+            username: "deploy".into(),
+            groupname: String::new(),
+            server: id::parse(SERVER).unwrap(),
+            server_name: "web-1".into(),
+            requested_by: None,
+        };
+        let one = Command { script: script(1), ..line.clone() };
+        let two = Command { script: script(2), ..line.clone() };
+        let refusal =
+            |list: Value, command: &Command, has_inputs| acl(list).refusal(command, has_inputs);
+        let (all, first) = (json!({"scripts": [Uuid::nil()]}), format!("{}@1", Uuid::nil()));
+        let first = json!({"scripts": [first]});
+        assert_eq!(refusal(all.clone(), &one, false), None);
+        assert_eq!(refusal(first.clone(), &one, false), None);
+        assert_eq!(refusal(first.clone(), &two, false), Some(AclLimit::Scripts));
+        assert_eq!(refusal(json!({"scripts": []}), &one, false), Some(AclLimit::Scripts));
+        assert_eq!(refusal(json!({"scripts": [SERVER]}), &one, false), Some(AclLimit::Scripts));
+        // The label in the line is not what runs.
+        for list in [
+            json!({"commands": ["*"]}),
+            json!({"commands": ["script:x@1"]}),
+            json!({"argv": [["..."]]}),
+        ] {
+            assert_eq!(refusal(list, &one, false), Some(AclLimit::Scripts));
+        }
+        assert_eq!(refusal(all.clone(), &line, false), Some(AclLimit::Commands));
+        assert_eq!(refusal(all.clone(), &one, true), Some(AclLimit::Inputs));
+        let in_group = Command { groupname: "www".into(), ..one.clone() };
+        assert_eq!(refusal(all.clone(), &in_group, false), Some(AclLimit::Group));
+        assert_eq!(refusal(json!({}), &two, true), None);
+        assert!(acl(all.clone()).limits_history() && acl(all).limits_scripts());
+        for bad in [json!("x"), json!(format!("{SERVER}@0")), json!(format!("{SERVER}@")), json!(1)]
+        {
+            refused(&json!({"scripts": [bad]}), &["scripts[0]"]);
+        }
+        let stored = acl(json!({"scripts": [SERVER.to_uppercase()]})).json().unwrap();
+        assert_eq!(stored, format!("{{\"scripts\":[\"{SERVER}\"]}}"));
     }
 
     #[test]

@@ -7,13 +7,15 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::account::read_account;
-use crate::environment::{Environment, read_environment};
 use crate::error::Error;
 use crate::features::{Feature, Features};
 use crate::fields::{BLANK, Fields, REQUIRED};
 use crate::id;
-use crate::script::ScriptRef;
+pub use crate::inputs::Inputs;
+use crate::inputs::{Environment, read_cwd, read_environment, read_stdin};
 use crate::script::carrier::{MAX_CARRIED_BODY, carrier_line};
+use crate::script::parameters::PREFIX;
+use crate::script::{ScriptCall, ScriptRef};
 use crate::shell_words;
 use crate::time::Timestamp;
 use crate::wire::{AgentCommand, Script};
@@ -22,10 +24,6 @@ use crate::wire::{AgentCommand, Script};
 pub const MAX_LINE: usize = 16_384;
 /// Maximum number of words in `argv`.
 pub const MAX_ARGV_WORDS: usize = 256;
-/// Maximum length of `stdin`, in bytes.
-const MAX_STDIN: usize = 64 * 1024;
-/// Maximum length of `cwd`, in bytes: the limit of Linux.
-const MAX_CWD: usize = 4_095;
 /// The default of `timeout`, in seconds.
 const DEFAULT_TIMEOUT: i64 = 1_800;
 /// Maximum `timeout`, in seconds.
@@ -65,32 +63,6 @@ pub enum ServerRef {
 /// Seconds for which the response for an Idempotency-Key is replayed (contract 3.11).
 pub const IDEMPOTENCY_KEY_TTL: i64 = 24 * 60 * 60;
 
-/// The inputs of a command in addition to its line. The API never returns them, and the service
-/// deletes them when the command is delivered or ends.
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct Inputs {
-    /// Additional environment variables.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub env: Option<Environment>,
-    /// The standard input.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stdin: Option<String>,
-    /// The working directory; `None`: the account's home.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cwd: Option<String>,
-    /// The environment variables that pass the parameters of a script. Patterns of an access
-    /// control list do not refuse them, so they do not count as [`Origin::has_inputs`].
-    #[serde(default, skip_serializing_if = "Environment::is_empty")]
-    pub params: Environment,
-}
-
-impl Inputs {
-    /// Returns `None` if no input is set.
-    pub fn non_empty(self) -> Option<Self> {
-        (self != Self::default()).then_some(self)
-    }
-}
-
 /// What happens to an immediate command if the agent is not connected (contract 7.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OnOffline {
@@ -110,6 +82,8 @@ pub struct CommandSpec {
     pub line: String,
     /// The program and its arguments, to run without a shell.
     pub argv: Option<Vec<String>>,
+    /// The script to run instead of the line. Until [`CommandSpec::freeze`], `line` is empty.
+    pub script: Option<ScriptCall>,
     /// The remote account; `None`: the default of each server.
     pub username: Option<String>,
     /// The remote group; empty: the account's own group.
@@ -159,34 +133,6 @@ fn read_time(fields: &mut Fields, name: &'static str) -> Option<Timestamp> {
             None
         }
     }
-}
-
-/// Reads `stdin`: any text of at most [`MAX_STDIN`] bytes.
-fn read_stdin(fields: &mut Fields) -> Option<String> {
-    let problem: Cow<'static, str> = match fields.value("stdin")? {
-        Value::String(text) if text.len() > MAX_STDIN => {
-            format!("Ensure this field has no more than {MAX_STDIN} bytes.").into()
-        }
-        Value::String(text) => return Some(text.clone()),
-        _ => "Not a valid string.".into(),
-    };
-    fields.reject("stdin", problem);
-    None
-}
-
-/// Reads `cwd`: an absolute path.
-fn read_cwd(fields: &mut Fields) -> Option<String> {
-    let problem: Cow<'static, str> = match fields.value("cwd")? {
-        Value::String(path) if path.contains('\0') => "Null characters are not allowed.".into(),
-        Value::String(path) if !path.starts_with('/') => "Enter an absolute path.".into(),
-        Value::String(path) if path.len() > MAX_CWD => {
-            format!("Ensure this field has no more than {MAX_CWD} bytes.").into()
-        }
-        Value::String(path) => return Some(path.clone()),
-        _ => "Not a valid string.".into(),
-    };
-    fields.reject("cwd", problem);
-    None
 }
 
 /// Reads `line`, or its alias `command`.
@@ -252,18 +198,43 @@ fn read_words(fields: &mut Fields) -> Option<Vec<String>> {
     None
 }
 
-/// Reads what to run: a line, or `argv` and the line that shows its words.
-pub(crate) fn read_line_or_argv(fields: &mut Fields) -> Option<(String, Option<Vec<String>>)> {
-    if fields.value("argv").is_some() {
-        return read_words(fields).map(|words| (shell_words::quoted(&words), Some(words)));
+/// What a request runs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct WhatToRun {
+    /// The line; for `argv` its words, quoted as a shell would read them; for a script empty.
+    pub line: String,
+    /// The program and its arguments, to run without a shell.
+    pub argv: Option<Vec<String>>,
+    /// The script to run.
+    pub script: Option<ScriptCall>,
+}
+
+/// Reads what to run: a line, `argv` or a script.
+pub(crate) fn read_what_to_run(fields: &mut Fields) -> Option<WhatToRun> {
+    let script = ScriptCall::read(fields);
+    if fields.value("script").is_some() {
+        if ["line", "command", "argv"].iter().any(|name| fields.value(name).is_some()) {
+            fields.reject("script", "Give one of line, argv and script.");
+            return None;
+        }
+        return script.map(|call| WhatToRun {
+            line: String::new(),
+            argv: None,
+            script: Some(call),
+        });
     }
-    read_line(fields).map(|line| (line, None))
+    if fields.value("argv").is_some() {
+        let words = read_words(fields)?;
+        let line = shell_words::quoted(&words);
+        return Some(WhatToRun { line, argv: Some(words), script: None });
+    }
+    read_line(fields).map(|line| WhatToRun { line, argv: None, script: None })
 }
 
 impl CommandSpec {
     /// Reads the fields. Returns `None` if one of them was rejected.
     pub(crate) fn read(fields: &mut Fields) -> Option<Self> {
-        let run = read_line_or_argv(fields);
+        let run = read_what_to_run(fields);
         let shell = match fields.value("shell").map(Value::as_str) {
             None | Some(Some("system")) => Some(Shell::System),
             Some(Some("internal")) => Some(Shell::Builtin),
@@ -277,17 +248,29 @@ impl CommandSpec {
         let timeout =
             fields.optional_integer("timeout", 1..=MAX_TIMEOUT).unwrap_or(DEFAULT_TIMEOUT);
         if shell == Some(Shell::Builtin) {
-            for name in ["argv", "stdin", "cwd"] {
+            for name in ["argv", "script", "stdin", "cwd"] {
                 if fields.value(name).is_some() {
                     fields.reject(name, "The agent's built-ins take only a line.");
                 }
             }
         }
         let env = read_environment(fields);
+        let is_param = |name: &String| name.starts_with(PREFIX);
+        if fields.value("script").is_some() && env.iter().flat_map(Environment::keys).any(is_param)
+        {
+            fields.reject("env", "With script, names may not begin with PARAM_. Use params.");
+        }
         let (stdin, cwd) = (read_stdin(fields), read_cwd(fields));
         let inputs = Inputs { env, stdin, cwd, params: Environment::new() }.non_empty();
-        let ((line, argv), shell) = run.zip(shell)?;
-        Some(Self { shell, line, argv, username, groupname, timeout, inputs })
+        let (WhatToRun { line, argv, script }, shell) = run.zip(shell)?;
+        Some(Self { shell, line, argv, script, username, groupname, timeout, inputs })
+    }
+
+    /// Whether the request has an environment, standard input or a working directory. See
+    /// [`Origin::has_inputs`].
+    pub fn has_inputs(&self) -> bool {
+        let inputs = self.inputs.as_ref();
+        inputs.is_some_and(|i| i.env.is_some() || i.stdin.is_some() || i.cwd.is_some())
     }
 
     /// The bytes that one command of this kind counts for the workspace's quota, without its
@@ -476,6 +459,7 @@ mod tests {
     use super::*;
 
     use crate::error::Code;
+    use crate::secret::SecretKey;
 
     const SERVER: &str = "01936d3e-7a00-7000-8000-000000000000";
 
@@ -804,5 +788,55 @@ mod tests {
         let text = json!(command);
         assert_eq!(text["script"], format!("{}@7", Uuid::max()));
         assert_eq!(serde_json::from_value::<Command>(text).unwrap(), command);
+    }
+
+    #[test]
+    fn a_script_runs_instead_of_a_line() {
+        let with = |more: Value| {
+            let mut body = json!({"server": "a", "script": SERVER});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body
+        };
+        let spec = read(&with(json!({"params": {"A": 1}, "cwd": "/"}))).unwrap().spec;
+        let call = spec.script.as_ref().unwrap();
+        assert_eq!(
+            (call.version, call.params["A"].clone(), spec.line.as_str()),
+            (None, json!(1), "")
+        );
+        for name in ["line", "command"] {
+            refused(&with(json!({name: "id"})), &["script"]);
+        }
+        refused(&with(json!({"argv": ["id"]})), &["script"]);
+        refused(&with(json!({"shell": "internal"})), &["script"]);
+        refused(&with(json!({"env": {"PARAM_A": "1"}})), &["env"]);
+        assert!(read(&json!({"server": "a", "line": "id", "env": {"PARAM_A": "1"}})).is_ok());
+        refused(&json!({"server": "a", "params": {}}), &["line", "params"]);
+        refused(&json!({"server": "a", "line": "id", "script_version": 1}), &["script_version"]);
+    }
+
+    #[test]
+    fn a_frozen_script_has_a_version_and_variables() {
+        let version: crate::script::ScriptVersion = serde_json::from_value(json!({
+            "id": SERVER, "version": 4, "name": "a b", "interpreter": "sh", "body": "id", "sha256": "x",
+            "params": [{"name": "A", "type": "integer", "required": true}],
+        }))
+        .unwrap();
+        let spec = |body: Value| read(&body).unwrap().spec;
+        let mut frozen = spec(json!({"server": "a", "script": SERVER, "params": {"A": 1}}));
+        assert_eq!((frozen.script_ref(), frozen.inputs.clone()), (None, None));
+        frozen.freeze(&version);
+        frozen.set_params(&version).unwrap();
+        assert_eq!(frozen.line, "script:a b@4");
+        assert_eq!(frozen.script_ref().unwrap().to_string(), format!("{SERVER}@4"));
+        let inputs = frozen.inputs.as_ref().unwrap();
+        assert_eq!(json!(inputs), json!({"params": {"PARAM_A": "1"}}));
+        assert!(!frozen.has_inputs(), "parameters are not inputs");
+        let details = frozen.audit_details(&SecretKey::new(&"x".repeat(32), "").unwrap()).unwrap();
+        assert_eq!(details["script"], json!({"id": SERVER, "version": 4, "sha256": "x"}));
+        assert_eq!(details["params"], json!(["PARAM_A"]));
+        let mut with_env = spec(json!({"server": "a", "script": SERVER, "env": {"B": ""}}));
+        assert!(with_env.has_inputs());
+        with_env.freeze(&version);
+        assert!(with_env.set_params(&version).unwrap_err().fields.contains_key("params"));
     }
 }

@@ -317,6 +317,11 @@ impl Fields {
         self.values.keys().any(|name| !read_names.contains(name.as_str()))
     }
 
+    /// Whether an error was recorded.
+    pub fn has_errors(&self) -> bool {
+        !self.errors.is_empty()
+    }
+
     /// Records an error for each field of the body that was not read.
     fn reject_unknown(&mut self) {
         let read_names = self.read_names.get_mut();

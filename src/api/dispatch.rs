@@ -8,7 +8,7 @@ use worker::web_sys;
 use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, command_creation, command_output, commands, docs, groups, operator,
-    pages, passwords, registration_tokens, servers, service, sessions, tokens, users,
+    pages, passwords, registration_tokens, scripts, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;

@@ -116,8 +116,7 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let input =
         fields.and_then(|fields| extent.read(fields, ScriptChanges::read_all, ScriptChanges::read));
     let attempt = async || {
-        let (caller, found) =
-            find::<ScriptForChange>(&credential, scripts::for_change(id)).await?;
+        let (caller, found) = find::<ScriptForChange>(&credential, scripts::for_change(id)).await?;
         require_staff(&caller)?;
         let changes = input.clone()?;
         let changed = found.changed_by(&changes);
@@ -126,9 +125,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         }
         let sha256 = changes.body.as_deref().map_or(found.sha256, sha256);
         let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&found.name));
-        let event = event.details(
-            json!({"fields": changed, "version": found.version + 1, "sha256": sha256}),
-        );
+        let event = event
+            .details(json!({"fields": changed, "version": found.version + 1, "sha256": sha256}));
         let batch = scripts::update(&credential.scope, id, found.version, &changes, &event)?;
         let (_, script) = credential.write(batch).await.map_err(duplicate_name_error)?;
         Ok(script.map(Reply::ok_text))
@@ -142,8 +140,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let event = call.audit_event()?.with_object(Some(id.to_string()), None);
-    let (caller, hidden) =
-        credential.write(scripts::hide(&credential.scope, id, &event)?).await?;
+    let (caller, hidden) = credential.write(scripts::hide(&credential.scope, id, &event)?).await?;
     require_staff(&caller)?;
     hidden.map(|_| Reply::no_content()).ok_or_else(Error::not_found)
 }

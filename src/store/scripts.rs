@@ -78,7 +78,8 @@ const LATEST: &str = "scripts s CROSS JOIN script_versions v
 
 /// SQL for the condition that the caller can read a row of `script_versions v`: a limited token
 /// reads only versions that its list names (contract 4.12).
-const IS_READABLE: &str = "(me.acl IS NULL OR EXISTS (SELECT 1 FROM json_each(me.acl, '$.scripts') a
+const IS_READABLE: &str =
+    "(me.acl IS NULL OR EXISTS (SELECT 1 FROM json_each(me.acl, '$.scripts') a
     WHERE a.value IN (v.script_id, v.script_id || '@' || v.version)))";
 
 /// SQL for whether the caller is staff.

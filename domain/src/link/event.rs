@@ -277,7 +277,7 @@ pub struct D1Server {
 }
 
 /// What a permission check found.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Verdicts {
     /// The requesters' permissions or the reasons for refusals, in the order of the commands.
     pub permissions: Vec<Result<CommandPermissions, Denial>>,

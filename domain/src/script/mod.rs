@@ -3,6 +3,7 @@
 //! A script has versions. A version never changes, and a command names one ([`ScriptRef`]).
 
 pub mod carrier;
+mod freeze;
 pub mod parameters;
 
 use std::borrow::Cow;
@@ -13,10 +14,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::environment::Environment;
 use crate::error::Error;
 use crate::fields::{BLANK, Fields, NULL, REQUIRED};
 use crate::id;
+use crate::inputs::Environment;
 use crate::page::{self, last_value, search_words};
 use crate::wire;
 use parameters::{Parameter, read_parameters, variables};
@@ -138,7 +139,7 @@ macro_rules! as_text {
 as_text!(ScriptRef, AllowedScript);
 
 /// What a request runs, if it runs a script. The script may not exist.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScriptCall {
     /// The script's id.
     pub script: Uuid,
@@ -146,22 +147,21 @@ pub struct ScriptCall {
     pub version: Option<i64>,
     /// The values of its parameters by name, not checked yet.
     pub params: Map<String, Value>,
+    /// The SHA-256 of the body, once the version is frozen.
+    pub sha256: Option<String>,
 }
 
 impl ScriptCall {
     /// Reads `script`, `script_version` and `params`. `None`: the request names no script, or a
     /// field was rejected.
     pub(crate) fn read(fields: &mut Fields) -> Option<Self> {
-        let has_script = fields.value("script").is_some();
-        for name in ["script_version", "params"] {
-            if !has_script && fields.value(name).is_some() {
-                fields.reject(name, "Give this with script only.");
+        if fields.value("script").is_none() {
+            for name in ["script_version", "params"] {
+                if fields.value(name).is_some() {
+                    fields.reject(name, "Give this with script only.");
+                }
             }
-        }
-        let text = fields.optional_text("script", 1..=64)?;
-        let script = id::parse(&text);
-        if script.is_none() {
-            fields.reject("script", "Not a valid UUID.");
+            return None;
         }
         let version = fields.optional_integer("script_version", FIRST_VERSION..=MAX_VERSION);
         let params = match fields.value("params").cloned() {
@@ -172,7 +172,12 @@ impl ScriptCall {
                 Map::new()
             }
         };
-        Some(Self { script: script?, version, params })
+        let text = fields.optional_text("script", 1..=64)?;
+        let script = id::parse(&text);
+        if script.is_none() {
+            fields.reject("script", "Not a valid UUID.");
+        }
+        Some(Self { script: script?, version, params, sha256: None })
     }
 }
 
@@ -477,7 +482,7 @@ mod tests {
         assert_eq!((call.script.to_string().as_str(), call.version), (ID, Some(2)));
         assert_eq!(read(json!({"script": null, "params": null})), Ok(None));
         refused(read(json!({"script": "restart"})), &["script"]);
-        refused(read(json!({"script": 7})), &["script"]);
+        refused(read(json!({"script": 7, "params": {}, "script_version": 1})), &["script"]);
         refused(read(json!({"script": ID, "script_version": 0})), &["script_version"]);
         refused(read(json!({"script": ID, "params": []})), &["params"]);
         refused(read(json!({"params": {}, "script_version": 1})), &["params", "script_version"]);

@@ -8,9 +8,9 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::environment::{Environment, MAX_ENVIRONMENT};
 use crate::error::{Error, FieldErrors};
 use crate::fields::{Fields, NULL, REQUIRED, as_integer};
+use crate::inputs::{Environment, MAX_ENVIRONMENT};
 
 /// What precedes a parameter's name in the name of its environment variable.
 pub const PREFIX: &str = "PARAM_";

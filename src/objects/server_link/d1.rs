@@ -319,7 +319,7 @@ async fn find_rights(
         is_staff: bool,
         acl: Option<Value>,
     }
-    let Some(first) = commands.first() else { return Ok(Some(vec![])) };
+    let Some(first) = commands.first() else { return Ok(Some(Verdicts::default())) };
     let (workspace_id, server_id) = (first.workspace_id, first.command.server);
     let credentials: Vec<_> = commands
         .iter()
@@ -364,8 +364,7 @@ async fn find_rights(
             wanted.push(script);
         }
     }
-    let read_scripts =
-        (!wanted.is_empty()).then(|| scripts::for_delivery(workspace_id, &wanted));
+    let read_scripts = (!wanted.is_empty()).then(|| scripts::for_delivery(workspace_id, &wanted));
     let outcomes = db::batch(env, [statement].into_iter().chain(read_scripts).collect()).await?;
     let mut outcomes = outcomes.iter();
     let rows = outcomes.next().map(db::column::<String>).transpose()?.unwrap_or_default();

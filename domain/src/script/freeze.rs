@@ -1,0 +1,33 @@
+//! Freezes the version of the script that a request runs (contract 14.12).
+
+use super::{ScriptRef, ScriptVersion};
+use crate::command::CommandSpec;
+use crate::error::Error;
+use crate::inputs::Inputs;
+
+impl CommandSpec {
+    /// Freezes the version of the script that runs, and sets the line that shows it.
+    pub fn freeze(&mut self, version: &ScriptVersion) {
+        self.line = version.line();
+        if let Some(call) = &mut self.script {
+            (call.version, call.sha256) = (Some(version.version), Some(version.sha256.clone()));
+        }
+    }
+
+    /// The frozen version of the script that runs.
+    pub fn script_ref(&self) -> Option<ScriptRef> {
+        let call = self.script.as_ref()?;
+        Some(ScriptRef { id: call.script, version: call.version? })
+    }
+
+    /// Checks the values of the script's parameters, and adds them to the inputs.
+    ///
+    /// # Errors
+    /// See [`ScriptVersion::variables`].
+    pub fn set_params(&mut self, version: &ScriptVersion) -> Result<(), Error> {
+        let Some(call) = &self.script else { return Ok(()) };
+        let params = version.variables(&call.params)?;
+        self.inputs = Inputs { params, ..self.inputs.take().unwrap_or_default() }.non_empty();
+        Ok(())
+    }
+}
