@@ -25,6 +25,7 @@ async fn creations(workspace: &Workspace) -> Vec<(&'static str, Value, &'static 
         ("/api/iam/memberships/", json!({"group": group["id"], "user": user["id"]}), &[]),
         ("/api/servers/", json!({"name": "web-1"}), &["key", "install", "install_alpamon"]),
         ("/api/servers/registration-tokens/", json!({"name": "x"}), &["key"]),
+        ("/api/events/scripts/", json!({"name": "x", "body": "id"}), &[]),
     ]
 }
 

@@ -12,6 +12,7 @@ mod hosts;
 mod iam;
 mod idempotency_keys;
 mod reset_page;
+mod scripts;
 mod servers;
 mod status;
 mod unknown_fields;

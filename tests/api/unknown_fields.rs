@@ -108,6 +108,8 @@ impl ExistingResources {
         let membership = json!({"group": group, "user": user["id"]});
         made("/api/iam/memberships/", "/api/iam/memberships/", membership).await;
         made("/api/servers/", "/api/servers/", json!({"name": "web-1"})).await;
+        let script = json!({"name": "clean", "body": "id"});
+        made("/api/events/scripts/", "/api/events/scripts/", script).await;
         let reset_request = async {
             workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await
         };
@@ -152,8 +154,11 @@ async fn unknown_fields_are_rejected_at_every_depth() {
             let errors = reply.expect(400);
             let messages = if place == "/acl" { &errors["acl"] } else { &errors["zzz"] };
             assert!(messages.to_string().contains("Unknown field."), "{what} {place}: {errors}");
-            let code =
-                if path.starts_with("/api/events/") { "INVALID_COMMAND" } else { "INVALID_INPUT" };
+            let code = if path.starts_with("/api/events/commands/") {
+                "INVALID_COMMAND"
+            } else {
+                "INVALID_INPUT"
+            };
             assert_eq!(reply.header("X-Error-Code"), code, "{what}");
         }
     }

@@ -30,6 +30,10 @@ pub const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/api/events/commands/{id}/chunks/"),
     ("GET", "/api/events/commands/{id}/output/"),
     ("GET", "/api/events/commands/{id}/stream/"),
+    ("GET", "/api/events/scripts/"),
+    ("GET", "/api/events/scripts/{id}/"),
+    ("GET", "/api/events/scripts/{id}/versions/"),
+    ("GET", "/api/events/scripts/{id}/versions/{version}/"),
 ];
 
 #[tokio::test]

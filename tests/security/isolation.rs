@@ -512,6 +512,15 @@ const STRANGERS: &[StrangerCase] = &[
     ("GET", "/api/events/commands/{id}/chunks/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/output/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/stream/", 404, Some(404)),
+    // Every user can read the scripts of the workspace.
+    ("GET", "/api/events/scripts/", 200, None),
+    ("POST", "/api/events/scripts/", 403, None),
+    ("GET", "/api/events/scripts/{id}/", 200, Some(404)),
+    ("PUT", "/api/events/scripts/{id}/", 403, Some(404)),
+    ("PATCH", "/api/events/scripts/{id}/", 403, Some(404)),
+    ("DELETE", "/api/events/scripts/{id}/", 403, Some(404)),
+    ("GET", "/api/events/scripts/{id}/versions/", 200, Some(404)),
+    ("GET", "/api/events/scripts/{id}/versions/{version}/", 200, Some(404)),
     ("GET", "/api/audit/events/", 403, None),
     ("POST", "/api/audit/verify/", 403, None),
 ];
@@ -529,6 +538,7 @@ struct ResourceIds {
     server_name: String,
     registration_token: Value,
     command: Value,
+    script: Value,
 }
 
 impl ResourceIds {
@@ -545,6 +555,8 @@ impl ResourceIds {
             workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
         let body = json!({"server": server["id"], "line": "secret", "on_offline": "queue"});
         let command = workspace.admin.post(COMMANDS, &body).await.expect(201);
+        let script = json!({"name": unique("script"), "body": "id"});
+        let script = workspace.admin.post("/api/events/scripts/", &script).await.expect(201);
         Self {
             session: session["id"].clone(),
             token: token["id"].clone(),
@@ -557,6 +569,7 @@ impl ResourceIds {
             server_name: server["name"].as_str().unwrap().to_owned(),
             registration_token: token_for_hosts["id"].clone(),
             command: command["id"].clone(),
+            script: script["id"].clone(),
         }
     }
 
@@ -573,7 +586,8 @@ impl ResourceIds {
             server: none.clone(),
             server_name: "no-such-server".to_owned(),
             registration_token: none.clone(),
-            command: none,
+            command: none.clone(),
+            script: none,
         }
     }
 
@@ -589,10 +603,12 @@ impl ResourceIds {
             ["servers", "servers" | "{id}"] => uuid(&self.server),
             ["servers", "registration-tokens"] => uuid(&self.registration_token),
             ["events", "commands"] => uuid(&self.command),
+            ["events", "scripts"] => uuid(&self.script),
             _ if !pattern.contains("{id}") => String::new(),
             _ => panic!("{pattern} has an id of an unknown type"),
         };
-        pattern.replace("{id}", &id).replace("{username}", &self.username)
+        let path = pattern.replace("{id}", &id).replace("{username}", &self.username);
+        path.replace("{version}", "1")
     }
 
     /// A body that the endpoint would accept from a caller with the permission. It contains only
@@ -606,7 +622,7 @@ impl ResourceIds {
         let mut body = json!({
             "name": name, "expires_at": null, "enabled": true, "role": "member", "line": "id", "on_offline": "queue",
             "username": name, "email": format!("{name}@example.com"), "password": "an entirely other one",
-            "new_password": "an entirely new one", "server": self.server, "group": self.group, "user": self.user,
+            "new_password": "an entirely new one", "body": "id", "server": self.server, "group": self.group, "user": self.user,
         });
         body.as_object_mut().unwrap().retain(|field, _| known.get(field).is_some());
         body
@@ -661,8 +677,9 @@ async fn an_id_without_access_looks_like_an_unknown_id() {
             if status >= 400 {
                 assert_eq!(reply.json()["code"].as_str(), code_of(pattern, status), "{what}");
             }
-            // Every user may know which users exist in their workspace.
-            let is_seen = who == "ordinary" && pattern.contains("/users/");
+            // Every user may know which users and scripts exist in their workspace.
+            let is_public = pattern.contains("/users/") || pattern.contains("/scripts/");
+            let is_seen = who == "ordinary" && is_public;
             if status >= 400 && !is_seen {
                 let of_nothing = send(api, &nothing).await;
                 assert_eq!((of_nothing.status, of_nothing.text), (status, reply.text), "{what}");

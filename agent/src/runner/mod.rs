@@ -152,6 +152,8 @@ impl<T: Transport> Runner<T> {
                 Stage::Ended { is_fin_accepted: true } => {}
                 Stage::Ended { is_fin_accepted: false } => unreported.push(id),
                 Stage::Received => {
+                    // The agent may have died between writing the script and starting it.
+                    drop(ScriptFile(ScriptFile::path(id)));
                     let reporter = self.reports.begin(id, Written::already());
                     log::warn!("command {id}: the agent died before it started");
                     let fin =
