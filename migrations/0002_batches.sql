@@ -63,9 +63,18 @@ CREATE TABLE batch_targets (
   PRIMARY KEY (workspace_id, batch_id, position)
 ) STRICT, WITHOUT ROWID;
 
+-- Serves: the batches to notify when a server connects.
+CREATE INDEX batch_targets_queued ON batch_targets (workspace_id, server_id) WHERE state = 'queued';
+
 ALTER TABLE commands ADD COLUMN batch_id TEXT;
 
 -- The SHA-256 of the kept result of a command in a batch, to group equal outputs.
 ALTER TABLE commands ADD COLUMN result_sha256 TEXT;
 
 CREATE UNIQUE INDEX commands_by_batch ON commands (workspace_id, batch_id, server_id) WHERE batch_id IS NOT NULL;
+
+-- Serves: the quotas of waiting commands. The targets of batches count as targets, not as commands.
+DROP INDEX commands_waiting;
+
+CREATE INDEX commands_waiting ON commands (workspace_id, requested_by, batch_id)
+WHERE delivered_at IS NULL AND handled_at IS NULL;

@@ -56,3 +56,6 @@ END;
 -- The script that runs instead of the line, as <id>@<version>.
 ALTER TABLE commands ADD COLUMN script TEXT;
 ALTER TABLE batches ADD COLUMN script TEXT;
+
+-- Whether the batch gave parameters to its script. They are deleted when it ends, as its inputs.
+ALTER TABLE batches ADD COLUMN has_params INTEGER NOT NULL DEFAULT 0 CHECK (has_params IN (0, 1));

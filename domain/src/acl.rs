@@ -9,8 +9,11 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 pub use crate::acl_limit::AclLimit;
+pub use crate::acl_pattern::{ANY_FURTHER_WORDS, matches_words};
+use crate::acl_pattern::{fits, star_problem, stars};
+use crate::batch_list::MAX_TARGETS;
 use crate::command::{Command, MAX_ARGV_WORDS, MAX_LINE, Shell};
-use crate::fields::BLANK;
+use crate::fields::{BLANK, as_integer};
 use crate::id;
 use crate::labels::Labels;
 use crate::output::sha256;
@@ -21,8 +24,6 @@ use crate::selector::Selector;
 const MAX_ENTRIES: usize = 100;
 /// Maximum length of an entry of `usernames`, in characters.
 const MAX_USERNAME: usize = 64;
-/// As the last word of an entry of `argv`, it allows any further arguments.
-pub const ANY_FURTHER_WORDS: &str = "...";
 /// Maximum length of an access control list as JSON, in bytes. The list is read with each request
 /// of its token.
 const MAX_BYTES: usize = 32_768;
@@ -39,7 +40,7 @@ const MAX_WORDS_TOTAL: usize = 1_000;
 /// Maximum number of unknown keys that a response lists.
 const MAX_UNKNOWN: usize = 10;
 /// The keys of an access control list.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "commands",
     "argv",
     "scripts",
@@ -47,6 +48,7 @@ const KEYS: [&str; 9] = [
     "selector",
     "usernames",
     "networks",
+    "max_targets",
     "read_only",
     "read_all",
 ];
@@ -87,6 +89,9 @@ pub struct Acl {
     /// The networks from which requests are accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub networks: Option<Vec<IpNet>>,
+    /// Maximum number of targets of a batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_targets: Option<u32>,
     /// Whether the token may only read. `None` means `false`, and is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
@@ -165,55 +170,18 @@ fn list_of<T>(
     Some(list)
 }
 
-/// Whether `*` in a pattern matches the text: a shell reads only words and blanks in it.
-///
-/// Operators start another command. `#` starts a comment, quotes join words and `~` names another
-/// folder, so they change the meaning of the rest of the line. Shells do not break a line at U+2028
-/// or U+2029, but log viewers do.
-fn is_plain(text: &str) -> bool {
-    !text.contains(|c: char| {
-        c.is_control()
-            || matches!(c, '\u{2028}' | '\u{2029}')
-            || matches!(c, ';' | '&' | '|' | '<' | '>' | '`' | '$' | '(' | ')' | '\\' | '{' | '}')
-            || matches!(c, '#' | '\'' | '"' | '~')
-    })
-}
-
-/// Returns an error for a `*` that can match more than its pattern suggests: between quotes, after
-/// a backslash or before `#`.
-fn star_problem(pattern: &str) -> Option<&'static str> {
-    let mut quote = None;
-    let mut characters = pattern.chars().peekable();
-    while let Some(c) = characters.next() {
-        match (quote, c) {
-            (Some(_), '*') => {
-                return Some(
-                    "A * may not stand between quotes: they do not limit what it matches.",
-                );
-            }
-            (None | Some('"'), '\\') => {
-                let escaped = characters.next();
-                if escaped == Some('*') {
-                    return Some(
-                        "A * may not follow a backslash: it would still match other text.",
-                    );
-                }
-            }
-            (None, '\'' | '"') => quote = Some(c),
-            (None, '*') if characters.peek() == Some(&'#') => {
-                return Some(
-                    "A * may not stand before #: it could turn the rest of the line into a comment.",
-                );
-            }
-            (Some(open), _) if open == c => quote = None,
-            _ => {}
-        }
+/// Reads `max_targets`, which may be missing or null.
+fn read_max_targets(
+    object: &Map<String, Value>,
+    problems: &mut Vec<Cow<'static, str>>,
+) -> Option<u32> {
+    let value = object.get("max_targets").filter(|value| !value.is_null())?;
+    let number = as_integer(value).and_then(|number| u32::try_from(number).ok());
+    let number = number.filter(|number| (1..=MAX_TARGETS as u32).contains(number));
+    if number.is_none() {
+        problems.push(format!("max_targets: Enter a whole number from 1 to {MAX_TARGETS}.").into());
     }
-    None
-}
-
-fn stars(text: &str) -> usize {
-    text.bytes().filter(|byte| *byte == b'*').count()
+    number
 }
 
 /// Reads an entry of `argv`: a list of words.
@@ -248,50 +216,6 @@ fn line_pattern(pattern: &str) -> Result<String, Cow<'static, str>> {
         return Err(format!("Ensure this has no more than {MAX_STARS} *.").into());
     }
     star_problem(&pattern).map_or(Ok(pattern), |problem| Err(problem.into()))
-}
-
-/// Whether a pattern matches a whole line.
-///
-/// The literal parts are searched from left to right. Each part is used at its first position,
-/// without backtracking, so the time is linear in the lengths of both texts.
-///
-/// The first position is always right, although a star matches only plain text:
-/// - If a part is all plain, the first position is as good as a later position, because the star
-///   after it can match the text in between.
-/// - If a part has a character that is not plain, no star can skip that character. So the part can
-///   match at only one position.
-fn fits(pattern: &str, line: &str) -> bool {
-    fits_with(pattern, line, is_plain)
-}
-
-/// Whether a pattern matches a whole text. Each `*` matches any text that `star_matches` accepts.
-fn fits_with(pattern: &str, line: &str, star_matches: fn(&str) -> bool) -> bool {
-    let mut parts = pattern.split('*');
-    let (Some(head), Some(tail)) = (parts.next(), parts.next_back()) else {
-        return pattern == line;
-    };
-    let Some(mut rest) = line.strip_prefix(head) else { return false };
-    for part in parts {
-        match rest.find(part) {
-            Some(start) if star_matches(&rest[..start]) => rest = &rest[start + part.len()..],
-            _ => return false,
-        }
-    }
-    rest.strip_suffix(tail).is_some_and(star_matches)
-}
-
-/// Whether an entry of `argv` matches the words of a command, word by word. After a last
-/// [`ANY_FURTHER_WORDS`] any further words match. No shell reads the words, so `*` matches any
-/// text.
-pub fn matches_words(pattern: &[String], words: &[String]) -> bool {
-    let (pattern, is_open) = match pattern.split_last() {
-        Some((last, before)) if last == ANY_FURTHER_WORDS => (before, true),
-        _ => (pattern, false),
-    };
-    let is_as_long =
-        if is_open { words.len() >= pattern.len() } else { words.len() == pattern.len() };
-    is_as_long
-        && pattern.iter().zip(words).all(|(pattern, word)| fits_with(pattern, word, |_| true))
 }
 
 /// Converts a network of IPv4-mapped IPv6 addresses to its IPv4 network. Other networks do not
@@ -337,6 +261,7 @@ impl Acl {
                     .into(),
             )
         });
+        let max_targets = read_max_targets(object, &mut problems);
         let mut flag = |key: &str| {
             let value = object.get(key)?;
             if !value.is_boolean() {
@@ -353,6 +278,7 @@ impl Acl {
             selector,
             usernames,
             networks,
+            max_targets,
             read_only,
             read_all,
         };
@@ -484,6 +410,11 @@ impl Acl {
         self.refusal(command, has_inputs).is_none()
     }
 
+    /// Whether a batch may have this number of targets.
+    pub fn allows_targets(&self, number: usize) -> bool {
+        self.max_targets.is_none_or(|max| number <= max as usize)
+    }
+
     /// Whether requests from an address are accepted. An IPv4-mapped IPv6 address counts as its
     /// IPv4 address. A text that is not an address is in no network.
     pub fn allows_address(&self, remote_ip: &str) -> bool {
@@ -521,6 +452,7 @@ impl Acl {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acl_pattern::is_plain;
     use proptest::prelude::*;
 
     const SERVER: &str = "01936d3e-7a00-7000-8000-000000000000";
@@ -833,6 +765,7 @@ mod tests {
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let internal = |command: Command| Command { shell: Shell::Builtin, ..command };
         let free = acl(json!({}));
@@ -948,6 +881,7 @@ mod tests {
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let words = Command { argv: Some(vec!["ls".into()]), ..line.clone() };
         let refusal =

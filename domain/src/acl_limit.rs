@@ -25,6 +25,8 @@ pub enum AclLimit {
     Argv,
     /// `scripts` does not have the script, or not this version.
     Scripts,
+    /// `max_targets` does not allow a batch with so many targets.
+    MaxTargets,
 }
 
 impl fmt::Display for AclLimit {
@@ -44,6 +46,7 @@ impl fmt::Display for AclLimit {
             Self::Commands => "no pattern in commands allows the line",
             Self::Argv => "no entry of argv allows the arguments",
             Self::Scripts => "no entry of scripts allows the script and its version",
+            Self::MaxTargets => "max_targets does not allow so many targets",
         })
     }
 }

@@ -381,6 +381,9 @@ pub struct Command {
     pub server_name: String,
     /// The user who requested it; `None`: the user was deleted.
     pub requested_by: Option<Requester>,
+    /// The batch that it belongs to (contract 13).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<Uuid>,
 }
 
 impl Command {
@@ -711,6 +714,7 @@ mod tests {
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let all = Features { kill: true, argv: true, script: true, stdin: true, cwd: true };
         let none = Features::default();
@@ -822,10 +826,12 @@ mod tests {
         }))
         .unwrap();
         let spec = |body: Value| read(&body).unwrap().spec;
-        let mut frozen = spec(json!({"server": "a", "script": SERVER, "params": {"A": 1}}));
+        let frozen = spec(json!({"server": "a", "script": SERVER, "params": {"A": 1}}));
         assert_eq!((frozen.script_ref(), frozen.inputs.clone()), (None, None));
-        frozen.freeze(&version);
-        frozen.set_params(&version).unwrap();
+        let missing = frozen.frozen(None).1.unwrap_err();
+        assert!(missing.fields.contains_key("script"));
+        let (frozen, valid) = frozen.frozen(Some(&version));
+        valid.unwrap();
         assert_eq!(frozen.line, "script:a b@4");
         assert_eq!(frozen.script_ref().unwrap().to_string(), format!("{SERVER}@4"));
         let inputs = frozen.inputs.as_ref().unwrap();
@@ -834,9 +840,10 @@ mod tests {
         let details = frozen.audit_details(&SecretKey::new(&"x".repeat(32), "").unwrap()).unwrap();
         assert_eq!(details["script"], json!({"id": SERVER, "version": 4, "sha256": "x"}));
         assert_eq!(details["params"], json!(["PARAM_A"]));
-        let mut with_env = spec(json!({"server": "a", "script": SERVER, "env": {"B": ""}}));
+        let with_env = spec(json!({"server": "a", "script": SERVER, "env": {"B": ""}}));
         assert!(with_env.has_inputs());
-        with_env.freeze(&version);
-        assert!(with_env.set_params(&version).unwrap_err().fields.contains_key("params"));
+        assert!(with_env.frozen(Some(&version)).1.unwrap_err().fields.contains_key("params"));
+        let line = spec(json!({"server": "a", "line": "id"}));
+        assert_eq!(line.frozen(None), (line.clone(), Ok(())));
     }
 }

@@ -15,6 +15,8 @@ pub enum Cancellation {
     NotAllowed(Denial),
     /// Its server was deleted.
     ServerDeleted,
+    /// Its batch was cancelled.
+    BatchCancelled,
     /// The inputs could not be decrypted when the command was due, because `SECRET_KEY` was
     /// changed.
     InputsUnreadable,
@@ -26,6 +28,7 @@ impl fmt::Display for Cancellation {
             Self::By(username) => write!(f, "by {username}"),
             Self::NotAllowed(denial) => write!(f, "as {denial}"),
             Self::ServerDeleted => write!(f, "as its server was deleted"),
+            Self::BatchCancelled => write!(f, "as its batch was cancelled"),
             Self::InputsUnreadable => {
                 write!(
                     f,

@@ -186,6 +186,19 @@ endpoints! {
     /// The output as it arrives.
     CommandStream: User, [GET "/api/events/commands/{id}/stream/"], accepts_limited_tokens;
 
+    BatchList: User, [GET "/api/events/batches/"], accepts_limited_tokens;
+    /// Runs one command on many servers.
+    BatchCreate: User, [POST "/api/events/batches/"] audits "batch.create", accepts_limited_tokens;
+    BatchRetrieve: User, [GET "/api/events/batches/{id}/"], accepts_limited_tokens;
+    BatchCancel: User, [POST "/api/events/batches/{id}/cancel/"] audits "batch.cancel", accepts_limited_tokens;
+    /// Cancels the batch, and kills its running commands.
+    BatchKill: User, [POST "/api/events/batches/{id}/kill/"] audits "batch.kill", accepts_limited_tokens;
+    /// Creates a batch of the targets without success.
+    BatchRetry: User, [POST "/api/events/batches/{id}/retry-failed/"] audits "batch.retry", accepts_limited_tokens;
+    BatchTargets: User, [GET "/api/events/batches/{id}/targets/"], accepts_limited_tokens;
+    /// The targets that ended, grouped by equal output.
+    BatchOutputs: User, [GET "/api/events/batches/{id}/outputs/"], accepts_limited_tokens;
+
     ScriptList: User, [GET "/api/events/scripts/"], accepts_limited_tokens;
     ScriptCreate: User, [POST "/api/events/scripts/"] audits "script.create";
     ScriptRetrieve: User, [GET "/api/events/scripts/{id}/"], accepts_limited_tokens;

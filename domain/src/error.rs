@@ -59,6 +59,12 @@ codes! {
     EventCommandAlreadySent = "EVENT_COMMAND_ALREADY_SENT",
     /// The command has ended.
     CommandAlreadyHandled = "COMMAND_ALREADY_HANDLED",
+    /// The batch has ended.
+    BatchAlreadyEnded = "BATCH_ALREADY_ENDED",
+    /// The batch has not ended.
+    BatchNotEnded = "BATCH_NOT_ENDED",
+    /// The inputs of the batch were deleted when it ended, so it cannot be repeated.
+    InputsDeleted = "INPUTS_DELETED",
     /// The command's agent is not connected, or does not support kills.
     AgentCannotKill = "AGENT_CANNOT_KILL",
     /// Another agent with this server's identity is connected and alive.

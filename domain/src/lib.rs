@@ -11,11 +11,15 @@
 pub mod account;
 pub mod acl;
 pub mod acl_limit;
+pub mod acl_pattern;
 pub mod address;
 pub mod api_token;
 pub mod audit;
 pub mod audit_chain;
 pub mod authorization;
+pub mod batch;
+pub mod batch_list;
+pub mod batch_request;
 pub mod caller;
 pub mod chunk_row;
 pub mod command;

@@ -15,8 +15,8 @@ const ACK_TIMEOUT: Duration = Duration::from_secs(60);
 const RESULT_GRACE: Duration = Duration::from_secs(60);
 /// A running command is stuck this long after a restart of the agent or the deletion of the server.
 const LOST_AGENT_GRACE: Duration = Duration::from_secs(60);
-/// The default of `expires_at` is this long after `scheduled_at`.
-const DEFAULT_EXPIRY: Duration = Duration::from_secs(3_600);
+/// The default of `expires_at` of commands and batches is this long after `scheduled_at`.
+pub const DEFAULT_EXPIRY: Duration = Duration::from_secs(3_600);
 
 /// Rounds seconds to microseconds. Returns a number unchanged if it is too large to round.
 pub fn round_to_micros(seconds: f64) -> f64 {

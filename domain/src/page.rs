@@ -6,6 +6,8 @@ use crate::error::{Error, ErrorKind, FieldErrors};
 pub const DEFAULT_SIZE: u64 = 15;
 /// Maximum number of items on a page. A larger `page_size` is reduced to this.
 pub const MAX_SIZE: u64 = 100;
+/// [`MAX_SIZE`] of lists of servers and of a batch's targets.
+pub const MAX_SIZE_OF_SERVERS: u64 = 1_000;
 
 /// The decoded query parameters of a request, in the order of the request.
 pub type Query = Vec<(String, String)>;
@@ -94,7 +96,7 @@ pub fn ordering<T: Copy + PartialEq>(
 pub struct Page {
     /// The number of the page, from 1.
     pub number: u64,
-    /// The number of items on a page, from 1 to [`MAX_SIZE`].
+    /// The number of items on a page, at least 1.
     pub size: u64,
 }
 
@@ -114,6 +116,14 @@ impl Page {
     /// # Errors
     /// A field error for each parameter that is not a whole number of at least 1.
     pub fn from_query(query: &[(String, String)]) -> Result<Self, Error> {
+        Self::from_query_up_to(query, MAX_SIZE)
+    }
+
+    /// Like [`Page::from_query`], with another maximum of `page_size`.
+    ///
+    /// # Errors
+    /// See [`Page::from_query`].
+    pub fn from_query_up_to(query: &[(String, String)], max_size: u64) -> Result<Self, Error> {
         let mut errors = FieldErrors::new();
         let mut read = |name: &'static str, default| match last_value(query, name) {
             None => default,
@@ -123,7 +133,7 @@ impl Page {
             }),
         };
         let page =
-            Self { number: read("page", 1), size: read("page_size", DEFAULT_SIZE).min(MAX_SIZE) };
+            Self { number: read("page", 1), size: read("page_size", DEFAULT_SIZE).min(max_size) };
         if errors.is_empty() { Ok(page) } else { Err(Error::fields(errors)) }
     }
 
@@ -160,6 +170,8 @@ mod tests {
             Page::from_query(&query(&[("page", "3"), ("page_size", "1000")])).unwrap(),
             Page { number: 3, size: 100 }
         );
+        let large = Page::from_query_up_to(&query(&[("page_size", "1001")]), MAX_SIZE_OF_SERVERS);
+        assert_eq!(large.unwrap().size, 1_000);
         assert_eq!(Page::from_query(&query(&[("page", "1"), ("page", "2")])).unwrap().number, 2);
         for bad in ["0", "-1", "", "1.5", "+1", "x", "１", " 1"] {
             let error = Page::from_query(&query(&[("page", bad), ("page_size", bad)])).unwrap_err();

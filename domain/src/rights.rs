@@ -209,6 +209,7 @@ mod tests {
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let origin = Origin {
             api_token: None,

@@ -1,6 +1,7 @@
 //! Builds SQL for D1. The crate does not depend on Cloudflare, so tests can run the statements in
 //! SQLite.
 
+pub mod batches;
 pub mod command_counts;
 pub mod command_list;
 pub mod numbering;

@@ -76,6 +76,7 @@ fn refusal_reason(
         server: target.id,
         server_name: target.name,
         requested_by: None,
+        batch: None,
     };
     let rights = CommandPermissions { acl, ..rights };
     let origin =

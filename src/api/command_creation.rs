@@ -9,7 +9,7 @@ use farhand_domain::command_object::{self, OrderedCommand};
 use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_domain::labels::Labels;
 use farhand_domain::rights::{CommandPermissions, default_account, run_as_rule};
-use farhand_domain::script::ScriptVersion;
+use farhand_domain::script::{ScriptVersion, unknown_script};
 use farhand_domain::secret::{Guessable, SecretKey};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -136,7 +136,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
                 if caller.acl.as_ref().is_some_and(Acl::limits_scripts) {
                     return Err(Error::acl_not_allowed());
                 }
-                Err(Error::field("script", "No such script, or no such version of it."))
+                Err(unknown_script())
             }
             Some(target) => {
                 Ok(authorize(call, &new, &caller, (target, script), key.clone(), wait)?)
@@ -287,11 +287,7 @@ fn authorize(
     wait: Option<u32>,
 ) -> Result<Create, Error> {
     let rights = target.rights(caller);
-    let mut spec = new.spec.clone();
-    let params = script.as_ref().map_or(Ok(()), |version| {
-        spec.freeze(version);
-        spec.set_params(version)
-    });
+    let (spec, valid) = new.spec.frozen(script.as_ref());
     let command = Command {
         id: platform::new_id(call.now)?,
         shell: spec.shell,
@@ -303,6 +299,7 @@ fn authorize(
         server: target.id,
         server_name: target.name,
         requested_by: Some(caller.requester()),
+        batch: None,
     };
     let origin = caller.origin(call.remote_ip(), spec.has_inputs());
     let event =
@@ -322,7 +319,7 @@ fn authorize(
         }
     })?;
     // The permission is checked before the input (contract 3.4).
-    params?;
+    valid?;
     if target.is_pending {
         let detail = "The server waits for approval: staff compare its fingerprint and approve it.";
         return Err(Error::new(ErrorKind::Conflict, detail).with_code(Code::ServerPending));

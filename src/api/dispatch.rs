@@ -7,8 +7,9 @@ use worker::web_sys;
 
 use crate::api::change::Extent;
 use crate::api::{
-    acl_check, agent, audit, command_creation, command_output, commands, docs, groups, operator,
-    pages, passwords, registration_tokens, scripts, servers, service, sessions, tokens, users,
+    acl_check, agent, audit, batch_creation, batches, command_creation, command_output, commands,
+    docs, groups, operator, pages, passwords, registration_tokens, scripts, servers, service,
+    sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -234,6 +235,14 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
         Endpoint::CommandChunks => command_output::chunks(call).boxed_local(),
         Endpoint::CommandOutput => command_output::full(call).boxed_local(),
         Endpoint::CommandStream => command_output::stream(call).boxed_local(),
+        Endpoint::BatchList => batches::list(call).boxed_local(),
+        Endpoint::BatchCreate => batch_creation::create(call).boxed_local(),
+        Endpoint::BatchRetrieve => batches::retrieve(call).boxed_local(),
+        Endpoint::BatchCancel => batches::cancel(call).boxed_local(),
+        Endpoint::BatchKill => batches::kill(call).boxed_local(),
+        Endpoint::BatchRetry => batch_creation::retry_failed(call).boxed_local(),
+        Endpoint::BatchTargets => batches::targets(call).boxed_local(),
+        Endpoint::BatchOutputs => batches::outputs(call).boxed_local(),
         Endpoint::ScriptList => scripts::list(call).boxed_local(),
         Endpoint::ScriptCreate => scripts::create(call).boxed_local(),
         Endpoint::ScriptRetrieve => scripts::retrieve(call).boxed_local(),

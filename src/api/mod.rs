@@ -4,6 +4,8 @@
 pub mod acl_check;
 pub mod agent;
 pub mod audit;
+pub mod batch_creation;
+pub mod batches;
 pub mod change;
 pub mod command_creation;
 pub mod command_output;
@@ -113,11 +115,23 @@ async fn list_page(
     permit: impl Fn(&Caller) -> Result<(), Error>,
     list: fn(&page::Query, Page) -> Result<List, Error>,
 ) -> Result<Reply, Error> {
+    list_page_up_to(call, page::MAX_SIZE, permit, list).await.map(|(reply, _)| reply)
+}
+
+/// Like [`list_page`], with another maximum of `page_size`, and also returns the number of items on
+/// all pages. The result of `list` is cached, so it must depend only on the request's path and
+/// query.
+async fn list_page_up_to(
+    call: &Call,
+    max_size: u64,
+    permit: impl Fn(&Caller) -> Result<(), Error>,
+    list: impl Fn(&page::Query, Page) -> Result<List, Error>,
+) -> Result<(Reply, u64), Error> {
     let credential = Credential::from_request(call)?;
     let query = call.query();
     let cached = credential.cached_list().map_or_else(
         || {
-            let page = Page::from_query(&query);
+            let page = Page::from_query_up_to(&query, max_size);
             // Errors of the page and of other parameters are reported together (contract 3.7).
             let list = list(&query, *page.as_ref().unwrap_or(&Page::FIRST));
             error::combine(page, list).map(|(page, list)| credential.cache_list(list, page))
@@ -131,5 +145,5 @@ async fn list_page(
     };
     let (caller, items, count) = credential.list(&list).await?;
     permit(&caller)?;
-    envelope(call, &query, list.page, items, count)
+    Ok((envelope(call, &query, list.page, items, count)?, count))
 }

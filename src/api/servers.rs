@@ -6,6 +6,7 @@ use farhand_domain::error::Error;
 use farhand_domain::fingerprint;
 use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::labels::Labels;
+use farhand_domain::page::MAX_SIZE_OF_SERVERS;
 use farhand_domain::registration_token;
 use farhand_domain::secret::{Purpose, Secret, credential_hash};
 use farhand_domain::server::{self, ServerChanges, ServerList};
@@ -14,7 +15,7 @@ use uuid::Uuid;
 
 use super::change::{Extent, changed_fields, conflict_error, find, retry};
 use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
-use super::{agent, any_caller, list_page, location, require_staff, retrieve_one};
+use super::{agent, any_caller, list_page_up_to, location, require_staff, retrieve_one};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
@@ -31,10 +32,11 @@ pub const SERVERS: &str = "/api/servers/servers/";
 
 /// `GET /api/servers/` and `/api/servers/servers/`: the servers that the caller can access.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    list_page(call, any_caller, |query, _| {
+    list_page_up_to(call, MAX_SIZE_OF_SERVERS, any_caller, |query, _| {
         ServerList::from_query(query).map(|list| servers::list(&list))
     })
     .await
+    .map(|(reply, _)| reply)
 }
 
 /// `GET /api/servers/servers/<id>/`: a server that the caller can access. An agent can read its own

@@ -114,6 +114,11 @@ impl Reply {
         Self::json(202, value)
     }
 
+    /// 202 with JSON text.
+    pub fn accepted_text(json: String) -> Self {
+        Self::json_text(202, json)
+    }
+
     /// 201 with the new resource as JSON text, and its URL.
     pub fn created_text(json: String, location: String) -> Self {
         Self::json_text(201, json).header("Location", location)

@@ -4,6 +4,7 @@
 
 mod alarm;
 pub mod audit_sealer;
+pub mod batch;
 pub mod janitor;
 pub mod mailer;
 pub mod server_link;

@@ -35,6 +35,8 @@ pub const THROTTLE: &str = "THROTTLE";
 pub const MAILER: &str = "MAILER";
 /// The Durable Objects that seal audit events.
 pub const SEALER: &str = "SEALER";
+/// The Durable Objects of batches.
+pub const BATCH: &str = "BATCH";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";
 
@@ -116,6 +118,10 @@ pub struct Quotas {
     pub sessions_of_user: i64,
     /// Scripts of a workspace that are not deleted.
     pub scripts_of_workspace: i64,
+    /// Batches of a user that have not finished.
+    pub batches_of_user: i64,
+    /// Batches of a workspace that have not finished.
+    pub batches_of_workspace: i64,
     /// Bytes that a workspace stores per day: lines, inputs and outputs.
     pub bytes_of_day: i64,
 }
@@ -186,6 +192,8 @@ impl Config {
                 tokens_of_user: positive(env, "QUOTA_TOKENS_PER_USER", 100),
                 sessions_of_user: positive(env, "QUOTA_SESSIONS_PER_USER", 100),
                 scripts_of_workspace: positive(env, "QUOTA_SCRIPTS_PER_WORKSPACE", 1_000),
+                batches_of_user: positive(env, "QUOTA_BATCHES_PER_USER", 20),
+                batches_of_workspace: positive(env, "QUOTA_BATCHES_PER_WORKSPACE", 100),
                 bytes_of_day: positive(env, "QUOTA_BYTES_PER_DAY", 1 << 30),
             },
             peer: PeerSource::read(env),

@@ -89,8 +89,18 @@ impl Insert<'_> {
         Ok(scope.statement(&self.sql()).bind("event", text(event)?))
     }
 
-    /// The statement's text.
+    /// The statement's text. It inserts at most one event.
     pub fn sql(&self) -> String {
+        self.sql_with_number("1")
+    }
+
+    /// The statement's text, for any number of events.
+    pub fn sql_of_many(&self) -> String {
+        self.sql_with_number("row_number() OVER ()")
+    }
+
+    /// `number`: SQL for the number of the event in the statement, from 1 on.
+    fn sql_with_number(&self, number: &str) -> String {
         let Self { workspace, event, rest, .. } = self;
         let own = |path: &str| format!("{event} ->> '$.{path}'");
         let [actor_type, actor_id, actor_name, credential_type, credential_id] = match self.by {
@@ -111,7 +121,7 @@ impl Insert<'_> {
             .map(|(table, key)| highest(table, key, workspace));
         format!(
             "INSERT INTO audit_events (seq, workspace_id, {})
-             SELECT max({}) + 1, {workspace}, {id}, {occurred_at}, {actor_type}, {actor_id}, {actor_name}, {credential_type},
+             SELECT max({}) + {number}, {workspace}, {id}, {occurred_at}, {actor_type}, {actor_id}, {actor_name}, {credential_type},
                 {credential_id}, {action}, {object_type}, {object_id}, {object_name}, {outcome}, {remote_ip}, {request_id},
                 {details}
              {rest}",

@@ -48,7 +48,7 @@ pub(super) fn list_object() -> String {
 
 /// SQL for whether the access control list of the caller's API token allows a row of `commands c`.
 /// True if the token has no list.
-fn is_within_acl() -> String {
+pub(super) fn is_within_acl() -> String {
     within(
         "me.acl",
         &format!("({})", line_patterns("me.acl")),

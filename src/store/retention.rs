@@ -19,6 +19,11 @@ use super::db::{self, params};
 /// The maximum number of workspaces that one statement searches.
 const WORKSPACES_PER_SCAN: u64 = 500;
 
+/// SQL for the condition that a row of `commands c` belongs to no batch that still starts commands.
+/// Without its command, a target would start again.
+const OF_NO_OPEN_BATCH: &str = "(c.batch_id IS NULL OR NOT EXISTS (
+    SELECT 1 FROM batches b WHERE b.id = c.batch_id AND b.finished_at IS NULL))";
+
 /// A command that is old enough to be deleted.
 #[derive(Clone, Debug, Deserialize)]
 pub struct OldCommand {
@@ -47,7 +52,7 @@ pub async fn scan_workspaces(
         "WITH next AS (SELECT id FROM workspaces WHERE id > :after AND deleted_at IS NULL ORDER BY id LIMIT {WORKSPACES_PER_SCAN})
          SELECT (SELECT n.id FROM next n WHERE EXISTS (
                 SELECT 1 FROM commands c INDEXED BY commands_by_id
-                WHERE c.workspace_id = n.id AND c.id < :created_before AND c.handled_at <= :until)
+                WHERE c.workspace_id = n.id AND c.id < :created_before AND c.handled_at <= :until AND {OF_NO_OPEN_BATCH})
             ORDER BY n.id LIMIT 1) AS found, (SELECT max(id) FROM next) AS last"
     );
     let result = db::run(
@@ -73,9 +78,12 @@ pub async fn find(
     until: Timestamp,
     limit: u64,
 ) -> Result<Vec<OldCommand>, Error> {
-    let sql = "SELECT c.id, c.server_id, c.requested_by FROM commands c INDEXED BY commands_by_id
+    let sql = format!(
+        "SELECT c.id, c.server_id, c.requested_by FROM commands c INDEXED BY commands_by_id
         WHERE c.workspace_id = :workspace_id AND c.id > :after AND c.id < :created_before AND c.handled_at <= :until
-        ORDER BY c.id LIMIT :limit + 0";
+            AND {OF_NO_OPEN_BATCH}
+        ORDER BY c.id LIMIT :limit + 0"
+    );
     let statement = Statement::new(sql).bind_all(params! {
         workspace_id, after, until, created_before: created_before(until), limit,
     });

@@ -50,13 +50,31 @@ const ME_UNLIMITED: &str = "me AS (SELECT * FROM credential WHERE acl IS NULL)";
 /// SQL for the column `workspace`: the workspace's id, or null if it does not exist.
 const WORKSPACE: &str =
     "(SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL) AS workspace";
-/// SQL for the column `me`: the caller as JSON, or null if the credential is invalid.
-const ME: &str =
-    "(SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
+/// SQL for the caller as JSON, from a table with the columns of `me`. Null if the table is empty.
+macro_rules! caller_json {
+    ($table:literal) => {
+        concat!(
+            "(SELECT json_object('workspace_id', workspace_id, 'user_id', user_id, 'username', username, 'email', email,
         'is_staff', json(iif(is_staff, 'true', 'false')), 'is_superuser', json(iif(is_superuser, 'true', 'false')),
         'kind', kind, 'credential_id', credential_id, 'moved_at', moved_at, 'expires_at', expires_at,
         'acl', json(acl))
-     FROM credential) AS me";
+     FROM ",
+            $table,
+            ")"
+        )
+    };
+}
+pub(super) use caller_json;
+
+/// SQL for the column `me`: the caller as JSON, or null if the credential is invalid.
+const ME: &str = concat!(caller_json!("credential"), " AS me");
+
+/// A source of statements on the common table `me`: the credential of a request, or a stored
+/// requester ([`super::stored_requester`]).
+pub trait Me {
+    /// A statement on the common table `me`. With an invalid credential, `me` is empty.
+    fn statement(&self, sql: &str) -> Statement;
+}
 
 /// The columns about the caller, in the first row of every read for a caller.
 #[derive(Deserialize)]
@@ -78,6 +96,12 @@ impl Query {
     pub fn new(sql: impl Into<String>, parameters: Parameters) -> Self {
         Self { sql: sql.into(), parameters }
     }
+
+    /// The SQL expression, and its parameters.
+    #[allow(dead_code, reason = "schedules read their owners with StoredScope")]
+    pub(super) fn into_parts(self) -> (String, Parameters) {
+        (self.sql, self.parameters)
+    }
 }
 
 /// Whether an endpoint accepts API tokens with an access control list.
@@ -98,6 +122,12 @@ pub struct Scope<'a> {
     /// The time that expiries are compared with.
     pub now: Timestamp,
     limited: LimitedTokens,
+}
+
+impl Me for Scope<'_> {
+    fn statement(&self, sql: &str) -> Statement {
+        Scope::statement(self, sql)
+    }
 }
 
 impl<'a> Scope<'a> {

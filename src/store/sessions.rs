@@ -244,13 +244,15 @@ const KEEP_REVOKED_SECONDS: i64 = 24 * 60 * 60;
 /// The maximum number of marks that one statement deletes.
 const MAX_PURGED: u64 = 10_000;
 
-/// Deletes the marks of sessions that were revoked long ago, if their users have no waiting
-/// command. Then no command of such a session can be delivered any more.
+/// Deletes the marks of sessions that were revoked long ago, if their users have no waiting command
+/// and no open batch. Then no command of such a session can be delivered any more.
 pub async fn purge_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
     let sql = "DELETE FROM revoked_sessions WHERE (workspace_id, id) IN (
         SELECT r.workspace_id, r.id FROM revoked_sessions r WHERE r.is_settled = 1 AND r.revoked_at <= :until
             AND NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_waiting WHERE c.workspace_id = r.workspace_id
                 AND c.requested_by = r.user_id AND c.delivered_at IS NULL AND c.handled_at IS NULL)
+            AND NOT EXISTS (SELECT 1 FROM batches b INDEXED BY batches_open WHERE b.workspace_id = r.workspace_id
+                AND b.requested_by = r.user_id AND b.finished_at IS NULL)
         LIMIT :limit + 0)";
     let statement = Statement::new(sql).bind_all(params! {
         until: now.plus_seconds(-KEEP_REVOKED_SECONDS), limit: MAX_PURGED,

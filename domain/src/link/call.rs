@@ -1,12 +1,15 @@
 //! The calls from the Worker to a server's object: request messages, response messages and
 //! refusals. They are sent as JSON.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::audit::{AuditEvent, Source};
 use crate::command::{Command, Inputs, OnOffline, Origin};
+use crate::command_end::Cancellation;
 use crate::error::{Code, Error, ErrorKind};
 use crate::features::{Feature, Features};
 use crate::time::Timestamp;
@@ -17,6 +20,9 @@ use crate::wire::{Chunk, Fin, HostFacts, Script};
 pub enum LinkRequest {
     /// Create a command and deliver it when it is due. Returns [`Created`].
     Create(Box<Create>),
+    /// Store and deliver, or cancel, a command of a batch, which D1 has. Repeated calls for the same
+    /// command change nothing else.
+    RunOfBatch(Box<BatchCommand>),
     /// Replay the response to the first request with an Idempotency-Key. Waits if the first request
     /// is in progress. Returns [`Created`].
     Replay(IdempotencyKey),
@@ -114,6 +120,35 @@ pub struct DeleteServer {
     /// Its audit event.
     pub event: AuditEvent,
 }
+
+/// A command of a batch. The batch's object has inserted it into D1 as delivered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BatchCommand {
+    /// The workspace's id.
+    pub workspace_id: i64,
+    /// What to run.
+    pub command: Command,
+    /// The credential of the batch, and whether it has inputs.
+    pub origin: Origin,
+    /// Its environment, standard input and working directory.
+    pub inputs: Option<Inputs>,
+    /// The script that it runs; `None`: it runs none, or this object reads the script from D1.
+    #[serde(default)]
+    pub script: Option<Script>,
+    /// How long it may run, in seconds.
+    pub timeout: i64,
+    /// When it was inserted into D1.
+    pub added_at: Timestamp,
+    /// The latest time of its delivery.
+    pub expires_at: Timestamp,
+    /// When the batch checked the permission. After [`CHECK_VALIDITY`] this object checks it again.
+    pub checked_at: Option<Timestamp>,
+    /// Why it is cancelled, if it is.
+    pub cancellation: Option<Cancellation>,
+}
+
+/// A permission check of a batch is valid for this time (contract 13).
+pub const CHECK_VALIDITY: Duration = Duration::from_secs(5);
 
 /// A new command.
 #[derive(Clone, Debug, Serialize, Deserialize)]

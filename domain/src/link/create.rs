@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::call::{Create, Created, IdempotencyKey, LinkResponse, Refusal};
+use super::call::{
+    BatchCommand, CHECK_VALIDITY, Create, Created, IdempotencyKey, LinkResponse, Refusal,
+};
 use super::event::{D1Answer, D1Request, Ticket};
 use super::machine::LinkMachine;
 use super::memory::{AfterWait, D1Result, PendingRequest, Recording, WaitsFor};
@@ -118,6 +120,55 @@ impl<S: Store> LinkMachine<S> {
         };
         self.wait(ticket, None, WaitsFor::Recording(recording));
         self.request_d1(PendingRequest::Insert(ticket), D1Request::InsertCommand { create, life });
+        Ok(())
+    }
+
+    /// Accepts a command of a batch, which D1 has, and delivers or cancels it. The command may be
+    /// known already, because the batch repeats calls without an answer.
+    pub(super) fn run_of_batch(&mut self, ticket: Ticket, new: BatchCommand) -> Result<()> {
+        let id = new.command.id;
+        if let Some(stored) = self.find(id)? {
+            if let Some(why) = new.cancellation {
+                self.cancel_by_id(id, why, None)?;
+            } else if stored.life.state().is_final() {
+                // D1 may have lost the end: it was restored to an earlier time.
+                self.store.mark_unflushed(id)?;
+                self.schedule_flush();
+            }
+            self.reply(ticket, LinkResponse::EMPTY);
+            return Ok(());
+        }
+        let is_deleted = self.is_server_deleted().then_some(Cancellation::ServerDeleted);
+        let cancellation = new.cancellation.or(is_deleted);
+        let inputs = match &new.inputs {
+            Some(inputs) if cancellation.is_none() => Some(self.encrypt_inputs(id, inputs)?),
+            _ => None,
+        };
+        self.ensure_tables()?;
+        let now = self.scene.now;
+        let life = Lifecycle::new(new.added_at, None, Some(new.expires_at), new.timeout);
+        let stored = StoredCommand {
+            phase: Phase::Accepted,
+            ..StoredCommand::new(new.workspace_id, new.command, new.origin, inputs, life)
+        };
+        self.store.insert(&stored, now)?;
+        self.store.accept(&stored, now)?;
+        let is_checked = new.checked_at.is_some_and(|at| at.plus(CHECK_VALIDITY) > now);
+        let is_loaded = stored.command.script.is_none() || new.script.is_some();
+        let is_ready = is_checked && is_loaded && stored.life.is_due(now);
+        let can_deliver = is_ready && self.has_room_for(id)?;
+        match (cancellation, self.backhaul().filter(|_| can_deliver)) {
+            (Some(why), _) => self.cancel_stored(stored, why, None)?,
+            (None, Some((generation, features))) => {
+                self.deliver(generation, features, stored, new.script)?;
+            }
+            (None, None) => {
+                self.schedule_delivery()?;
+                // D1 has the command as delivered, but it waits. The outbox corrects D1.
+                self.save(&stored)?;
+            }
+        }
+        self.reply(ticket, LinkResponse::EMPTY);
         Ok(())
     }
 

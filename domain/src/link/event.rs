@@ -14,7 +14,7 @@ use crate::audit::AuditEvent;
 use crate::command_end::Denial;
 use crate::command_object::Output;
 use crate::features::Features;
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::{Lifecycle, State};
 use crate::rights::CommandPermissions;
 use crate::script::ScriptRef;
 use crate::time::Timestamp;
@@ -162,6 +162,8 @@ pub enum Effect {
     RequestD1(RequestId, Box<D1Request>),
     /// Ask the sealer of the workspace with this id to seal its audit events.
     RequestSeal(i64),
+    /// Tell the object of a batch about a target. The call may be lost.
+    NotifyBatch(BatchNotice),
     /// Write a line to the log.
     Log {
         /// The `event` of the line (docs/operations.md).
@@ -171,6 +173,20 @@ pub enum Effect {
         /// The error.
         error: String,
     },
+}
+
+/// What the object of a batch is told about a target.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BatchNotice {
+    /// The workspace's id.
+    pub workspace_id: i64,
+    /// The batch's id.
+    pub batch: Uuid,
+    /// The target's server.
+    pub server: Uuid,
+    /// The state of the target's command in D1, its exit code, and when it reached the state.
+    /// `None`: the target waited for the server, which is connected now.
+    pub command: Option<(State, Option<i64>, Option<Timestamp>)>,
 }
 
 /// A request to D1.
@@ -297,8 +313,9 @@ pub enum D1Answer {
     /// To [`D1Request::FindPermissions`]. `None`: the workspace is deleted, and nothing may be
     /// delivered until it is undeleted.
     Permissions(Option<Verdicts>),
-    /// To [`D1Request::Flush`]: the result for each entry, in the order of the entries.
-    Flushed(Vec<Result<(), String>>),
+    /// To [`D1Request::Flush`]: the result for each entry, in the order of the entries; and the
+    /// batches that wait for this server, if it is connected.
+    Flushed(Vec<Result<(), String>>, Vec<Uuid>),
     /// To [`D1Request::Restore`] and [`D1Request::DeleteRestored`]: success.
     Restored,
 }

@@ -224,6 +224,7 @@ impl<S: Store> LinkMachine<S> {
     fn call(&mut self, ticket: Ticket, ask: LinkRequest) -> Result<()> {
         match ask {
             LinkRequest::Create(create) => self.create(ticket, create),
+            LinkRequest::RunOfBatch(command) => self.run_of_batch(ticket, *command),
             LinkRequest::Replay(key) => self.replay(ticket, key, None),
             LinkRequest::ReadLiveFields(live) => self.live(ticket, live),
             LinkRequest::Cancel(by) => self.cancel(ticket, by),

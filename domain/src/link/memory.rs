@@ -7,7 +7,7 @@ use super::call::{
     ClaimedIdentity, Create, FollowOutput, IdempotencyKey, ReadLiveFields, Refusal, Report,
     ServerLocation,
 };
-use super::event::{ConnectionKind, D1Answer, ServerChange, Ticket};
+use super::event::{BatchNotice, ConnectionKind, D1Answer, ServerChange, Ticket};
 use super::state::Resync;
 use super::stored_command::StoredCommand;
 use crate::audit::Source;
@@ -248,6 +248,8 @@ pub(super) enum FlushedEntry {
         revision: i64,
         /// Whether audit events are written with it.
         has_events: bool,
+        /// What its batch is told.
+        notice: Option<Box<BatchNotice>>,
     },
     Withdrawal {
         id: Uuid,

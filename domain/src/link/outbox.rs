@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use serde_json::json;
+use uuid::Uuid;
 
-use super::event::{D1Answer, D1Request, Effect, OutboxEntry};
+use super::event::{BatchNotice, D1Answer, D1Request, Effect, OutboxEntry};
 use super::machine::LinkMachine;
 use super::memory::{D1Result, FlushedEntry, PendingRequest};
 use super::store::{NextFlush, Result, Store};
-use super::stored_command::Phase;
+use super::stored_command::{Phase, StoredCommand};
 use crate::lifecycle::State as Life;
 
 /// Maximum number of commands in one request to D1.
@@ -26,6 +27,17 @@ const MAX_BATCHED_FAILURES: u32 = 3;
 /// Maximum delay before a failed flush is repeated, in seconds. The delay doubles with each
 /// failure.
 const MAX_RETRY_DELAY: i64 = 60;
+
+/// What the batch of a command is told when D1 has the command's present state.
+fn batch_notice(stored: &StoredCommand) -> Option<BatchNotice> {
+    let (life, batch) = (&stored.life, stored.command.batch?);
+    let state = life.state();
+    let at = life.handled_at.or(life.acked_at).or(life.delivered_at);
+    let exit_code = life.outcome().and_then(|outcome| outcome.exit_code);
+    let (workspace_id, server) = (stored.workspace_id, stored.command.server);
+    let command = (state != Life::Waiting).then_some((state, exit_code, at));
+    command.map(|command| BatchNotice { workspace_id, batch, server, command: Some(command) })
+}
 
 impl<S: Store> LinkMachine<S> {
     /// Schedules a flush, unless one is scheduled.
@@ -65,6 +77,7 @@ impl<S: Store> LinkMachine<S> {
                     id,
                     revision,
                     has_events: !stored.events.is_empty(),
+                    notice: batch_notice(&stored).map(Box::new),
                 });
                 let output = self.store.output(&stored)?;
                 entries.push(OutboxEntry::Command(Box::new(stored), output));
@@ -95,8 +108,12 @@ impl<S: Store> LinkMachine<S> {
         flushed: Vec<FlushedEntry>,
         answer: D1Result,
     ) -> Result<()> {
+        let mut waiting_batches = Vec::new();
         let outcomes = match answer {
-            Ok(D1Answer::Flushed(outcomes)) => outcomes,
+            Ok(D1Answer::Flushed(outcomes, waiting)) => {
+                waiting_batches = waiting;
+                outcomes
+            }
             Ok(_) => vec![Err("D1 gave another answer".to_owned()); flushed.len()],
             Err(error) => vec![Err(error); flushed.len()],
         };
@@ -107,6 +124,7 @@ impl<S: Store> LinkMachine<S> {
                 Err(error) => failure = Some(error),
             }
         }
+        self.notify_waiting(waiting_batches);
         // Resumes the calls that wait for D1. If D1 failed, they get their reply without waiting
         // for D1.
         self.changed_commands.extend(self.awaited_in_d1());
@@ -141,7 +159,8 @@ impl<S: Store> LinkMachine<S> {
 
     fn mark_in_d1(&mut self, entry: FlushedEntry) -> Result<()> {
         match entry {
-            FlushedEntry::Command { id, revision, has_events } => {
+            FlushedEntry::Command { id, revision, has_events, notice } => {
+                self.effects.extend(notice.map(|notice| Effect::NotifyBatch(*notice)));
                 self.store.mark_flushed(id, revision, has_events)
             }
             FlushedEntry::Withdrawal { id, revision } => {
@@ -156,6 +175,15 @@ impl<S: Store> LinkMachine<S> {
                 Ok(())
             }
         }
+    }
+
+    /// Tells batches that wait for this server that it is connected.
+    fn notify_waiting(&mut self, batches: Vec<Uuid>) {
+        let Some(identity) = self.identity().cloned() else { return };
+        self.effects.extend(batches.into_iter().map(|batch| {
+            let (workspace_id, server) = (identity.workspace_id, identity.server);
+            Effect::NotifyBatch(BatchNotice { workspace_id, batch, server, command: None })
+        }));
     }
 
     /// Requests sealing if a flush writes audit events.

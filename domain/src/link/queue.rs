@@ -174,6 +174,16 @@ impl<S: Store> LinkMachine<S> {
     /// agent has room.
     pub(super) fn has_room(&self) -> Result<bool> {
         let is_first = self.store.due_waiting(self.scene.now, 1)?.is_empty();
+        self.has_room_if(is_first)
+    }
+
+    /// Whether an accepted command can be delivered immediately.
+    pub(super) fn has_room_for(&self, id: Uuid) -> Result<bool> {
+        let due = self.store.due_waiting(self.scene.now, 1)?;
+        self.has_room_if(due.iter().all(|stored| stored.command.id == id))
+    }
+
+    fn has_room_if(&self, is_first: bool) -> Result<bool> {
         Ok(is_first && self.store.count_running()? < self.settings.window)
     }
 }

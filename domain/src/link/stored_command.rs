@@ -349,6 +349,7 @@ mod tests {
             server: Uuid::nil(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let origin =
             Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: true };

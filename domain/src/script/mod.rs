@@ -37,7 +37,8 @@ pub const FIRST_VERSION: i64 = 1;
 /// Maximum number of a version: JSON and SQLite hold it exactly.
 const MAX_VERSION: i64 = i32::MAX as i64;
 /// The fields of a script object that `PUT` and `PATCH` accept and ignore.
-const READ_ONLY: &[&str] = &["id", "version", "sha256", "owner", "added_at", "updated_at"];
+const READ_ONLY: &[&str] =
+    &["id", "version", "body_bytes", "sha256", "owner", "added_at", "updated_at"];
 
 /// A version of a script. Its text is `<id>@<version>`, in JSON and in D1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -151,6 +152,13 @@ pub struct ScriptCall {
     pub sha256: Option<String>,
 }
 
+impl From<ScriptRef> for ScriptCall {
+    fn from(script: ScriptRef) -> Self {
+        let version = Some(script.version);
+        Self { script: script.id, version, params: Map::new(), sha256: None }
+    }
+}
+
 impl ScriptCall {
     /// Reads `script`, `script_version` and `params`. `None`: the request names no script, or a
     /// field was rejected.
@@ -181,8 +189,13 @@ impl ScriptCall {
     }
 }
 
+/// The error for a script or a version that a request names and that does not exist.
+pub fn unknown_script() -> Error {
+    Error::field("script", "No such script, or no such version of it.")
+}
+
 /// A version of a script, as D1 has it.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct ScriptVersion {
     /// The script's id.
     pub id: Uuid,
@@ -458,7 +471,7 @@ mod tests {
 
     #[test]
     fn a_change_ignores_the_read_only_fields() {
-        let whole = json!({"id": ID, "version": 3, "sha256": "x", "owner": null, "added_at": "", "updated_at": "",
+        let whole = json!({"id": ID, "version": 3, "body_bytes": 1, "sha256": "x", "owner": null, "added_at": "", "updated_at": "",
             "name": "a", "body": "b"});
         let all = ScriptChanges::read_all(fields(&whole)).unwrap();
         assert_eq!((all.description.as_deref(), all.params), (Some(""), Some(vec![])));

@@ -54,7 +54,7 @@ impl ParameterType {
 }
 
 /// A parameter of a script. The API shows the same JSON that D1 stores.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Parameter {
     /// The name: `[A-Z][A-Z0-9_]{0,63}`.
     pub name: String,

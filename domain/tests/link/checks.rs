@@ -1,8 +1,10 @@
 //! The invariants, checked after every step.
 
 use farhand_domain::lifecycle::{Lifecycle, State};
-use farhand_domain::link::call::{Created, DeletedCommands, LinkResponse};
-use farhand_domain::link::event::{ConnectionKind, D1Answer, D1Request, RequestId, ServerChange};
+use farhand_domain::link::call::{CHECK_VALIDITY, Created, DeletedCommands, LinkResponse};
+use farhand_domain::link::event::{
+    BatchNotice, ConnectionKind, D1Answer, D1Request, RequestId, ServerChange,
+};
 use farhand_domain::link::state::Plan;
 use farhand_domain::link::store::Store;
 use farhand_domain::link::stored_command::{Phase, Stage};
@@ -96,7 +98,12 @@ impl World {
             }
             (None, Some(_)) => return Err("a script is sent that was not requested".to_owned()),
         }
+        let is_checked_by_batch = self.calls.values().any(|call| {
+            matches!(&call.kind, CallKind::RunOfBatch(command) if command.command.id == id
+                && command.checked_at.is_some_and(|at| at.plus(CHECK_VALIDITY) > now))
+        });
         let is_checked = match &self.answered {
+            _ if is_checked_by_batch => true,
             Some((_, request, _)) if matches!(&**request, D1Request::InsertCommand { create, .. } if create.command.id == id) => {
                 life.is_immediate()
             }
@@ -114,6 +121,22 @@ impl World {
         let sent = self.sent.entry(id).or_default();
         *sent += 1;
         ensure!(*sent == 1, "a command is sent twice");
+        Ok(())
+    }
+
+    /// Checks that D1 has what a batch is told.
+    pub fn check_notice(&self, notice: &BatchNotice) -> Check {
+        let Some((state, ..)) = notice.command else { return Ok(()) };
+        let is_of = |row: &&super::store::Row| row.command.command.batch == Some(notice.batch);
+        let mut rows = self.store().rows.values().filter(is_of);
+        let has = |row: &super::store::Row| {
+            self.d1
+                .commands
+                .get(&row.command.command.id)
+                .is_some_and(|row| row.life.state() == state)
+        };
+        let is_exempt = self.history.was_restored || self.history.was_wiped;
+        ensure!(is_exempt || rows.any(has), "a batch is told what D1 does not have");
         Ok(())
     }
 
@@ -188,6 +211,11 @@ impl World {
             }
             CallKind::Connect { .. } => {
                 return Err("a connection is answered, and not accepted".to_owned());
+            }
+            CallKind::RunOfBatch(command) => {
+                let id = command.command.id;
+                let is_stored = self.store().rows.contains_key(&id);
+                ensure!(is_stored || self.history.deleted.contains(&id), "{id} is not stored");
             }
             CallKind::Sever | CallKind::Other => {}
         }

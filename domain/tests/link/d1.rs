@@ -106,7 +106,7 @@ impl D1 {
             D1Request::FindPermissions(commands) => D1Answer::Permissions(self.rights(commands)),
             D1Request::Flush { entries, .. } => {
                 entries.iter().for_each(|entry| self.write_entry(entry));
-                D1Answer::Flushed(entries.iter().map(|_| Ok(())).collect())
+                D1Answer::Flushed(entries.iter().map(|_| Ok(())).collect(), vec![])
             }
             D1Request::Restore(commands) => {
                 commands.iter().for_each(|stored| self.restore(stored));
@@ -138,7 +138,7 @@ impl D1 {
             self.write_entry(entry);
             Ok(())
         };
-        D1Answer::Flushed(entries.iter().enumerate().map(write).collect())
+        D1Answer::Flushed(entries.iter().enumerate().map(write).collect(), vec![])
     }
 
     fn change(&mut self, change: &ServerChange) {

@@ -2,12 +2,14 @@
 
 use farhand_domain::audit::{AuditEvent, Source};
 use farhand_domain::command::{Command, Inputs, OnOffline, Origin, Shell};
+use farhand_domain::command_end::Cancellation;
 use farhand_domain::features::Features;
 use farhand_domain::id;
+use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{
-    AgentReport, ClaimedIdentity, Create, DeleteOldCommands, DeleteServer, FollowOutput,
-    IdempotencyKey, LinkRequest, ReadLiveFields, ReadOutput, Rename, ReplaceKey, Report,
-    RevokedSessions, ServerLocation, UserAction,
+    AgentReport, BatchCommand, ClaimedIdentity, Create, DeleteOldCommands, DeleteServer,
+    FollowOutput, IdempotencyKey, LinkRequest, ReadLiveFields, ReadOutput, Rename, ReplaceKey,
+    Report, RevokedSessions, ServerLocation, UserAction,
 };
 use farhand_domain::link::event::{ConnectionKind, LinkEvent};
 use farhand_domain::script::ScriptRef;
@@ -15,7 +17,7 @@ use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Chunk, Fin, HostFacts};
 use uuid::Uuid;
 
-use super::d1::{D1, LOST_VERSION, WORKSPACE, script_of};
+use super::d1::{CommandRow, D1, LOST_VERSION, WORKSPACE, script_of};
 use super::world::{CallKind, Check, Crash, World};
 
 /// An operation. `command`, `key`, sockets and `age` count back from the newest item.
@@ -28,6 +30,11 @@ pub enum Op {
         how: u16,
         key: Option<u8>,
         wait: u8,
+    },
+    /// A batch sends a command, or repeats the call.
+    RunOfBatch {
+        how: u16,
+        is_repeated: bool,
     },
     Replay {
         key: u8,
@@ -138,7 +145,10 @@ impl Op {
                     3_600_000, 86_350_000,
                 ][usize::from(a) % 13],
             ),
-            18..48 => Self::Create {
+            18..22 => {
+                Self::RunOfBatch { how: u16::from(a) | u16::from(c) << 8, is_repeated: b % 4 == 0 }
+            }
+            22..48 => Self::Create {
                 how: u16::from(a) | u16::from(c) << 8,
                 key: (b % 2 == 0).then_some(b % 3),
                 wait: if b & 16 == 0 { 0 } else { 20 },
@@ -264,6 +274,7 @@ impl World {
                 server: server(),
                 server_name: "web-1".to_owned(),
                 requested_by: None,
+                batch: None,
             },
             origin: Origin {
                 api_token: None,
@@ -285,6 +296,46 @@ impl World {
         };
         self.commands.push(id);
         (CallKind::Create { id, key }, LinkRequest::Create(Box::new(create)))
+    }
+
+    /// A batch sends a command, which D1 has as delivered, or repeats the last such call.
+    pub fn run_of_batch(&mut self, how: u16, is_repeated: bool) -> Check {
+        let earlier = self.calls.values().rev().find_map(|call| match &call.kind {
+            // The batch of a purged workspace is gone.
+            CallKind::RunOfBatch(command) => {
+                Some(command.clone()).filter(|_| !self.history.was_wiped)
+            }
+            _ => None,
+        });
+        let cancellation = (how & 7 == 0).then_some(Cancellation::BatchCancelled);
+        let command = match earlier.filter(|_| is_repeated) {
+            Some(earlier) => Box::new(BatchCommand { cancellation, ..*earlier }),
+            None if self.d1.server.is_none() || self.d1.is_workspace_deleted => return Ok(()),
+            None => {
+                let (_, LinkRequest::Create(create)) = self.create(how >> 3 << 6, None, 0) else {
+                    return Ok(());
+                };
+                let expires_at = self.now.plus_seconds(if how >> 12 & 1 == 0 { 30 } else { 600 });
+                let mut life = Lifecycle::new(self.now, None, Some(expires_at), create.timeout);
+                life.deliver(self.now);
+                let row = CommandRow { revision: 0, life, output_bytes: 0, key: None };
+                self.d1.commands.insert(create.command.id, row);
+                let age = [0, 4, 6][usize::from(how >> 13) % 3];
+                Box::new(BatchCommand {
+                    workspace_id: WORKSPACE,
+                    command: Command { batch: Some(create.command.id), ..create.command },
+                    origin: create.origin,
+                    inputs: create.inputs,
+                    timeout: create.timeout,
+                    added_at: self.now,
+                    expires_at,
+                    checked_at: (how >> 15 == 0).then(|| self.now.plus_seconds(-age)),
+                    cancellation,
+                })
+            }
+        };
+        let what = CallKind::RunOfBatch(command.clone());
+        self.call(what, LinkRequest::RunOfBatch(command)).map(drop)
     }
 
     fn by_user(&self, id: Uuid, action: &str) -> UserAction {
@@ -381,6 +432,7 @@ impl World {
                 let (what, ask) = self.create(how, key, wait);
                 self.call(what, ask)?;
             }
+            Op::RunOfBatch { how, is_repeated } => self.run_of_batch(how, is_repeated)?,
             Op::Replay { key } => {
                 let key = (format!("idempotency-{}", key % 2), format!("body-{}", key / 2));
                 let ask = LinkRequest::Replay(IdempotencyKey {

@@ -6,7 +6,7 @@ use farhand_domain::link::event::LinkEvent;
 use farhand_domain::link::stored_command::Phase;
 use uuid::Uuid;
 
-use super::world::{CallKind, Check, World};
+use super::world::{Call, CallKind, Check, World};
 use crate::ensure;
 
 /// All work has finished if nothing is due for this number of seconds.
@@ -22,6 +22,17 @@ impl World {
         if self.history.needs_resync {
             self.drain()?;
             self.resync()?;
+        }
+        // A batch repeats calls that got no reply.
+        let is_unanswered = |call: &&Call| !matches!(call.answer, Some(LinkResponse::Done(_)));
+        let kinds: Vec<CallKind> =
+            self.calls.values().filter(is_unanswered).map(|call| call.kind.clone()).collect();
+        for kind in kinds {
+            if let CallKind::RunOfBatch(command) = kind
+                && self.d1.commands.contains_key(&command.command.id)
+            {
+                self.call(CallKind::Other, LinkRequest::RunOfBatch(command))?;
+            }
         }
         // If a crash lost the alarm, this call sets it again.
         self.call(

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use farhand_domain::features::Features;
 use farhand_domain::lifecycle::Lifecycle;
-use farhand_domain::link::call::{LinkRequest, LinkResponse};
+use farhand_domain::link::call::{BatchCommand, LinkRequest, LinkResponse};
 use farhand_domain::link::event::{
     ConnectionKind, D1Answer, D1Request, Effect, LinkEvent, RequestId, ServerChange, StepInput,
     Ticket,
@@ -87,6 +87,7 @@ pub enum CallKind {
     Resync,
     Sever,
     Forget { ids: Vec<Uuid> },
+    RunOfBatch(Box<BatchCommand>),
     Other,
 }
 
@@ -376,6 +377,7 @@ impl World {
                 deferred.requests.push((id, request));
             }
             Effect::RequestSeal(_) => {}
+            Effect::NotifyBatch(notice) => self.check_notice(&notice)?,
             Effect::Log { event, error, .. } => {
                 ensure!(
                     event != "step_failed" || self.store().is_broken.get(),

@@ -6,23 +6,22 @@
 
 use std::collections::BTreeMap;
 
-use farhand_domain::acl::Acl;
 use farhand_domain::command::{self, Command, Origin};
 use farhand_domain::command_end::Denial;
 use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::error::Error;
-use farhand_domain::labels::Labels;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry, Verdicts};
 use farhand_domain::link::stored_command::StoredCommand;
-use farhand_domain::rights::CommandPermissions;
+use farhand_domain::output::sha256;
 use farhand_domain::script::ScriptRef;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Script;
+use farhand_sql::batches;
 use farhand_sql::command_counts::{self, bytes_of_day, next_key};
-use farhand_sql::statement::{Parameters, Statement, Value as Parameter};
+use farhand_sql::statement::{Parameters, Statement};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
@@ -31,7 +30,9 @@ use super::d1_server;
 use crate::platform::{self, Config};
 use crate::store::audit::{self, service_event};
 use crate::store::db::{self, Failure, params};
-use crate::store::{scripts, servers};
+use crate::store::permission_rows::{self, PermissionRow};
+use crate::store::scripts;
+use crate::store::stored_requester::{self, REQUESTERS, StoredRequester};
 
 /// Sends a request to D1.
 ///
@@ -52,7 +53,8 @@ pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
             D1Answer::Permissions(find_rights(env, commands, platform::now()).await?)
         }
         D1Request::Flush { entries, is_one_by_one } => {
-            D1Answer::Flushed(flush(env, entries, *is_one_by_one).await)
+            let (results, waiting) = flush(env, entries, *is_one_by_one).await;
+            D1Answer::Flushed(results, waiting)
         }
         D1Request::Restore(commands) => {
             send(env, commands.iter().map(restore_command).collect()).await?;
@@ -66,20 +68,33 @@ pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
 }
 
 /// Writes outbox entries to D1: all in one transaction, or each in a transaction of its own if
-/// `is_one_by_one`. Returns the result of each entry, in the order of `entries`.
-async fn flush(env: &Env, entries: &[OutboxEntry], is_one_by_one: bool) -> Vec<Result<(), String>> {
-    let mut results = Vec::new();
-    let batch_size = if is_one_by_one { 1 } else { entries.len().max(1) };
-    for batch in entries.chunks(batch_size) {
+/// `is_one_by_one`. Returns the result of each entry, in the order of `entries`, and the batches
+/// that wait for the server, if an entry says that it is connected.
+async fn flush(
+    env: &Env,
+    entries: &[OutboxEntry],
+    is_one_by_one: bool,
+) -> (Vec<Result<(), String>>, Vec<Uuid>) {
+    let (mut results, mut waiting) = (Vec::new(), Vec::new());
+    let chunk_size = if is_one_by_one { 1 } else { entries.len().max(1) };
+    for entries in entries.chunks(chunk_size) {
         let written = async {
-            let statements: Vec<_> = batch.iter().map(flush_entry).collect::<Result<_, Error>>()?;
-            send(env, statements.concat()).await
+            let statements: Vec<_> =
+                entries.iter().map(flush_entry).collect::<Result<_, Error>>()?;
+            let statements = statements.concat();
+            if statements.is_empty() {
+                return Ok(vec![]);
+            }
+            let outcomes = db::batch(env, statements).await?;
+            let ids = outcomes.iter().map(db::column::<Uuid>).collect::<Result<Vec<_>, _>>()?;
+            Ok(ids.concat())
         };
-        let written: Result<(), Error> = written.await;
+        let written: Result<Vec<Uuid>, Error> = written.await;
         let written = written.map_err(|error| error.detail.into_owned());
-        results.extend(batch.iter().map(|_| written.clone()));
+        results.extend(entries.iter().map(|_| written.clone().map(drop)));
+        waiting.extend(written.unwrap_or_default());
     }
-    results
+    (results, waiting)
 }
 
 /// The statements that write one outbox entry.
@@ -88,9 +103,21 @@ fn flush_entry(entry: &OutboxEntry) -> Result<Vec<Statement>, Error> {
         OutboxEntry::Command(stored, output) => update_command(stored, output),
         OutboxEntry::Withdrawal { workspace_id, id } => delete_command(*workspace_id, *id),
         OutboxEntry::Server { workspace_id, server, facts } => {
-            d1_server::update_server(*workspace_id, *server, facts)
+            let mut statements = d1_server::update_server(*workspace_id, *server, facts)?;
+            if facts.is_connected {
+                statements.push(waiting_batches(*workspace_id, *server));
+            }
+            Ok(statements)
         }
     }
+}
+
+/// The statement that selects the batches with a target that waits for this server. No other
+/// statement of a flush returns rows.
+fn waiting_batches(workspace_id: i64, server_id: Uuid) -> Statement {
+    let sql = "SELECT batch_id FROM batch_targets INDEXED BY batch_targets_queued
+        WHERE workspace_id = :workspace_id AND server_id = :server_id AND state = 'queued'";
+    Statement::new(sql).bind_all(params! { workspace_id, server_id })
 }
 
 /// The length of the date at the beginning of a timestamp (`2026-11-23`).
@@ -99,11 +126,12 @@ const DATE_CHARS: usize = 10;
 /// The columns of `commands` that an insertion sets.
 const COMMAND_COLUMNS: &str =
     "workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
-    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs, script";
+    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs, script,
+    batch_id";
 /// SQL for the values of [`COMMAND_COLUMNS`] from `shell` on.
 const COMMAND_VALUES: &str =
     ":shell, :line, :username, :groupname, :timeout, :added_at, :scheduled_at, :expires_at, :state,
-    :status_message, :delivered_at, :argv, :has_inputs, :script";
+    :status_message, :delivered_at, :argv, :has_inputs, :script, :batch_id";
 
 /// The parameters of a statement that inserts a command.
 fn insert_parameters(
@@ -132,6 +160,7 @@ fn insert_parameters(
         argv: command.argv.as_ref().map(|words| json!(words).to_string()),
         has_inputs: origin.has_inputs,
         script: command.script.map(|script| script.to_string()),
+        batch_id: command.batch,
     }
 }
 
@@ -174,14 +203,19 @@ fn deletion(workspace_id: i64, id: Uuid, condition: &str) -> Vec<Statement> {
 
 /// SQL for the condition that a new command fits into the two quotas of waiting commands: the
 /// requester's and the workspace's (contract 11.4). A command that is inserted as delivered does
-/// not count as waiting.
-const HAS_ROOM: &str = "(:delivered_at IS NOT NULL
-    OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
-        WHERE c.workspace_id = :workspace_id AND c.requested_by = :requested_by
-            AND c.delivered_at IS NULL AND c.handled_at IS NULL LIMIT :waiting_of_user + 0))
-    AND :waiting_of_workspace > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
-        WHERE c.workspace_id = :workspace_id AND c.delivered_at IS NULL AND c.handled_at IS NULL
-        LIMIT :waiting_of_workspace + 0)))";
+/// not count as waiting. Commands of batches do not count, but pending targets of batches do.
+fn has_room() -> String {
+    format!(
+        "(:delivered_at IS NOT NULL
+          OR :waiting_of_user > (SELECT count(*) FROM (SELECT 1 FROM commands c INDEXED BY commands_waiting
+            WHERE c.workspace_id = :workspace_id AND c.requested_by = :requested_by AND c.batch_id IS NULL
+                AND c.delivered_at IS NULL AND c.handled_at IS NULL LIMIT :waiting_of_user + 0))
+          AND :waiting_of_workspace > {} + {})",
+        batches::pending_targets(":workspace_id"),
+        batches::waiting_commands(":workspace_id")
+    )
+}
+
 /// SQL for the condition that the workspace may store `:bytes` more bytes on `:day` (contract
 /// 11.4).
 fn has_bytes_left() -> String {
@@ -202,9 +236,10 @@ async fn insert_command(
         "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body, stored_bytes)
          SELECT {}, w.id, :id, s.id, :server_name, :requested_by, {COMMAND_VALUES}, :key, :body, :bytes
          FROM workspaces w JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id
-         WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {HAS_ROOM} AND {}
+         WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {} AND {}
          RETURNING id",
         next_key("w.id"),
+        has_room(),
         has_bytes_left()
     );
     let insert = Statement::new(sql)
@@ -303,61 +338,23 @@ async fn find_rights(
     commands: &[StoredCommand],
     now: Timestamp,
 ) -> Result<Option<Verdicts>, Error> {
-    #[derive(Deserialize)]
-    struct PermissionRow {
-        is_active: bool,
-        /// Whether the command's API token is valid. True for commands of login sessions.
-        has_token: bool,
-        /// Whether the command's login session was revoked.
-        is_revoked: bool,
-        /// Whether the requester may run commands as any account of the host. `None` if the
-        /// requester cannot access the server.
-        any_account: Option<bool>,
-        labels: Labels,
-        /// `None` if the user does not exist.
-        username: Option<String>,
-        is_staff: bool,
-        acl: Option<Value>,
-    }
     let Some(first) = commands.first() else { return Ok(Some(Verdicts::default())) };
     let (workspace_id, server_id) = (first.workspace_id, first.command.server);
-    let credentials: Vec<_> = commands
-        .iter()
-        .map(|stored| {
-            json!({
-                "user": stored.command.requested_by.as_ref().map(|requester| requester.id),
-                "token": stored.origin.api_token,
-                "session": stored.origin.session,
-            })
-        })
-        .collect();
-    let (is_accessible, any_account) = (servers::IS_ACCESSIBLE, servers::MAY_USE_ANY_ACCOUNT);
-    // The state machine later applies the token's access control list, including its servers. So
-    // `acl_servers` and `acl_selector` are NULL here, which sets no limit.
+    let requesters = commands.iter().map(|stored| StoredRequester {
+        user: stored.command.requested_by.as_ref().map(|requester| requester.id),
+        api_token: stored.origin.api_token,
+        session: stored.origin.session,
+    });
+    let (me, object) = (permission_rows::ME, permission_rows::object());
     let sql = format!(
-        "WITH me AS (
-            SELECT c.key AS position, :workspace_id AS workspace_id, u.id AS user_id, u.username, u.is_active, u.is_staff, u.is_superuser,
-                c.value ->> 'token' IS NULL OR (t.enabled AND (t.expires_at IS NULL OR t.expires_at > :now)) AS has_token,
-                EXISTS (SELECT 1 FROM revoked_sessions r
-                    WHERE r.workspace_id = :workspace_id AND r.id = c.value ->> 'session') AS is_revoked,
-                t.acl, NULL AS acl_servers, NULL AS acl_selector
-            FROM json_each(:credentials) c
-            LEFT JOIN users u ON u.id = c.value ->> 'user' AND u.workspace_id = :workspace_id
-            LEFT JOIN api_tokens t ON t.id = c.value ->> 'token' AND t.workspace_id = :workspace_id AND t.user_id = u.id
-        )
-        SELECT json_object('is_active', json(iif(me.is_active, 'true', 'false')),
-            'has_token', json(iif(me.has_token, 'true', 'false')),
-            'is_revoked', json(iif(me.is_revoked, 'true', 'false')), 'username', me.username,
-            'is_staff', json(iif(me.is_staff OR me.is_superuser, 'true', 'false')), 'acl', json(me.acl),
-            'labels', json(coalesce((SELECT s.labels FROM servers s
-                WHERE s.id = :server_id AND s.workspace_id = :workspace_id), '{{}}')),
-            'any_account', json((SELECT iif({any_account}, 'true', 'false')
-                FROM servers s WHERE s.id = :server_id AND {is_accessible}))) AS body
-        FROM me WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL) ORDER BY me.position"
+        "WITH {REQUESTERS}, {me}
+        SELECT {object} AS body FROM me
+        LEFT JOIN servers s ON s.id = :server_id AND s.workspace_id = me.workspace_id
+        WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL) ORDER BY me.position"
     );
-    let credentials = Parameter::list(credentials);
-    let statement =
-        Statement::new(sql).bind_all(params! { workspace_id, server_id, credentials, now });
+    let statement = Statement::new(sql)
+        .bind_all(params! { server_id })
+        .bind_all(stored_requester::parameters(workspace_id, requesters, now));
     let mut wanted: Vec<_> = Vec::new();
     for script in commands.iter().filter_map(|stored| stored.command.script) {
         if !wanted.contains(&script) && wanted.len() < MAX_SCRIPTS_TOGETHER {
@@ -373,29 +370,11 @@ async fn find_rights(
     }
     let scripts = outcomes.next().map(db::rows::<ScriptRow>).transpose()?.unwrap_or_default();
     let scripts: BTreeMap<_, _> = scripts.into_iter().map(ScriptRow::into_entry).collect();
+    let is_lost = |script| wanted.contains(&script) && !scripts.contains_key(&script);
     let verdict = |(row, stored): (&String, &StoredCommand)| {
-        let row: PermissionRow = serde_json::from_str(row)?;
-        let Some(username) = row.username.filter(|_| row.is_active) else {
-            return Ok(Err(Denial::Requester));
-        };
-        if !row.has_token {
-            return Ok(Err(Denial::Token));
-        }
-        if row.is_revoked {
-            return Ok(Err(Denial::Session));
-        }
-        let Some(any_account) = row.any_account else { return Ok(Err(Denial::Server)) };
-        // An access control list that cannot be parsed allows nothing. An error here would block
-        // the other commands.
-        let Ok(acl) = row.acl.map(serde_json::from_value::<Acl>).transpose() else {
-            return Ok(Err(Denial::Acl));
-        };
-        let is_lost = |script| wanted.contains(&script) && !scripts.contains_key(&script);
-        if stored.command.script.is_some_and(is_lost) {
-            return Ok(Err(Denial::Script));
-        }
-        let (is_staff, labels) = (row.is_staff, row.labels);
-        Ok(Ok(CommandPermissions { username, is_staff, any_account, labels, acl }))
+        let permissions = serde_json::from_str::<PermissionRow>(row)?.permissions();
+        let is_lost = stored.command.script.is_some_and(is_lost);
+        Ok(permissions.and_then(|found| if is_lost { Err(Denial::Script) } else { Ok(found) }))
     };
     let permissions = rows.iter().zip(commands).map(verdict).collect::<Result<_, Error>>()?;
     Ok(Some(Verdicts { permissions, scripts }))
@@ -409,7 +388,8 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
     let sql = "UPDATE commands SET delivered_at = :delivered_at, acked_at = :acked_at, handled_at = :handled_at,
             state = :state, status_message = :message, success = :success, exit_code = :exit_code,
             response_delay = :response_delay, elapsed_time = :elapsed_time, output_bytes = :output_bytes,
-            result_truncated = :truncated, result = :head, full_result = :full_result, revision = :revision
+            result_truncated = :truncated, result = :head, full_result = :full_result,
+            result_sha256 = iif(batch_id IS NULL, NULL, :result_sha256), revision = :revision
          WHERE workspace_id = :workspace_id AND id = :id AND revision < :revision";
     let update = Statement::new(sql).bind_all(params! {
         workspace_id: stored.workspace_id,
@@ -428,6 +408,7 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
         truncated: output.truncated,
         head,
         full_result,
+        result_sha256: stored.command.batch.and(output.result.as_deref()).map(sha256),
     });
     let mut statements = audit::pending(
         ("commands", "revision"),

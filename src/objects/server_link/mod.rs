@@ -42,7 +42,7 @@ use self::calls::{
 };
 use self::tables::Tables;
 use crate::objects::alarm::Alarm;
-use crate::objects::{self, audit_sealer};
+use crate::objects::{self, audit_sealer, batch};
 use crate::platform;
 use crate::platform::cost::{self, Cost};
 use crate::platform::log;
@@ -319,6 +319,10 @@ impl Shell {
             Effect::RequestSeal(workspace) => {
                 let env = self.env.clone();
                 self.state.wait_until(async move { audit_sealer::notify(&env, workspace).await });
+            }
+            Effect::NotifyBatch(notice) => {
+                let env = self.env.clone();
+                self.state.wait_until(async move { batch::calls::notify(&env, notice).await });
             }
             Effect::Log { event, mut fields, error } => {
                 fields["server"] = json!(self.state.id().name());

@@ -216,6 +216,7 @@ async fn the_sql_condition_agrees_with_the_rule() {
             server: server["id"].as_str().unwrap().parse().unwrap(),
             server_name: "web-1".to_owned(),
             requested_by: None,
+            batch: None,
         };
         assert!(
             command.lacks(None, None, Features { argv: true, ..Features::default() }).is_none()
