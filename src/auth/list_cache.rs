@@ -24,12 +24,12 @@ const MAX_QUERY_BYTES: usize = 100;
 struct Key(String, &'static str, String);
 
 impl Key {
-    fn new(scope: &Scope<'_>, call: &Call) -> Self {
-        Self(
-            scope.workspace.to_owned(),
-            call.route.map_or("", |route| route.path),
-            call.raw_query.clone(),
-        )
+    /// Returns `None` for a list that is not cached: its query string is long, or its path names a
+    /// resource, so that another path of the route needs another list.
+    fn new(scope: &Scope<'_>, call: &Call) -> Option<Self> {
+        let path = call.route.map(|route| route.path).filter(|path| !path.contains('{'))?;
+        let is_short = call.raw_query.len() <= MAX_QUERY_BYTES;
+        is_short.then(|| Self(scope.workspace.to_owned(), path, call.raw_query.clone()))
     }
 }
 
@@ -74,22 +74,24 @@ pub struct CachedList {
 impl CachedList {
     /// The cached list of a request's path and query.
     pub fn find(scope: &Scope<'_>, call: &Call) -> Option<Rc<Self>> {
-        CACHE.with_borrow(|lists| lists.get(&Key::new(scope, call)).cloned())
+        let key = Key::new(scope, call)?;
+        CACHE.with_borrow(|lists| lists.get(&key).cloned())
     }
 
-    /// Caches a list. The list must depend only on the path and the query.
+    /// Caches a list, unless its path names a resource. The list must depend only on the path and the
+    /// query.
     pub fn insert(scope: &Scope<'_>, call: &Call, list: List, page: Page) -> Rc<Self> {
         let cached = |select| CachedStatement::new(select, page);
         let List { select, full_access, narrow } = list;
         let (select, full_access, narrow) =
             (cached(select), full_access.map(cached), narrow.map(cached));
         let list = Rc::new(Self { page, select, full_access, narrow });
-        if call.raw_query.len() <= MAX_QUERY_BYTES {
+        if let Some(key) = Key::new(scope, call) {
             CACHE.with_borrow_mut(|lists| {
                 if lists.len() >= MAX_CACHED_LISTS {
                     lists.clear();
                 }
-                lists.insert(Key::new(scope, call), list.clone());
+                lists.insert(key, list.clone());
             });
         }
         list
