@@ -8,13 +8,9 @@ use farhand_tests::commands::{wait_for_status, wait_until_ended};
 use farhand_tests::{Instance, ScriptedAgent, Workspace};
 use serde_json::{Value, json};
 
-use super::{COMMANDS, SCRIPTS, call, path_of, script};
+use super::{COMMANDS, SCRIPTS, call, id_of, path_of, script};
 
 const ALL: &str = "kill, replay, argv, script, stdin, cwd";
-
-fn id_of(object: &Value) -> &str {
-    object["id"].as_str().unwrap()
-}
 
 #[tokio::test]
 async fn an_agent_with_the_feature_gets_the_script() {
@@ -82,7 +78,7 @@ async fn an_agent_without_the_feature_gets_a_line() {
         json!({"scheduled_at": farhand_tests::far_ahead()}),
     ] {
         let refused = workspace.admin.post(COMMANDS, &call(&long, more)).await;
-        let errors = refused.expect_fields(400, &["code", "detail", "script"]);
+        let errors = refused.expect_fields(400, &["script"]);
         assert!(errors["script"][0].as_str().unwrap().contains("92160 bytes"), "{errors}");
     }
     assert_eq!(workspace.admin.get(COMMANDS).await.expect(200)["count"], 1);
@@ -120,7 +116,7 @@ async fn a_waiting_command_runs_the_version_of_its_creation() {
         expected.push((queue(json!({})).await.expect(201), format!("echo {number}")));
     }
     expected.push((queue(json!({"script_version": 2})).await.expect(201), "echo 2".to_owned()));
-    queue(json!({"script_version": 8})).await.expect_fields(400, &["code", "detail", "script"]);
+    queue(json!({"script_version": 8})).await.expect_fields(400, &["script"]);
     // Later changes and the deletion do not matter.
     workspace.admin.patch(&path_of(&made), &json!({"body": "echo 8"})).await.expect(200);
     workspace.admin.delete(&path_of(&made)).await.expect(204);
@@ -151,8 +147,7 @@ async fn parameters_are_checked_before_anything_is_stored() {
         (json!([1]), "Not a valid object."),
     ] {
         let body = call(&made, json!({"params": params, "on_offline": "queue"}));
-        let errors =
-            admin.post(COMMANDS, &body).await.expect_fields(400, &["code", "detail", "params"]);
+        let errors = admin.post(COMMANDS, &body).await.expect_fields(400, &["params"]);
         assert_eq!(
             (&errors["params"], &errors["code"]),
             (&json!([message]), &json!("INVALID_COMMAND"))
@@ -171,13 +166,10 @@ async fn parameters_are_checked_before_anything_is_stored() {
     ] {
         let mut body = call(&made, queue.clone());
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        admin.post(COMMANDS, &body).await.expect_fields(400, &["code", "detail", field]);
+        admin.post(COMMANDS, &body).await.expect_fields(400, &[field]);
     }
     let lonely = json!({"server": "web-1", "line": "id", "params": {}, "script_version": 1});
-    admin
-        .post(COMMANDS, &lonely)
-        .await
-        .expect_fields(400, &["code", "detail", "params", "script_version"]);
+    admin.post(COMMANDS, &lonely).await.expect_fields(400, &["params", "script_version"]);
     assert_eq!(admin.get(COMMANDS).await.expect(200)["count"], 0);
     admin.post(COMMANDS, &call(&made, queue)).await.expect(201);
 }
@@ -256,5 +248,5 @@ async fn an_idempotency_key_returns_the_first_answer() {
     let replayed = with_key(COMMANDS, "two", &body).await;
     assert_eq!(replayed.expect(201)["id"], command["id"]);
     assert_eq!(replayed.header("Idempotent-Replayed"), "true");
-    with_key(COMMANDS, "three", &body).await.expect_fields(400, &["code", "detail", "script"]);
+    with_key(COMMANDS, "three", &body).await.expect_fields(400, &["script"]);
 }

@@ -1,5 +1,6 @@
 //! Scripts (contract 14.10 to 14.13).
 
+mod batches;
 mod delivery;
 mod limits;
 mod real;
@@ -20,6 +21,10 @@ async fn script(workspace: &Workspace, body: &str, more: Value) -> Value {
 
 fn path_of(script: &Value) -> String {
     format!("{SCRIPTS}{}/", script["id"].as_str().unwrap())
+}
+
+fn id_of(object: &Value) -> &str {
+    object["id"].as_str().unwrap()
 }
 
 /// A command that runs a script on the server `web-1`.
