@@ -49,6 +49,9 @@ CREATE INDEX batches_by_requester ON batches (workspace_id, requested_by, added_
 -- For quotas, and for the hourly look for batches whose object was never called.
 CREATE INDEX batches_open ON batches (workspace_id, requested_by) WHERE finished_at IS NULL;
 
+-- Serves: the filters by schedule.
+CREATE INDEX batches_by_schedule ON batches (workspace_id, schedule_id) WHERE schedule_id IS NOT NULL;
+
 CREATE TABLE batch_targets (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   batch_id TEXT NOT NULL,

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use uuid::Uuid;
 
+use crate::batch_list::uuid_parameter;
 use crate::command::Shell;
 use crate::error::{Error, FieldErrors};
-use crate::id;
 use crate::lifecycle::State;
 use crate::page::{boolean_parameter, id_parameter, last_value, ordering};
 use crate::time::Timestamp;
@@ -201,6 +201,10 @@ fn cases(letter: char) -> Vec<char> {
 pub struct CommandList {
     /// The server's id.
     pub server: Option<Uuid>,
+    /// The id of the command's batch.
+    pub batch: Option<Uuid>,
+    /// The id of the schedule that created the command's batch.
+    pub schedule: Option<Uuid>,
     /// What runs the line.
     pub shell: Option<Shell>,
     /// The requester's id; 0 matches no user.
@@ -226,11 +230,6 @@ pub struct CommandList {
     /// At least one column, without duplicates. Commands with equal times are ordered by id, in the
     /// direction of the first column.
     pub order: Vec<OrderKey>,
-}
-
-fn read_server(query: &[(String, String)]) -> Result<Option<Uuid>, Error> {
-    let read = |text| id::parse(text).ok_or_else(|| Error::field("server", "Enter a valid UUID."));
-    last_value(query, "server").map(read).transpose()
 }
 
 fn read_shell(query: &[(String, String)]) -> Result<Option<Shell>, Error> {
@@ -300,7 +299,9 @@ impl CommandList {
             read.map_err(|error| errors.extend(error.fields)).ok()
         }
         let mut errors = FieldErrors::new();
-        let server = take(read_server(query), &mut errors);
+        let server = take(uuid_parameter(query, "server"), &mut errors);
+        let batch = take(uuid_parameter(query, "batch"), &mut errors);
+        let schedule = take(uuid_parameter(query, "schedule"), &mut errors);
         let shell = take(read_shell(query), &mut errors);
         let requested_by = take(id_parameter(query, "requested_by"), &mut errors);
         let requested_by_isnull =
@@ -317,6 +318,8 @@ impl CommandList {
         let read = || {
             Some(Self {
                 server: server?,
+                batch: batch?,
+                schedule: schedule?,
                 shell: shell?,
                 requested_by: requested_by?,
                 requested_by_isnull: requested_by_isnull?,

@@ -65,13 +65,14 @@ pub fn command_json(command: &Command, live: Map<String, Value>) -> Map<String, 
         "server": command.server,
         "server_name": command.server_name,
         "requested_by": command.requested_by,
+        "batch": command.batch,
     }));
     object.extend(live);
     object
 }
 
 /// The order of the fields in a command object, and in the objects inside it.
-const ORDER: [&str; 30] = [
+const ORDER: [&str; 31] = [
     "id",
     "shell",
     "line",
@@ -80,6 +81,7 @@ const ORDER: [&str; 30] = [
     "server",
     "server_name",
     "requested_by",
+    "batch",
     "success",
     "exit_code",
     "result",

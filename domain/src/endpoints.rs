@@ -198,6 +198,8 @@ endpoints! {
     BatchTargets: User, [GET "/api/events/batches/{id}/targets/"], accepts_limited_tokens;
     /// The targets that ended, grouped by equal output.
     BatchOutputs: User, [GET "/api/events/batches/{id}/outputs/"], accepts_limited_tokens;
+    /// The targets' changes of state as they happen.
+    BatchStream: User, [GET "/api/events/batches/{id}/stream/"], accepts_limited_tokens;
 
     ScriptList: User, [GET "/api/events/scripts/"], accepts_limited_tokens;
     ScriptCreate: User, [POST "/api/events/scripts/"] audits "script.create";

@@ -1,5 +1,7 @@
 //! Creation of batches (contract 13.1 to 13.4).
 
+use std::time::Duration;
+
 use farhand_domain::audit::AuditObject;
 use farhand_domain::batch_request::{
     Amount, BatchSpec, Candidates, NewBatch, OfflineTargets, Plan, TargetSelection, authorize,
@@ -15,8 +17,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::batches::find;
 use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
 use super::location;
+use super::wait::preferred_wait;
 use crate::auth::credential::Credential;
 use crate::http::request::{Call, DenialDetails};
 use crate::http::response::Reply;
@@ -29,6 +33,9 @@ use crate::store::batches::{self, NewBatchRow};
 /// The path and the replay source of new batches.
 pub const RESOURCE: ResourceKind =
     ResourceKind { collection: "/api/events/batches/", source: batches::REPLAY, hidden: &[] };
+
+/// The maximum time for which one call waits for the next events of a batch.
+pub const MAX_FOLLOW_WAIT: Duration = Duration::from_secs(15);
 
 /// What a new batch needs in addition to its plan.
 pub struct Submission<'a> {
@@ -153,9 +160,18 @@ pub async fn write(
     let quotas = call.config.quotas;
     let batch = batches::insertion(&credential.scope, &row, quotas, &event)?;
     match creation.write(credential, &id.to_string(), batch).await? {
-        CreationOutcome::Created(caller, batch) => {
+        CreationOutcome::Created(caller, mut batch) => {
             begin(call, caller.workspace_id, id).await;
-            Ok(Reply::created_text(batch, location(call, RESOURCE.collection, id)))
+            let wait = preferred_wait(&call.header("Prefer").unwrap_or_default());
+            if let Some(seconds) = wait.filter(|seconds| *seconds > 0) {
+                wait_for_end(call, caller.workspace_id, id, seconds).await;
+                batch = find(&credential.after_wait(), id).await?;
+            }
+            let reply = Reply::created_text(batch, location(call, RESOURCE.collection, id));
+            Ok(match wait {
+                Some(seconds) => reply.header("Preference-Applied", format!("wait={seconds}")),
+                None => reply,
+            })
         }
         CreationOutcome::Refused(_) => {
             let (_, quota) = credential.read(batches::find_exceeded_quota(&row, quotas)).await?;
@@ -170,6 +186,28 @@ pub async fn write(
 async fn begin(call: &Call, workspace_id: i64, batch: Uuid) {
     if let Err(error) = calls::begin(&call.env, workspace_id, batch).await {
         log::error("batch_not_begun", json!({"batch": batch}), &error.detail);
+    }
+}
+
+/// Waits until a batch has ended, at most for some seconds. If the object does not answer, returns
+/// immediately: the batch itself was created.
+async fn wait_for_end(call: &Call, workspace_id: i64, batch: Uuid, seconds: u32) {
+    let until = platform::now().plus_seconds(seconds.into());
+    let mut after = 0;
+    loop {
+        let left = until.seconds_since(platform::now());
+        if left <= 0.0 {
+            return;
+        }
+        let wait_millis = ((left * 1_000.0) as u64).min(MAX_FOLLOW_WAIT.as_millis() as u64);
+        match calls::follow(&call.env, workspace_id, batch, after, wait_millis).await {
+            Ok(followed) if followed.is_finished => return,
+            Ok(followed) => after = followed.events.last().map_or(after, |event| event.seq),
+            Err(error) => {
+                log::error("batch_silent", json!({"batch": batch}), &error.detail);
+                return;
+            }
+        }
     }
 }
 

@@ -7,9 +7,9 @@ use worker::web_sys;
 
 use crate::api::change::Extent;
 use crate::api::{
-    acl_check, agent, audit, batch_creation, batches, command_creation, command_output, commands,
-    docs, groups, operator, pages, passwords, registration_tokens, scripts, servers, service,
-    sessions, tokens, users,
+    acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
+    command_output, commands, docs, groups, operator, pages, passwords, registration_tokens,
+    scripts, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -243,6 +243,7 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
         Endpoint::BatchRetry => batch_creation::retry_failed(call).boxed_local(),
         Endpoint::BatchTargets => batches::targets(call).boxed_local(),
         Endpoint::BatchOutputs => batches::outputs(call).boxed_local(),
+        Endpoint::BatchStream => batch_stream::stream(call).boxed_local(),
         Endpoint::ScriptList => scripts::list(call).boxed_local(),
         Endpoint::ScriptCreate => scripts::create(call).boxed_local(),
         Endpoint::ScriptRetrieve => scripts::retrieve(call).boxed_local(),

@@ -369,16 +369,21 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Whether the credential is still valid, its access control list still allows the client's
-    /// address, and the query still finds something.
-    pub async fn can_still_read(&self, now: Timestamp) -> Result<bool, Error> {
+    /// The value of the query, if the credential is still valid and its access control list still
+    /// allows the client's address. Returns `None` otherwise, or if the query finds nothing.
+    pub async fn read(&self, now: Timestamp) -> Result<Option<String>, Error> {
         let scope = Scope::new(&self.workspace, self.hash.clone(), now, LimitedTokens::Accepted);
         let result = db::run(&self.env, scope.read(self.query.clone())).await?;
         let who = db::first::<CallerRow>(&result)?.and_then(|who| who.me);
-        let Some(me) = who else { return Ok(false) };
+        let Some(me) = who else { return Ok(None) };
         let caller: Caller = serde_json::from_str(&me)?;
-        let can_read = body(&result)?.is_some();
-        Ok(can_read && caller.acl.is_none_or(|acl| acl.allows_address(&self.remote_ip)))
+        let is_allowed = caller.acl.is_none_or(|acl| acl.allows_address(&self.remote_ip));
+        Ok(body(&result)?.filter(|_| is_allowed))
+    }
+
+    /// Whether [`Watch::read`] still returns a value.
+    pub async fn can_still_read(&self, now: Timestamp) -> Result<bool, Error> {
+        Ok(self.read(now).await?.is_some())
     }
 }
 

@@ -1,7 +1,11 @@
 //! Reads of the targets of a batch: their list, and their outputs (contract 13.7 and 13.8).
 
+use std::collections::HashSet;
+
+use farhand_sql::command_list::HAS_FULL_ACCESS;
 use farhand_sql::statement::Value;
 use farhand_sql::{join_command, target_state};
+use serde::Deserialize;
 use uuid::Uuid;
 
 use super::batch_reads::is_readable;
@@ -101,6 +105,25 @@ pub fn outputs(batch: Uuid) -> List {
     );
     let select = Select { tables, items, max_in_one_text: 0, parameters: params! { id: batch } };
     List { select, full_access: None, narrow: None }
+}
+
+/// Reads which targets of a batch the caller can see, as the JSON of [`VisibleTargets`], if the
+/// caller can read the batch.
+pub fn visible(batch: Uuid) -> Query {
+    let (readable, visible_targets) = (is_readable(), visible_targets());
+    let sql = format!(
+        "(SELECT json_object('servers', json(iif({HAS_FULL_ACCESS} AND NOT me.reads_narrowly, NULL,
+            (SELECT json_group_array(t.server_id) FROM {visible_targets}))))
+          FROM batches b WHERE b.id = :id AND {readable})"
+    );
+    Query::new(sql, params! { id: batch })
+}
+
+/// The targets of a batch that a caller can see.
+#[derive(Debug, Deserialize)]
+pub struct VisibleTargets {
+    /// The ids of their servers. `None`: all.
+    pub servers: Option<HashSet<Uuid>>,
 }
 
 /// SQL for the ids of the visible targets that did not succeed, in the order of their start, as a

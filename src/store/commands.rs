@@ -27,7 +27,7 @@ fn object(result: &str, truncated: &str) -> String {
         'server', c.server_id, 'server_name', coalesce((SELECT s.name FROM servers s
             WHERE s.id = c.server_id AND s.workspace_id = c.workspace_id), c.server_name),
         'requested_by', (SELECT json_object('id', u.id, 'username', u.username, 'email', u.email) FROM users u
-            WHERE u.id = c.requested_by AND u.workspace_id = c.workspace_id),
+            WHERE u.id = c.requested_by AND u.workspace_id = c.workspace_id), 'batch', c.batch_id,
         'success', {success}, 'exit_code', c.exit_code, 'result', {result}, 'result_truncated', {truncated},
         'output_bytes', c.output_bytes, 'state', {state}, 'status', {status},
         'response_delay', c.response_delay, 'elapsed_time', c.elapsed_time,

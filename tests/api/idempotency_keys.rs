@@ -3,7 +3,7 @@
 
 use farhand_tests::client::{PASSWORD, new_workspace, unique};
 use farhand_tests::instance::change_d1;
-use farhand_tests::{Api, Instance, Reply, Workspace, eventually};
+use farhand_tests::{Api, Instance, Reply, Workspace, eventually, far_ahead};
 use serde_json::{Value, json};
 
 async fn post(api: &Api, path: &str, key: &str, body: &Value) -> Reply {
@@ -25,6 +25,11 @@ async fn creations(workspace: &Workspace) -> Vec<(&'static str, Value, &'static 
         ("/api/iam/memberships/", json!({"group": group["id"], "user": user["id"]}), &[]),
         ("/api/servers/", json!({"name": "web-1"}), &["key", "install", "install_alpamon"]),
         ("/api/servers/registration-tokens/", json!({"name": "x"}), &["key"]),
+        (
+            "/api/events/batches/",
+            json!({"targets": {"all": true}, "line": "id", "scheduled_at": far_ahead()}),
+            &[],
+        ),
         ("/api/events/scripts/", json!({"name": "x", "body": "id"}), &[]),
     ]
 }

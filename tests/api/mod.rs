@@ -4,6 +4,7 @@
 mod audit;
 mod auth;
 mod bad_input;
+mod batches;
 mod conventions;
 mod docs_page;
 pub mod endpoints;

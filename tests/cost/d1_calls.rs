@@ -10,7 +10,9 @@ use farhand_domain::endpoints::Access;
 use farhand_tests::agents::{dial, wait_until_connected};
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::commands::stored_bytes;
-use farhand_tests::people::{COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, USERS, group_path, item_path};
+use farhand_tests::people::{
+    BATCHES, COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, USERS, group_path, item_path,
+};
 use farhand_tests::{
     Api, Instance, ScriptedAgent, Workspace, eventually, far_ahead, instance_setting,
 };
@@ -138,6 +140,7 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
     let refused = send(admin, "POST", COMMANDS, json!({"server": "web-1", "line": "id"})).await;
     agent.report(id_of(&refused), "reject", Some(&json!({"reason": "no"}))).await.expect(204);
 
+    call_batch_endpoints(admin).await;
     call_script_endpoints(admin).await;
     send(admin, "GET", "/api/audit/events/", Value::Null).await;
     send(admin, "POST", "/api/audit/verify/", Value::Null).await;
@@ -152,6 +155,26 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
         .await;
     // Last, because this may be the session of the login token itself.
     send(admin, "DELETE", &session, Value::Null).await;
+}
+
+/// Calls the endpoints of batches, for a server without an agent.
+async fn call_batch_endpoints(admin: &Api) {
+    let skipped = json!({"targets": {"servers": ["web-2"]}, "line": "id"});
+    let batch = send(admin, "POST", BATCHES, skipped).await;
+    let path = item_path(BATCHES, &batch);
+    // It ends when the stream ends.
+    send(admin, "GET", &format!("{path}stream/"), Value::Null).await;
+    for part in ["", "targets/", "outputs/"] {
+        send(admin, "GET", &format!("{path}{part}"), Value::Null).await;
+    }
+    send(admin, "GET", BATCHES, Value::Null).await;
+    send(admin, "POST", &format!("{path}retry-failed/"), Value::Null).await;
+    let later =
+        json!({"targets": {"servers": ["web-2"]}, "line": "id", "scheduled_at": far_ahead()});
+    for action in ["cancel", "kill"] {
+        let batch = send(admin, "POST", BATCHES, later.clone()).await;
+        send(admin, "POST", &format!("{}{action}/", item_path(BATCHES, &batch)), Value::Null).await;
+    }
 }
 
 /// The server's id in an agent's `Authorization` header.
@@ -336,6 +359,12 @@ fn expected_calls(method: &str, route: &str, access: Access) -> (u64, u64) {
         {
             (1, 2)
         }
+        // The service reads the caller and the batch, writes, and reads the batch again. The batch's
+        // object reads and writes its targets before the response.
+        _ if route.starts_with(BATCHES) && method == "POST" => (2, 12),
+        // The stream reads the batch at its end. An empty list of outputs or targets is no 404 only
+        // if the batch exists.
+        _ if route.starts_with(BATCHES) => (1, 4),
         // A concurrent seal may need one more round trip.
         _ if route == "/api/audit/verify/" => (2, 3),
         Access::User | Access::UserOrAgent if method == "GET" && route != "/api/auth/logout/" => {

@@ -9,8 +9,8 @@ use farhand_tests::agents::credential;
 use farhand_tests::client::{self, PASSWORD, unique};
 use farhand_tests::openapi::DOCUMENT;
 use farhand_tests::people::{
-    COMMANDS, GROUPS, MEMBERSHIPS, Person, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, USERS, group_path,
-    item_path,
+    BATCHES, COMMANDS, GROUPS, MEMBERSHIPS, Person, SERVERS, UNKNOWN_ID, UNKNOWN_UUID, USERS,
+    group_path, item_path,
 };
 use farhand_tests::{Api, Instance, Reply, Workspace, now};
 use futures_util::future;
@@ -512,6 +512,15 @@ const STRANGERS: &[StrangerCase] = &[
     ("GET", "/api/events/commands/{id}/chunks/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/output/", 404, Some(404)),
     ("GET", "/api/events/commands/{id}/stream/", 404, Some(404)),
+    ("GET", "/api/events/batches/", 200, None),
+    ("POST", "/api/events/batches/", 400, None),
+    ("GET", "/api/events/batches/{id}/", 404, Some(404)),
+    ("POST", "/api/events/batches/{id}/cancel/", 404, Some(404)),
+    ("POST", "/api/events/batches/{id}/kill/", 404, Some(404)),
+    ("POST", "/api/events/batches/{id}/retry-failed/", 404, Some(404)),
+    ("GET", "/api/events/batches/{id}/targets/", 404, Some(404)),
+    ("GET", "/api/events/batches/{id}/outputs/", 404, Some(404)),
+    ("GET", "/api/events/batches/{id}/stream/", 404, Some(404)),
     // Every user can read the scripts of the workspace.
     ("GET", "/api/events/scripts/", 200, None),
     ("POST", "/api/events/scripts/", 403, None),
@@ -538,6 +547,7 @@ struct ResourceIds {
     server_name: String,
     registration_token: Value,
     command: Value,
+    batch: Value,
     script: Value,
 }
 
@@ -555,6 +565,8 @@ impl ResourceIds {
             workspace.admin.post(REGISTRATION_TOKENS, &json!({"name": "hosts"})).await.expect(201);
         let body = json!({"server": server["id"], "line": "secret", "on_offline": "queue"});
         let command = workspace.admin.post(COMMANDS, &body).await.expect(201);
+        let body = json!({"targets": {"servers": [server["id"]]}, "line": "secret", "on_offline": "queue"});
+        let batch = workspace.admin.post(BATCHES, &body).await.expect(201);
         let script = json!({"name": unique("script"), "body": "id"});
         let script = workspace.admin.post("/api/events/scripts/", &script).await.expect(201);
         Self {
@@ -569,6 +581,7 @@ impl ResourceIds {
             server_name: server["name"].as_str().unwrap().to_owned(),
             registration_token: token_for_hosts["id"].clone(),
             command: command["id"].clone(),
+            batch: batch["id"].clone(),
             script: script["id"].clone(),
         }
     }
@@ -587,6 +600,7 @@ impl ResourceIds {
             server_name: "no-such-server".to_owned(),
             registration_token: none.clone(),
             command: none.clone(),
+            batch: none.clone(),
             script: none,
         }
     }
@@ -603,6 +617,7 @@ impl ResourceIds {
             ["servers", "servers" | "{id}"] => uuid(&self.server),
             ["servers", "registration-tokens"] => uuid(&self.registration_token),
             ["events", "commands"] => uuid(&self.command),
+            ["events", "batches"] => uuid(&self.batch),
             ["events", "scripts"] => uuid(&self.script),
             _ if !pattern.contains("{id}") => String::new(),
             _ => panic!("{pattern} has an id of an unknown type"),
@@ -623,6 +638,7 @@ impl ResourceIds {
             "name": name, "expires_at": null, "enabled": true, "role": "member", "line": "id", "on_offline": "queue",
             "username": name, "email": format!("{name}@example.com"), "password": "an entirely other one",
             "new_password": "an entirely new one", "body": "id", "server": self.server, "group": self.group, "user": self.user,
+            "targets": {"servers": [self.server]},
         });
         body.as_object_mut().unwrap().retain(|field, _| known.get(field).is_some());
         body
@@ -749,6 +765,21 @@ fn cases_of_any_caller<'a>() -> Vec<BodyOrQueryCase<'a>> {
                 COMMANDS.to_owned(),
                 json!({"server": it.server_name, "line": "id", "on_offline": "queue"}),
             )
+        }),
+        case("a batch for its id", 400, |it| {
+            let targets = json!({"servers": [it.server]});
+            ("POST", BATCHES.to_owned(), json!({"targets": targets, "line": "id"}))
+        }),
+        case("a batch for its name", 400, |it| {
+            let targets = json!({"servers": [it.server_name]});
+            ("POST", BATCHES.to_owned(), json!({"targets": targets, "line": "id"}))
+        }),
+        case("a batch for its group", 400, |it| {
+            let targets = json!({"groups": [it.group]});
+            ("POST", BATCHES.to_owned(), json!({"targets": targets, "line": "id"}))
+        }),
+        case("commands of its batch", 200, move |it| {
+            get(format!("{COMMANDS}?batch={}", text(&it.batch)))
         }),
         case("a membership in its group", 400, |it| {
             (

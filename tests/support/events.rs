@@ -23,7 +23,14 @@ pub enum Block {
         seq: u32,
         content: String,
     },
-    /// The last event, with the command.
+    /// A change of a batch's target.
+    Change {
+        /// The event's id.
+        seq: u32,
+        /// The data.
+        change: Value,
+    },
+    /// The last event, with the command or the batch.
     End(Value),
 }
 
@@ -155,15 +162,21 @@ fn parse(block: &str) -> Block {
         [("retry", millis)] => Block::Retry(millis.parse().unwrap()),
         [("id", id), ("event", "chunk"), ("data", data)] => {
             let chunk: Value = serde_json::from_str(data).unwrap();
-            check_event("chunk", &chunk);
+            check_event("commands", "chunk", &chunk);
             let (seq, content) = (chunk["seq"].to_string(), chunk["content"].as_str().unwrap());
             assert_eq!((*id, chunk.as_object().unwrap().len()), (seq.as_str(), 2), "{data}");
             Block::Chunk { seq: id.parse().unwrap(), content: content.to_owned() }
         }
         [("event", "end"), ("data", data)] => {
-            let command = serde_json::from_str(data).unwrap();
-            check_event("end", &command);
-            Block::End(command)
+            let end: Value = serde_json::from_str(data).unwrap();
+            let resource = if end.get("counts").is_some() { "batches" } else { "commands" };
+            check_event(resource, "end", &end);
+            Block::End(end)
+        }
+        [("id", id), ("event", "target"), ("data", data)] => {
+            let change = serde_json::from_str(data).unwrap();
+            check_event("batches", "target", &change);
+            Block::Change { seq: id.parse().unwrap(), change }
         }
         other => panic!("unknown kind of block: {other:?}"),
     }

@@ -356,8 +356,10 @@ impl Exchange<'_> {
 /// # Panics
 /// With a list of the differences.
 #[track_caller]
-pub fn check_event(kind: &str, data: &Value) {
-    let content = "/paths/~1api~1events~1commands~1{id}~1stream~1/get/responses/200/content/text~1event-stream";
+pub fn check_event(resource: &str, kind: &str, data: &Value) {
+    let content = format!(
+        "/paths/~1api~1events~1{resource}~1{{id}}~1stream~1/get/responses/200/content/text~1event-stream"
+    );
     let problems = differences(&format!("{content}/x-events/{kind}"), data);
     assert!(
         problems.is_empty(),

@@ -10,6 +10,7 @@ pub const MEMBERSHIPS: &str = "/api/iam/memberships/";
 pub const SERVERS: &str = "/api/servers/servers/";
 pub const USERS: &str = "/api/iam/users/";
 pub const COMMANDS: &str = "/api/events/commands/";
+pub const BATCHES: &str = "/api/events/batches/";
 /// A UUID that no resource has.
 pub const UNKNOWN_UUID: &str = "01936d3e-7a00-7000-8000-000000000000";
 /// A number that no user and no group has.

@@ -28,6 +28,18 @@ pub fn conditions(list: &CommandList, parameters: &mut Parameters) -> Vec<String
         parameters.add("server", server);
         conditions.push("c.server_id = :server".to_owned());
     }
+    if let Some(batch) = list.batch {
+        parameters.add("batch", batch);
+        conditions.push("c.batch_id = :batch".to_owned());
+    }
+    if let Some(schedule) = list.schedule {
+        parameters.add("schedule", schedule);
+        conditions.push(
+            "c.batch_id IN (SELECT b.id FROM me CROSS JOIN batches b
+            ON b.workspace_id = me.workspace_id AND b.schedule_id = :schedule)"
+                .to_owned(),
+        );
+    }
     if let Some(requester) = list.requested_by {
         parameters.add("requested_by", requester);
         conditions.push(

@@ -4,7 +4,7 @@
 use farhand_domain::command_list::CommandList;
 
 use super::access::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS, IS_READABLE};
-use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER};
+use super::order::{BY_BATCH, BY_REQUESTER, BY_SCHEDULE, BY_SERVER};
 use super::{ListSql, Parts};
 
 /// The maximum number of due commands that such a list compares with the access control list, and
@@ -68,20 +68,29 @@ fn first_commands(list: &CommandList, condition: &str, direction: &str) -> Strin
     let of_requester =
         if list.requested_by.is_some() { "AND c.requested_by = :requested_by" } else { "" };
     let of_server = if list.server.is_some() { "AND c.server_id = :server" } else { "" };
+    let of_batch = match (list.batch, list.schedule) {
+        (Some(_), _) => "AND c.batch_id = :batch",
+        (None, Some(_)) => {
+            "AND c.batch_id IN (SELECT b.id FROM me CROSS JOIN batches b
+                ON b.workspace_id = me.workspace_id AND b.schedule_id = :schedule)"
+        }
+        (None, None) => "",
+    };
     let scan = |index: &str, applies: &str, more: &str| {
         format!(
             "SELECT c.seq FROM commands c INDEXED BY {index}
              WHERE c.workspace_id = (SELECT me.workspace_id FROM me WHERE {applies}) AND {condition}
-             {of_server} {of_requester} {more} {order}"
+             {of_batch} {of_server} {of_requester} {more} {order}"
         )
     };
     let index = match (list.server, list.requested_by) {
+        _ if !of_batch.is_empty() => BY_BATCH,
         (Some(_), _) => BY_SERVER,
         (None, Some(_)) => BY_REQUESTER,
         (None, None) => BY_SCHEDULE,
     };
     let full_access = scan(index, HAS_FULL_ACCESS, "");
-    let partial_access = if index == BY_REQUESTER {
+    let partial_access = if [BY_BATCH, BY_REQUESTER].contains(&index) {
         scan(index, &format!("NOT {HAS_FULL_ACCESS}"), &format!("AND {IS_READABLE}"))
     } else {
         format!(

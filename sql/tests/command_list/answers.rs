@@ -3,7 +3,10 @@
 use farhand_sql::command_counts::{behind, distance};
 
 use crate::data::{Dice, Variant, count, database, delete, list_of, run, statement};
-use crate::model::{Model, TIMES, WORDS};
+use crate::model::{Model, SCHEDULES, TIMES, WORDS};
+
+/// The id of no batch.
+const UNKNOWN_BATCH: &str = "0000000c-0000-7000-8000-000000000000";
 
 /// A query of a few random parameters.
 fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
@@ -15,6 +18,8 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
         }
     };
     add(dice.once_in(4), "server", command.server);
+    add(dice.once_in(8), "batch", command.batch.unwrap_or(UNKNOWN_BATCH.to_owned()));
+    add(dice.once_in(12), "schedule", (*dice.pick(&SCHEDULES)).to_owned());
     add(dice.once_in(4), "shell", command.shell.to_owned());
     add(dice.once_in(4), "requested_by", command.requested_by.unwrap_or(77).to_string());
     add(dice.once_in(4), "requested_by_isnull", (*dice.pick(&["true", "false"])).to_owned());

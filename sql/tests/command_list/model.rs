@@ -105,6 +105,7 @@ fn long_lines() -> [String; 5] {
 pub struct Command {
     pub id: String,
     pub server: String,
+    pub batch: Option<String>,
     server_name: String,
     pub requested_by: Option<i64>,
     pub shell: &'static str,
@@ -117,6 +118,13 @@ pub struct Command {
 }
 
 impl Command {
+    /// The id of the schedule that created the command's batch.
+    fn schedule(&self) -> Option<&'static str> {
+        let (_, number) = self.batch.as_ref()?.rsplit_once('-')?;
+        let number = usize::from_str_radix(number, 16).unwrap();
+        (number < BATCHES / 2).then(|| SCHEDULES[number % 2])
+    }
+
     /// The state as the API shows it.
     fn shown_state(&self) -> &'static str {
         let is_due = self.times["scheduled_at"].as_deref() <= Some(NOW);
@@ -132,8 +140,8 @@ impl Command {
             .prepare_cached(
                 "INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
                     timeout, added_at, scheduled_at, expires_at, delivered_at, acked_at, handled_at, state, status_message,
-                    success, exit_code)
-                 VALUES ((?1 << 40) + ?2, ?1, ?3, ?4, ?5, ?6, ?7, ?8, ?9, '', 60, ?10, ?11, '2999', ?12, ?13, ?14, ?15, '', ?16, ?17)",
+                    success, exit_code, batch_id)
+                 VALUES ((?1 << 40) + ?2, ?1, ?3, ?4, ?5, ?6, ?7, ?8, ?9, '', 60, ?10, ?11, '2999', ?12, ?13, ?14, ?15, '', ?16, ?17, ?18)",
             )
             .unwrap()
             .execute(params![
@@ -153,7 +161,8 @@ impl Command {
                 self.times["handled_at"],
                 self.state,
                 self.success,
-                self.exit_code
+                self.exit_code,
+                self.batch
             ])
             .unwrap();
     }
@@ -186,6 +195,15 @@ fn folded(text: &str) -> String {
 /// One of the first twelve seconds of a day, so that ties are common.
 fn random_time(day: &str, dice: &mut Dice) -> String {
     format!("{day}T00:00:{:02}.000000+00:00", dice.roll(12))
+}
+
+/// The number of batches in a workspace. Schedules created the first half of them.
+const BATCHES: usize = 20;
+pub const SCHEDULES: [&str; 2] =
+    ["0000000a-0000-7000-8000-000000000000", "0000000b-0000-7000-8000-000000000000"];
+
+fn batch_id(workspace: i64, number: usize) -> String {
+    format!("{workspace:08x}-0000-7000-9000-{number:012x}")
 }
 
 const SUPERUSER: i64 = 1;
@@ -243,8 +261,18 @@ impl Model {
             .map(Some)
             .chain([None, None, Some(9_000_001), Some(9_000_002)])
             .collect();
+        let batches: Vec<String> = (0..BATCHES).map(|n| batch_id(workspace, n)).collect();
+        for (n, batch) in batches.iter().enumerate() {
+            let schedule = (n < BATCHES / 2).then(|| SCHEDULES[n % 2]);
+            sql(
+                "INSERT INTO batches (id, workspace_id, name, shell, line, groupname, timeout, max_concurrency, on_offline,
+                    added_at, scheduled_at, expires_at, state, total, pending, schedule_id)
+                 VALUES (?, ?, '', 'system', 'id', '', 60, 1, 'skip', '', '', '', 'finished', 1, 0, ?)",
+                &[&batch, &workspace, &schedule],
+            );
+        }
         let long_lines = long_lines();
-        let mut commands = Vec::new();
+        let mut commands: Vec<Command> = Vec::new();
         for number in 0..400 {
             let server = dice.roll(names.len());
             let state = *dice.pick(&STATES);
@@ -265,7 +293,14 @@ impl Model {
             let success = has_ended.then_some(state == "success");
             // Some commands of a renamed server are older than the renaming, and some are newer.
             let later = !names[server].1.is_empty() && dice.once_in(4);
+            // A batch has one command for each server.
+            let batch = Some(dice.pick(&batches).clone()).filter(|batch| {
+                !commands.iter().any(|other| {
+                    other.batch.as_ref() == Some(batch) && other.server == servers[server]
+                })
+            });
             let command = Command {
+                batch,
                 id: format!("{:08x}-0000-7000-8000-{number:012x}", dice.roll(1 << 32)),
                 server: servers[server].clone(),
                 server_name: if later { names[server].1 } else { names[server].0 }.to_owned(),
@@ -393,6 +428,7 @@ impl Model {
         let sql = format!("SELECT ({}) - (?1 << 40)", next_key("?1"));
         let number = database.query_row(&sql, [workspace], |row| row.get(0)).unwrap();
         command.id = format!("{id}{}", &command.id[8..]);
+        command.batch = None;
         command.store(database, workspace, number);
         self.commands.push(command);
     }
@@ -442,6 +478,8 @@ impl Model {
                 let time = |name: &str| command.times[name].as_deref();
                 self.can_read(caller, command)
                     && of("server").is_none_or(|id| command.server == id)
+                    && of("batch").is_none_or(|id| command.batch.as_deref() == Some(id))
+                    && of("schedule").is_none_or(|id| command.schedule() == Some(id))
                     && of("shell").is_none_or(|shell| command.shell == shell)
                     && of("requested_by").is_none_or(|id| {
                         requester(command).is_some_and(|own| own.to_string() == id)
