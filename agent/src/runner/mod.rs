@@ -613,6 +613,10 @@ mod tests {
             written.wait().await;
         }
         drop(journal);
+        let scripts = [id(1), id(2), id(4)].map(ScriptFile::path);
+        for script in &scripts {
+            std::fs::write(script, "left").unwrap();
+        }
         let (journal, stored) = eventually_open(directory.path()).await;
         let host = Host::new(journal);
         host.runner.recover(stored);
@@ -628,6 +632,7 @@ mod tests {
             (5, 7, "kept".to_owned()),
         ];
         assert_eq!(ends, expected);
+        assert!(!scripts.iter().any(|script| script.exists()), "the scripts are removed");
         assert!(!is_running(&own.id().to_string()) && is_running(&stranger.id().to_string()));
         own.wait().unwrap();
         stranger.kill().unwrap();
