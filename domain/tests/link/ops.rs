@@ -326,6 +326,7 @@ impl World {
                     command: Command { batch: Some(create.command.id), ..create.command },
                     origin: create.origin,
                     inputs: create.inputs,
+                    script: create.script,
                     timeout: create.timeout,
                     added_at: self.now,
                     expires_at,
