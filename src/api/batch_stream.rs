@@ -138,9 +138,7 @@ impl Follower {
     /// The text of an event, if the caller can see its target. The event of the batch's own end has
     /// no target, and `end` replaces it.
     fn event(&self, event: &BatchEvent) -> String {
-        let is_visible =
-            |server| self.visible.servers.as_ref().is_none_or(|servers| servers.contains(server));
-        let Some(server) = event.server.as_ref().filter(|server| is_visible(server)) else {
+        let Some(server) = event.server.filter(|server| self.visible.contains(*server)) else {
             return String::new();
         };
         let data = json!({

@@ -61,15 +61,18 @@ pub fn by_id(id: Uuid) -> Query {
 /// Reads the batch object of a batch that the caller can read, for an action on the batch, as
 /// `{is_within, batch}`. `is_within`: the access control list of the API token, if it has one,
 /// allows what the batch runs, and all its targets.
+///
+/// D1 limits the depth of an expression, so the checks are in a subquery in FROM.
 pub fn for_action(id: Uuid) -> Query {
     let (readable, allows_batch) = (is_readable(), allows_batch(&is_within_acl()));
     let sql = format!(
-        "(SELECT json_object('is_within', json(iif(me.acl IS NULL OR {allows_batch}
-            AND NOT EXISTS (SELECT 1 FROM batch_targets t
-                WHERE t.workspace_id = b.workspace_id AND t.batch_id = b.id
-                    AND NOT EXISTS (SELECT 1 FROM servers s WHERE s.id = t.server_id AND {IS_ACCESSIBLE})),
-            'true', 'false')), 'batch', {OBJECT})
-          FROM batches b WHERE b.id = :id AND {readable})"
+        "(SELECT json_object('is_within', json(iif(allowed.id IS NULL, 'false', 'true')), 'batch', {OBJECT})
+          FROM batches b LEFT JOIN (SELECT b.id FROM batches b WHERE b.id = :id AND me.acl IS NULL
+            UNION ALL SELECT b.id FROM batches b WHERE b.id = :id AND me.acl IS NOT NULL AND {allows_batch}
+                AND NOT EXISTS (SELECT 1 FROM batch_targets t
+                    WHERE t.workspace_id = b.workspace_id AND t.batch_id = b.id
+                        AND NOT EXISTS (SELECT 1 FROM servers s WHERE s.id = t.server_id AND {IS_ACCESSIBLE}))
+          ) allowed ON allowed.id = b.id WHERE b.id = :id AND {readable})"
     );
     Query::new(sql, params! { id })
 }

@@ -37,6 +37,16 @@ fn is_visible() -> String {
     )
 }
 
+/// SQL for the text after FROM of a query for the visible targets of a row of `batches b`, which
+/// the caller can read.
+fn visible_targets_of_row() -> String {
+    let (join_command, is_visible) = (join_command!(), is_visible());
+    format!(
+        "batch_targets t {join_command}
+         WHERE t.workspace_id = b.workspace_id AND t.batch_id = b.id AND {is_visible}"
+    )
+}
+
 /// SQL for the text after FROM of a query for the visible targets of the batch `:id`, with `me`.
 fn visible_targets() -> String {
     let (join_command, is_visible, is_readable) = (join_command!(), is_visible(), is_readable());
@@ -107,13 +117,20 @@ pub fn outputs(batch: Uuid) -> List {
     List { select, full_access: None, narrow: None }
 }
 
+/// SQL for whether the caller can see all targets of a batch that the caller can read.
+fn sees_all() -> String {
+    format!("({HAS_FULL_ACCESS} AND NOT me.reads_narrowly)")
+}
+
 /// Reads which targets of a batch the caller can see, as the JSON of [`VisibleTargets`], if the
 /// caller can read the batch.
+///
+/// D1 limits the depth of an expression, so the servers are in a subquery in FROM.
 pub fn visible(batch: Uuid) -> Query {
-    let (readable, visible_targets) = (is_readable(), visible_targets());
+    let (readable, targets, sees_all) = (is_readable(), visible_targets_of_row(), sees_all());
     let sql = format!(
-        "(SELECT json_object('servers', json(iif({HAS_FULL_ACCESS} AND NOT me.reads_narrowly, NULL,
-            (SELECT json_group_array(t.server_id) FROM {visible_targets}))))
+        "(SELECT json_object('sees_all', json(iif({sees_all}, 'true', 'false')), 'servers', json((
+            SELECT json_group_array(server_id) FROM (SELECT t.server_id FROM {targets} AND NOT {sees_all}))))
           FROM batches b WHERE b.id = :id AND {readable})"
     );
     Query::new(sql, params! { id: batch })
@@ -122,16 +139,24 @@ pub fn visible(batch: Uuid) -> Query {
 /// The targets of a batch that a caller can see.
 #[derive(Debug, Deserialize)]
 pub struct VisibleTargets {
-    /// The ids of their servers. `None`: all.
-    pub servers: Option<HashSet<Uuid>>,
+    sees_all: bool,
+    /// The ids of the visible targets' servers, unless all are visible.
+    servers: HashSet<Uuid>,
 }
 
-/// SQL for the ids of the visible targets that did not succeed, in the order of their start, as a
-/// JSON array.
+impl VisibleTargets {
+    /// Whether the caller can see the target with this server.
+    pub fn contains(&self, server: Uuid) -> bool {
+        self.sees_all || self.servers.contains(&server)
+    }
+}
+
+/// SQL for the ids of the visible targets of a row of `batches b` that did not succeed, in the order
+/// of their start, as a JSON array.
 fn unsuccessful() -> String {
-    let (state, visible_targets) = (target_state!(), visible_targets());
+    let (state, targets) = (target_state!(), visible_targets_of_row());
     format!(
-        "(SELECT json_group_array(server_id) FROM (SELECT t.server_id FROM {visible_targets}
+        "(SELECT json_group_array(server_id) FROM (SELECT t.server_id FROM {targets}
             AND {state} <> 'success'
             AND EXISTS (SELECT 1 FROM servers s WHERE s.id = t.server_id AND {IS_ACCESSIBLE}) ORDER BY t.position))"
     )

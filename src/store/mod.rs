@@ -18,6 +18,7 @@ pub mod groups;
 pub mod idempotency_keys;
 pub mod list;
 pub mod login_tokens;
+pub mod open_batches;
 pub mod permission_rows;
 pub mod registration_tokens;
 pub mod reset_requests;

@@ -5,6 +5,7 @@
 //! faults of each kind, `npm run faults` many (FARHAND_FAULTS=long).
 
 mod agents;
+mod batches;
 mod cell;
 mod database;
 mod figures;

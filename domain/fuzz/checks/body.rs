@@ -1,6 +1,7 @@
 //! Request bodies: reads the input as the body of each endpoint.
 
 use farhand_domain::api_token::{NewToken, TokenChanges, TokenReplacement};
+use farhand_domain::batch_request::{MAX_TARGETS, NewBatch, TargetSelection};
 use farhand_domain::command::{MAX_LINE, NewCommand};
 use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::fields::Fields;
@@ -29,6 +30,11 @@ pub fn check(data: &[u8]) {
         assert!((1..=86_400).contains(&command.spec.timeout));
         assert!(command.expires_at.is_none_or(|expires| expires > now));
         assert!(command.spec.username.is_none_or(|name| !name.trim().is_empty() && !name.starts_with('-')));
+    }
+    if let Some(batch) = read_or_reject(NewBatch::read(read(), now, 400)) {
+        assert!((1..=MAX_TARGETS as u32).contains(&batch.spec.max_concurrency.rounded_up(MAX_TARGETS)));
+        let stored = serde_json::to_string(&batch.spec.targets).expect("a selection is JSON");
+        assert_eq!(serde_json::from_str::<TargetSelection>(&stored).expect("can be read"), batch.spec.targets);
     }
     if let Some(token) = read_or_reject(NewToken::read(read(), now)) {
         assert!((1..=128).contains(&token.name.chars().count()));

@@ -246,3 +246,156 @@ pub fn authorize(
         spec,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::acl::Acl;
+    use crate::batch_request::NewBatch;
+    use crate::caller::CredentialKind;
+    use crate::fields::Fields;
+    use crate::time::Timestamp;
+
+    fn spec(more: &Value) -> BatchSpec {
+        let mut body = json!({"targets": {"all": true}, "line": "id"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let fields = Fields::from_json(body.to_string().as_bytes()).unwrap();
+        NewBatch::read(fields, Timestamp::from_millis(0), 400).unwrap().spec
+    }
+
+    fn caller(acl: Option<Value>) -> Caller {
+        Caller {
+            workspace_id: 1,
+            user_id: 7,
+            username: "mia".into(),
+            email: "mia@example.com".into(),
+            is_staff: false,
+            is_superuser: false,
+            kind: CredentialKind::ApiToken,
+            credential_id: Uuid::nil(),
+            moved_at: None,
+            expires_at: None,
+            acl: acl.map(|acl| Acl::read(&acl).unwrap()),
+        }
+    }
+
+    /// Servers `a`, `b` and so on. The caller may name any account on the first ones.
+    fn found(number: u8, any_account: u8) -> Candidates {
+        let server = |n: u8| Candidate {
+            id: Uuid::from_u128(n.into()),
+            name: char::from(b'a' + n).to_string(),
+            default_username: Some("web".into()).filter(|_| n == 0),
+            any_account: u8::from(n < any_account),
+            is_pending: 0,
+            is_connected: 1,
+        };
+        let servers = (0..number).map(server).collect();
+        Candidates { servers, unknown_servers: vec![], unknown_groups: vec![] }
+    }
+
+    fn check(spec: &BatchSpec, caller: &Caller, found: &Candidates) -> Result<Plan, Error> {
+        let origin = caller.origin("192.0.2.1".into(), spec.command.inputs.is_some());
+        authorize(spec, caller, &origin, found, true)
+    }
+
+    #[test]
+    fn a_plan_has_an_account_for_each_server_and_rounded_limits() {
+        let spec = spec(&json!({"max_concurrency": "50%", "max_errors": "50%"}));
+        let plan = check(&spec, &caller(None), &found(3, 1)).unwrap();
+        let accounts: Vec<&str> =
+            plan.targets.iter().map(|target| target.username.as_str()).collect();
+        assert_eq!(accounts, ["web", "mia", "mia"]);
+        assert_eq!((plan.max_concurrency, plan.max_errors), (2, Some(1)));
+    }
+
+    #[test]
+    fn one_refused_server_refuses_the_batch() {
+        let refused = |more: Value, found: &Candidates| {
+            let error = check(&spec(&more), &caller(None), found).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Forbidden);
+            error.detail.into_owned()
+        };
+        assert!(refused(json!({"username": "root"}), &found(3, 2)).ends_with("The server is c."));
+        assert!(refused(json!({"groupname": "www"}), &found(1, 0)).ends_with("The server is a."));
+        assert!(refused(json!({"shell": "internal"}), &found(1, 1)).contains("internal"));
+        assert!(check(&spec(&json!({"username": "root"})), &caller(None), &found(3, 3)).is_ok());
+    }
+
+    #[test]
+    fn the_list_of_the_token_limits_accounts_servers_and_their_number() {
+        let code = |acl: Value, more: Value| {
+            check(&spec(&more), &caller(Some(acl)), &found(3, 3)).err().and_then(|error| error.code)
+        };
+        let denied = Some(Code::ApiTokenAclNotAllowed);
+        let servers = [0, 1].map(Uuid::from_u128);
+        for acl in [
+            json!({"commands": ["ls"]}),
+            json!({"usernames": ["mia"]}),
+            json!({"usernames": ["web"]}),
+            json!({"servers": servers}),
+            json!({"max_targets": 2}),
+            json!({"networks": ["198.51.100.0/24"]}),
+            json!({"read_only": true}),
+        ] {
+            assert_eq!(code(acl.clone(), json!({})), denied, "{acl}");
+        }
+        for acl in [
+            json!({}),
+            json!({"commands": ["i*"]}),
+            json!({"usernames": ["web", "mia"]}),
+            json!({"max_targets": 3}),
+            json!({"networks": ["192.0.2.0/24"]}),
+        ] {
+            assert_eq!(code(acl.clone(), json!({})), None, "{acl}");
+        }
+        assert_eq!(code(json!({"commands": ["id"]}), json!({"env": {}})), denied);
+    }
+
+    #[test]
+    fn refusals_have_an_order() {
+        let all = |found: &Candidates, more: Value| {
+            check(&spec(&more), &caller(None), found).map(drop).map_err(|error| error.kind)
+        };
+        let reject = json!({"on_offline": "reject"});
+        let mut bad = found(2, 0);
+        bad.servers[1].is_connected = 0;
+        assert_eq!(all(&bad, json!({})), Ok(()));
+        assert_eq!(all(&bad, reject.clone()), Err(ErrorKind::NotConnected));
+        let later = authorize(
+            &spec(&reject),
+            &caller(None),
+            &caller(None).origin(String::new(), false),
+            &bad,
+            false,
+        );
+        assert!(later.is_ok(), "a later start ignores who is offline now");
+        bad.servers[0].is_pending = 1;
+        assert_eq!(all(&bad, reject.clone()), Err(ErrorKind::Conflict));
+        bad.unknown_groups = vec![3];
+        bad.unknown_servers = vec!["x".into()];
+        assert_eq!(all(&bad, reject), Err(ErrorKind::Invalid));
+        assert_eq!(all(&bad, json!({"username": "root"})), Err(ErrorKind::Forbidden));
+        let error = check(&spec(&json!({})), &caller(None), &bad).unwrap_err();
+        assert_eq!(error.fields.keys().collect::<Vec<_>>(), ["groups", "servers"]);
+    }
+
+    #[test]
+    fn a_batch_has_one_to_five_thousand_targets() {
+        let empty = check(&spec(&json!({})), &caller(None), &found(0, 0)).unwrap_err();
+        assert!(empty.fields.contains_key("targets"));
+        let mut many = found(1, 0);
+        many.servers = vec![many.servers[0].clone(); MAX_TARGETS];
+        assert!(check(&spec(&json!({})), &caller(None), &many).is_ok());
+        many.servers.push(many.servers[0].clone());
+        let error = check(&spec(&json!({})), &caller(None), &many).unwrap_err();
+        assert!(error.fields.contains_key("targets"));
+    }
+
+    #[test]
+    fn a_message_lists_some_names() {
+        let names = (0..12).map(|n| n.to_string()).collect::<Vec<_>>();
+        assert_eq!(listed(names.into_iter()), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more");
+    }
+}

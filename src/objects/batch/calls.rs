@@ -42,6 +42,8 @@ pub enum BatchAsk {
         /// How long to wait if there is no event, in milliseconds.
         wait_millis: u64,
     },
+    /// Delete everything: the workspace is purged.
+    Wipe,
     /// A server's object: D1 has this state of a target's command.
     Changed(Change),
     /// A server's object: the server connected, and a target waits for it.
@@ -97,6 +99,14 @@ pub async fn reload(env: &Env, workspace_id: i64, batch: Uuid) -> Result<(), Err
 pub async fn kill(env: &Env, workspace_id: i64, batch: Uuid, username: &str) -> Result<(), Error> {
     let ask = BatchAsk::Kill { username: username.to_owned() };
     call::<Value>(env, workspace_id, batch, ask).await.map(drop)
+}
+
+/// Deletes everything in the object of a batch whose workspace is purged.
+///
+/// # Errors
+/// The object did not respond.
+pub async fn wipe(env: &Env, workspace_id: i64, batch: Uuid) -> Result<(), Error> {
+    call::<Value>(env, workspace_id, batch, BatchAsk::Wipe).await.map(drop)
 }
 
 /// Waits for the events after `after`.

@@ -210,7 +210,7 @@ pub async fn load(
     .bind_all(params! { id, workspace_id });
     let targets = Statement::new(format!(
         "SELECT json_array(t.position, t.server_id, {}, c.exit_code, coalesce(c.handled_at, c.acked_at, c.delivered_at),
-            coalesce(s.is_connected, 0), s.id IS NULL, c.username, c.server_name, c.added_at, coalesce(c.revision, 0)) AS body
+            coalesce(s.is_connected, 1), s.id IS NULL, c.username, c.server_name, c.added_at, coalesce(c.revision, 0)) AS body
          FROM batch_targets t {}
          LEFT JOIN servers s ON s.id = t.server_id AND s.workspace_id = t.workspace_id
          WHERE t.workspace_id = :workspace_id AND t.batch_id = :id ORDER BY t.position",
@@ -277,7 +277,8 @@ fn unexpected() -> Error {
     Error::internal("D1 returned another form")
 }
 
-/// Reads a target from the array that [`load`] selects.
+/// Reads a target from the array that [`load`] selects. A deleted server counts as connected, so
+/// that its target is checked, and ends.
 fn read_target(place: usize, row: &str) -> Result<Target, Error> {
     type Row = (
         usize,
@@ -483,7 +484,22 @@ async fn insert(
     let events_sql = Insert::from_event(":workspace_id", "e.event", rest).sql_of_many();
     let events = Statement::new(events_sql)
         .bind_all(params! { workspace_id, added_at, events: Parameter::list(&events) });
-    let statements = [vec![insert, subtract_pending(data), events], mark(data, marks)].concat();
+    let was_queued = |(position, _): &&(Position, Run)| {
+        let target = batch.targets.get(*position as usize);
+        target.is_some_and(|target| target.state == TargetState::Queued)
+    };
+    let queued: Vec<_> = runs.iter().filter(was_queued).map(|(position, _)| *position).collect();
+    // Its command has the state from now on.
+    let unqueue = Statement::new(
+        "UPDATE batch_targets AS t SET state = NULL, reason = NULL FROM json_each(:queued) q
+         WHERE t.workspace_id = :workspace_id AND t.batch_id = :id AND t.position = q.value AND t.state = 'queued'
+            AND EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = t.workspace_id
+                AND c.batch_id = t.batch_id AND c.server_id = t.server_id)",
+    )
+    .bind_all(params! { id, workspace_id, queued: Parameter::list(&queued) });
+    let unqueue = if queued.is_empty() { vec![] } else { vec![unqueue] };
+    let statements =
+        [vec![insert, subtract_pending(data), events], unqueue, mark(data, marks)].concat();
     let results = db::batch(env, statements).await?;
     let inserted = db::column::<Uuid>(results.first().ok_or_else(unexpected)?)?;
     let is_inserted = |position: &&(Position, Run)| {

@@ -31,7 +31,8 @@ use self::calls::{BatchAsk, BatchRequest, Followed};
 use self::d1::BatchData;
 use self::log::{Identity, Log};
 use crate::objects::alarm::Alarm;
-use crate::objects::{self, audit_sealer, server_link};
+use crate::objects::server_link::calls::call_or_refusal;
+use crate::objects::{self, audit_sealer};
 use crate::platform::cost::{self, Cost};
 use crate::platform::{self, internal, log as platform_log};
 use crate::store::audit::service_event;
@@ -94,6 +95,10 @@ impl DurableObject for Batch {
                 BatchAsk::Kill { username } => {
                     shell.store_kill(username).map_err(internal)?;
                     Event::Kill
+                }
+                BatchAsk::Wipe => {
+                    shell.wipe().await;
+                    return Ok(Value::Null);
                 }
                 BatchAsk::Changed(change) => Event::Changed(change),
                 BatchAsk::Connected(server) => Event::Connected { server },
@@ -253,8 +258,7 @@ impl Shell {
     async fn call(self: Rc<Self>, position: Position, call: Call) {
         let outcome = match self.message(position, call) {
             Ok((server, message)) => {
-                let work =
-                    server_link::calls::call_or_refusal::<Value>(&self.env, server, &message);
+                let work = call_or_refusal::<Value>(&self.env, server, &message);
                 match future::select(pin!(work), pin!(Delay::from(CALL_TIMEOUT))).await {
                     // A refusal is final: a kill comes too late, or its agent is not connected.
                     Either::Left((answer, _)) => answer.map(drop),

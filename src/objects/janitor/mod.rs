@@ -5,7 +5,8 @@
 //! - cancels the waiting commands of revoked sessions,
 //! - deletes commands that ended long ago, and servers that were not approved in time,
 //! - notifies sealers of pending audit events, in case an earlier notification failed,
-//! - starts resyncs.
+//! - starts resyncs,
+//! - calls the objects of batches that have not ended, in case nothing called them.
 //!
 //! Each alarm does one bounded step of each kind of work, for one workspace or user at a time.
 //!
@@ -38,12 +39,12 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
-use crate::objects::audit_sealer;
 use crate::objects::server_link::calls;
 use crate::objects::{self, alarm::Alarm};
+use crate::objects::{audit_sealer, batch};
 use crate::platform;
 use crate::platform::log;
-use crate::store::{Progress, servers, sessions, workspaces};
+use crate::store::{Progress, open_batches, servers, sessions, workspaces};
 
 /// The maximum number of servers whose objects one step calls concurrently.
 const SERVERS_PER_STEP: u64 = 50;
@@ -51,6 +52,8 @@ const SERVERS_PER_STEP: u64 = 50;
 /// workspace. Further servers follow within seconds. Requests of their agents are refused even
 /// before that, because the workspace is deleted.
 const SERVERS_BEFORE_RESPONSE: u64 = 500;
+/// The maximum number of batches whose objects one step calls concurrently.
+const BATCHES_PER_STEP: u64 = 50;
 /// The maximum number of sealers that one step notifies concurrently.
 const SEALERS_PER_STEP: u64 = 50;
 /// The name of the object.
@@ -65,6 +68,8 @@ const OBJECT_TIMEOUT: Duration = Duration::from_secs(20);
 const PASS_KEY: &str = "pass";
 /// The storage key of the last workspace whose sealer was notified in this pass.
 const LAST_SEALED_KEY: &str = "sealed";
+/// The storage key of the last batch whose object was called in this pass.
+const LAST_BATCH_KEY: &str = "batch";
 /// The storage key of the last pending server that was checked in this pass.
 const LAST_UNAPPROVED_KEY: &str = "unapproved";
 
@@ -215,6 +220,7 @@ impl DurableObject for Janitor {
                     workspaces::begin_due_purges(&self.env, platform::now()).await?;
                     sessions::purge_revoked(&self.env, platform::now()).await?;
                     storage.put(LAST_UNAPPROVED_KEY, "").await?;
+                    storage.put(LAST_BATCH_KEY, "").await?;
                     if storage.get::<Pass>(PASS_KEY).await?.is_none() {
                         storage.put(PASS_KEY, Pass::default()).await?;
                     }
@@ -238,6 +244,7 @@ impl DurableObject for Janitor {
             self.continue_pass().await,
             self.resync_next().await,
             self.notify_sealers().await,
+            self.wake_batches().await,
         ];
         let has_any = |wanted: Progress| {
             steps.iter().any(|step| step.as_ref().is_ok_and(|progress| *progress == wanted))
@@ -327,6 +334,29 @@ impl Janitor {
         if let Err(cause) = in_time(OBJECT_TIMEOUT, async { Ok(notified.await) }).await {
             log::error("sealer_not_told", json!({"after": after}), &cause);
         }
+        Ok(Progress::More)
+    }
+
+    /// Calls the objects of the next batches that have not ended.
+    async fn wake_batches(&self) -> Result<Progress, Error> {
+        let storage = self.state.storage();
+        let Some(after) = storage.get::<String>(LAST_BATCH_KEY).await? else {
+            return Ok(Progress::Done);
+        };
+        let batches = open_batches::open_after(&self.env, &after, BATCHES_PER_STEP).await?;
+        let Some(last) = batches.last() else {
+            storage.delete(LAST_BATCH_KEY).await?;
+            return Ok(Progress::Done);
+        };
+        // Stored before the calls, so a failing object does not block other batches.
+        storage.put(LAST_BATCH_KEY, last.id).await?;
+        let woken = batches.iter().map(async |batch| {
+            let call = batch::calls::begin(&self.env, batch.workspace_id, batch.id);
+            if let Err(cause) = in_time(OBJECT_TIMEOUT, call).await {
+                log::error("batch_not_begun", json!({"batch": batch.id}), &cause);
+            }
+        });
+        future::join_all(woken).await;
         Ok(Progress::More)
     }
 

@@ -2,6 +2,7 @@
 //! that were not approved in time, remove deleted users from commands, and cancel the commands of
 //! revoked sessions.
 
+use farhand_domain::batch::machine::LOG_TTL;
 use farhand_domain::error::Error;
 use farhand_domain::registration_token::APPROVAL_TIMEOUT;
 use futures_util::future;
@@ -9,13 +10,13 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Janitor, LAST_UNAPPROVED_KEY, OBJECT_TIMEOUT, SERVERS_PER_STEP, in_time};
-use crate::objects::audit_sealer;
 use crate::objects::server_link::calls::{self, DeleteServer, RevokedSessions, ServerLocation};
+use crate::objects::{audit_sealer, batch};
 use crate::platform;
 use crate::platform::log;
 use crate::store::audit::service_event;
 use crate::store::workspaces::WorkspaceToPurge;
-use crate::store::{Progress, login_tokens, servers, sessions, users, workspaces};
+use crate::store::{Progress, login_tokens, open_batches, servers, sessions, users, workspaces};
 
 /// The storage key of the user whose revoked sessions the last step handled.
 const LAST_REVOKED_KEY: &str = "revoked";
@@ -127,6 +128,16 @@ impl Janitor {
             } else {
                 Err(Error::internal("objects were not wiped"))
             };
+        }
+        let recent = platform::now().minus(LOG_TTL * 2);
+        let batches =
+            open_batches::not_ended_by(&self.env, workspace.id, recent, SERVERS_PER_STEP).await?;
+        if !batches.is_empty() {
+            let wiped =
+                batches.iter().map(|of| batch::calls::wipe(&self.env, of.workspace_id, of.id));
+            let wiped = async { future::try_join_all(wiped).await.map(drop) };
+            in_time(OBJECT_TIMEOUT, wiped).await.map_err(Error::internal)?;
+            return open_batches::delete(&self.env, &batches).await;
         }
         if workspace.slug_is_used {
             // A new workspace uses this slug, so its KV keys have the same prefix and must be kept.

@@ -7,7 +7,7 @@ use farhand_domain::error::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Janitor, SERVERS_PER_STEP};
+use super::{Janitor, LAST_BATCH_KEY, SERVERS_PER_STEP};
 use crate::objects::server_link::calls::{self, ServerLocation};
 use crate::platform;
 use crate::platform::log;
@@ -49,6 +49,8 @@ impl Janitor {
         let mut resyncs = self.resyncs().await?;
         resyncs.insert(id, Resync { slug, ..Resync::default() });
         self.state.storage().put(RESYNCS_KEY, resyncs).await?;
+        // The objects of batches read D1 again, too.
+        self.state.storage().put(LAST_BATCH_KEY, "").await?;
         Ok(true)
     }
 

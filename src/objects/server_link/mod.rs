@@ -42,7 +42,8 @@ use self::calls::{
 };
 use self::tables::Tables;
 use crate::objects::alarm::Alarm;
-use crate::objects::{self, audit_sealer, batch};
+use crate::objects::batch::calls::notify as notify_batch;
+use crate::objects::{self, audit_sealer};
 use crate::platform;
 use crate::platform::cost::{self, Cost};
 use crate::platform::log;
@@ -322,7 +323,7 @@ impl Shell {
             }
             Effect::NotifyBatch(notice) => {
                 let env = self.env.clone();
-                self.state.wait_until(async move { batch::calls::notify(&env, notice).await });
+                self.state.wait_until(async move { notify_batch(&env, notice).await });
             }
             Effect::Log { event, mut fields, error } => {
                 fields["server"] = json!(self.state.id().name());

@@ -1,11 +1,15 @@
-//! Batches (contract 13): what clients see of them, without the running of their commands.
+//! Batches (contract 13).
 
 mod access;
 mod creation;
+mod fleet;
 mod idempotency;
+mod limits;
 mod lists;
 mod outputs;
 mod refusals;
+mod running;
+mod stopping;
 mod targets;
 
 use farhand_tests::client::{Api, Reply, Workspace};

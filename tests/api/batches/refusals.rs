@@ -6,7 +6,7 @@ use farhand_tests::people::{BATCHES, GROUPS, MEMBERSHIPS, Person, UNKNOWN_UUID};
 use farhand_tests::{Instance, far_ahead};
 use serde_json::{Value, json};
 
-use super::{create, servers, waiting};
+use super::{create, selected, servers, waiting};
 
 /// The body of a batch with other fields.
 fn with(more: Value) -> Value {
@@ -133,6 +133,27 @@ async fn offline_targets_are_refused_on_request() {
     let mut dry_run = reject(json!({"servers": ["a"]}));
     dry_run["dry_run"] = json!(true);
     workspace.admin.post(BATCHES, &dry_run).await.expect(200);
+}
+
+#[tokio::test]
+async fn pending_servers_are_selected_only_by_name_and_refused() {
+    let workspace = Workspace::new().await;
+    servers(&workspace, &["a"]).await;
+    let group = workspace.admin.post(GROUPS, &json!({"name": "ops"})).await.expect(201);
+    let token = json!({"name": "hosts", "approval": true, "groups": [group["id"]], "labels": {"env": "prod"}});
+    let token = workspace.admin.post("/api/servers/registration-tokens/", &token).await.expect(201);
+    let host = workspace.anonymous.with_token(token["key"].as_str().unwrap());
+    let server = json!({"name": "new", "platform": "debian"});
+    let server = host.post("/api/servers/servers/register/", &server).await.expect(201);
+    assert_eq!(selected(&workspace.admin, json!({"all": true})).await, ["a"]);
+    for targets in [json!({"selector": "env=prod"}), json!({"groups": [group["id"]]})] {
+        create(&workspace.admin, targets).await.expect_fields(400, &["targets"]);
+    }
+    for named in [json!("new"), server["id"].clone()] {
+        let refused = create(&workspace.admin, json!({"servers": ["a", named]})).await;
+        refused.expect_detail(409, Some("SERVER_PENDING"));
+    }
+    assert_eq!(workspace.admin.get(BATCHES).await.expect(200)["count"], 0);
 }
 
 #[tokio::test]

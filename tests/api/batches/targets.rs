@@ -88,6 +88,22 @@ async fn targets_show_their_commands() {
 }
 
 #[tokio::test]
+async fn each_batch_has_its_own_targets_and_outputs() {
+    let workspace = Workspace::new().await;
+    servers(&workspace, &["a", "b"]).await;
+    for name in ["a", "b"] {
+        let body = json!({"targets": {"servers": [name]}, "line": "id"});
+        let batch = workspace.admin.post(BATCHES, &body).await.expect(201);
+        wait_until_finished(&workspace.admin, &batch).await;
+        let part = |part: &str| format!("{}{part}/", item_path(BATCHES, &batch));
+        let targets = workspace.admin.get(&part("targets")).await.expect(200);
+        assert_eq!(column(&targets, "server_name"), [name]);
+        let outputs = workspace.admin.get(&part("outputs")).await.expect(200);
+        assert_eq!(outputs["results"][0]["targets"][0]["server_name"], name);
+    }
+}
+
+#[tokio::test]
 async fn a_retry_repeats_the_targets_without_success() {
     let workspace = Workspace::new().await;
     let all = servers(&workspace, &["a", "b", "c", "d"]).await;

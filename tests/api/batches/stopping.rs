@@ -1,0 +1,72 @@
+//! Cancelling and killing a running batch.
+
+use farhand_tests::client::Api;
+use farhand_tests::people::item_path;
+use serde_json::{Value, json};
+
+use super::fleet::{Fleet, PATH};
+
+async fn stop(api: &Api, batch: &Value, how: &str) -> farhand_tests::client::Reply {
+    api.call("POST", &format!("{}{how}/", item_path(PATH, batch))).await
+}
+
+#[tokio::test]
+async fn a_cancelled_batch_starts_nothing_more_and_its_commands_go_on() {
+    let mut fleet = Fleet::new(4, 3).await;
+    let batch = fleet.batch(json!({"max_concurrency": 2, "on_offline": "queue"})).await;
+    let orders = [fleet.run(0).await, fleet.run(1).await];
+    fleet.wait_for_count(&batch, "running", 2).await;
+    stop(&fleet.workspace.admin, &batch, "cancel").await.expect(200);
+    let stopping = fleet.wait_for_count(&batch, "cancelled", 2).await;
+    assert_eq!(
+        (&stopping["state"], &stopping["stopped_by"]),
+        (&json!("stopping"), &json!("cancel"))
+    );
+    for (place, order) in orders.iter().enumerate() {
+        fleet.agents[&place].fin(order["id"].as_str().unwrap(), 0, "").await;
+    }
+    let ended = fleet.wait_until_ended(&batch).await;
+    assert_eq!((&ended["state"], &ended["stopped_by"]), (&json!("cancelled"), &json!("cancel")));
+    assert_eq!(ended["counts"]["success"], 2);
+    let targets = fleet.targets(&batch).await;
+    assert_eq!(targets[2]["command"], json!(null));
+    assert_eq!(targets[2]["reason"], json!("The batch was cancelled."));
+    fleet.connect(3).await;
+    assert!(fleet.are_silent().await);
+}
+
+#[tokio::test]
+async fn a_killed_batch_also_kills_what_runs() {
+    let mut fleet = Fleet::new(3, 3).await;
+    let batch = fleet.batch(json!({"max_concurrency": 2})).await;
+    let orders = [fleet.run(0).await, fleet.run(1).await];
+    stop(&fleet.workspace.admin, &batch, "kill").await.expect(202);
+    for (place, order) in orders.iter().enumerate() {
+        let agent = fleet.agents.get_mut(&place).unwrap();
+        let message = agent.next().await.unwrap();
+        assert_eq!((&message["query"], &message["id"]), (&json!("kill"), &order["id"]));
+        agent.fin(order["id"].as_str().unwrap(), 137, "").await;
+    }
+    let ended = fleet.wait_until_ended(&batch).await;
+    assert_eq!(ended["state"], "cancelled");
+    assert_eq!((&ended["counts"]["failed"], &ended["counts"]["cancelled"]), (&json!(2), &json!(1)));
+    assert!(fleet.are_silent().await);
+}
+
+#[tokio::test]
+async fn commands_that_were_not_delivered_are_cancelled_with_their_batch() {
+    let fleet = Fleet::new(1, 1).await;
+    // The agent's 200 places are taken, so the command of the batch waits in the server's object.
+    for _ in 0..200 {
+        let body = json!({"server": fleet.id(0), "line": "sleep 1000"});
+        fleet.workspace.admin.post("/api/events/commands/", &body).await.expect(201);
+    }
+    let batch = fleet.batch(json!({})).await;
+    fleet.wait_for_count(&batch, "queued", 1).await;
+    stop(&fleet.workspace.admin, &batch, "cancel").await.expect(200);
+    let ended = fleet.wait_until_ended(&batch).await;
+    assert_eq!((&ended["state"], &ended["counts"]["cancelled"]), (&json!("cancelled"), &json!(1)));
+    let targets = fleet.targets(&batch).await;
+    assert!(targets[0]["command"].is_string(), "{}", targets[0]);
+    assert!(targets[0]["reason"].as_str().unwrap().contains("its batch was cancelled"));
+}
