@@ -924,6 +924,7 @@ mod tests {
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let one = Command { script: script(1), ..line.clone() };
         let two = Command { script: script(2), ..line.clone() };

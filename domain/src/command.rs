@@ -767,6 +767,7 @@ mod tests {
             server: id::parse(SERVER).unwrap(),
             server_name: "web-1".into(),
             requested_by: None,
+            batch: None,
         };
         let body = |length: usize| Script {
             interpreter: "sh".into(),

@@ -292,7 +292,7 @@ mod tests {
             is_connected: 1,
         };
         let servers = (0..number).map(server).collect();
-        Candidates { servers, unknown_servers: vec![], unknown_groups: vec![] }
+        Candidates { servers, unknown_servers: vec![], unknown_groups: vec![], script: None }
     }
 
     fn check(spec: &BatchSpec, caller: &Caller, found: &Candidates) -> Result<Plan, Error> {
