@@ -341,6 +341,7 @@ impl CommandList {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id;
 
     fn of(text: &str) -> Result<CommandList, Error> {
         let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
@@ -364,6 +365,8 @@ mod tests {
         let list = of("page=2&other=x").unwrap();
         let all = CommandList {
             server: None,
+            batch: None,
+            schedule: None,
             shell: None,
             requested_by: None,
             requested_by_isnull: None,
@@ -383,8 +386,11 @@ mod tests {
     #[test]
     fn filters_by_server_shell_and_requester() {
         let list = of("server=01936D3E-7A00-7000-8000-000000000000&shell=internal&requested_by=7&\
-            requested_by_isnull=False&is_scheduled=1")
+            requested_by_isnull=False&is_scheduled=1&batch=01936d3e-7a00-7000-8000-000000000001&\
+            schedule=01936d3e-7a00-7000-8000-000000000002")
         .unwrap();
+        assert_eq!(list.batch, id::parse("01936d3e-7a00-7000-8000-000000000001"));
+        assert_eq!(list.schedule, id::parse("01936d3e-7a00-7000-8000-000000000002"));
         assert_eq!(list.server, id::parse("01936d3e-7a00-7000-8000-000000000000"));
         assert_eq!((list.shell, list.requested_by), (Some(Shell::Builtin), Some(7)));
         assert_eq!((list.requested_by_isnull, list.is_scheduled), (Some(false), Some(true)));

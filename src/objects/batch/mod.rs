@@ -6,6 +6,7 @@
 
 pub mod calls;
 mod d1;
+mod data;
 mod log;
 
 use std::cell::{Cell, RefCell};
@@ -28,7 +29,7 @@ use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
 use self::calls::{BatchAsk, BatchRequest, Followed};
-use self::d1::BatchData;
+use self::data::BatchData;
 use self::log::{Identity, Log};
 use crate::objects::alarm::Alarm;
 use crate::objects::server_link::calls::call_or_refusal;
@@ -228,7 +229,7 @@ impl Shell {
         let of = (identity.workspace_id, identity.batch);
         let work = cost::measure(async {
             if *request == D1Request::Load {
-                let loaded = d1::load(&self.env, of).await?;
+                let loaded = data::load(&self.env, of).await?;
                 let (data, batch) = loaded.map_or((None, None), |(data, batch)| {
                     (Some(Rc::new(data)), Some(Box::new(batch)))
                 });

@@ -129,6 +129,7 @@ async fn a_command_runs_from_post_to_result() {
         [
             "acked_at",
             "added_at",
+            "batch",
             "delivered_at",
             "elapsed_time",
             "exit_code",
