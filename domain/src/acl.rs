@@ -17,6 +17,7 @@ use crate::fields::{BLANK, as_integer};
 use crate::id;
 use crate::labels::Labels;
 use crate::output::sha256;
+use crate::script::{AllowedScript, NotAScript, ScriptRef};
 use crate::selector::Selector;
 
 /// Maximum number of entries in each list.
@@ -39,9 +40,10 @@ const MAX_WORDS_TOTAL: usize = 1_000;
 /// Maximum number of unknown keys that a response lists.
 const MAX_UNKNOWN: usize = 10;
 /// The keys of an access control list.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "commands",
     "argv",
+    "scripts",
     "servers",
     "selector",
     "usernames",
@@ -71,6 +73,9 @@ pub struct Acl {
     /// Patterns of the allowed `argv`, word by word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<Vec<String>>>,
+    /// The allowed scripts: all versions of a script, or one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scripts: Option<Vec<AllowedScript>>,
     /// The ids of the servers that the token can access.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub servers: Option<Vec<Uuid>>,
@@ -239,6 +244,9 @@ impl Acl {
             .collect();
         let commands = list(object, "commands", &mut problems, line_pattern);
         let argv = list_of(object, "argv", &mut problems, word_list);
+        let scripts = list(object, "scripts", &mut problems, |text| {
+            text.parse().map_err(|error: NotAScript| error.to_string().into())
+        });
         let servers = list(object, "servers", &mut problems, |text| {
             id::parse(text).ok_or("Not a valid UUID.".into())
         });
@@ -265,6 +273,7 @@ impl Acl {
         let acl = Self {
             commands,
             argv,
+            scripts,
             servers,
             selector,
             usernames,
@@ -354,6 +363,11 @@ impl Acl {
             .is_none_or(|patterns| patterns.iter().any(|pattern| matches_words(pattern, words)))
     }
 
+    /// Whether `scripts` allows a version of a script.
+    pub fn allows_script(&self, script: ScriptRef) -> bool {
+        self.scripts.as_ref().is_none_or(|entries| entries.iter().any(|one| one.allows(script)))
+    }
+
     /// Returns the limit that does not allow a command, or `None` if the command is allowed.
     /// `has_inputs`: the command has an environment, standard input or a working directory.
     ///
@@ -363,13 +377,19 @@ impl Acl {
     /// Patterns do not cover built-in commands, groups and inputs, which all change what a command
     /// does. So a token with patterns may not use them. Built-in commands run as the agent's own
     /// account, so a token with `usernames` may not use them either, nor groups. A token with only
-    /// `commands` refuses `argv`, and a token with only `argv` refuses lines.
+    /// one of `commands`, `argv` and `scripts` refuses the other two ways to say what runs.
     pub fn refusal(&self, command: &Command, has_inputs: bool) -> Option<AclLimit> {
         let (has_patterns, limits_commands) = (self.has_patterns(), self.limits_commands());
-        let is_fitting = match &command.argv {
-            _ if !has_patterns => true,
-            None => self.commands.is_some() && self.allows_line(&command.line),
-            Some(words) => self.argv.is_some() && self.allows_words(words),
+        let (is_fitting, limit) = match (command.script, &command.argv) {
+            (Some(script), _) => {
+                (self.scripts.is_some() && self.allows_script(script), AclLimit::Scripts)
+            }
+            (None, Some(words)) => {
+                (self.argv.is_some() && self.allows_words(words), AclLimit::Argv)
+            }
+            (None, None) => {
+                (self.commands.is_some() && self.allows_line(&command.line), AclLimit::Commands)
+            }
         };
         let is_named =
             self.usernames.as_ref().is_none_or(|names| names.contains(&command.username));
@@ -380,7 +400,7 @@ impl Acl {
             (!is_named, AclLimit::Usernames),
             (limits_commands && !command.groupname.is_empty(), AclLimit::Group),
             (has_patterns && has_inputs, AclLimit::Inputs),
-            (!is_fitting, if command.argv.is_some() { AclLimit::Argv } else { AclLimit::Commands }),
+            (has_patterns && !is_fitting, limit),
         ];
         limits.into_iter().find_map(|(is_broken, limit)| is_broken.then_some(limit))
     }
@@ -409,8 +429,13 @@ impl Acl {
         self.limits_commands() && self.read_all != Some(true)
     }
 
+    /// Whether the list limits which scripts may run.
+    pub fn limits_scripts(&self) -> bool {
+        self.has_patterns()
+    }
+
     fn has_patterns(&self) -> bool {
-        self.commands.is_some() || self.argv.is_some()
+        self.commands.is_some() || self.argv.is_some() || self.scripts.is_some()
     }
 
     /// Whether the list limits which commands may be created.
@@ -734,6 +759,7 @@ mod tests {
             shell: Shell::System,
             line: line.into(),
             argv: None,
+            script: None,
             username: username.into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),
@@ -849,6 +875,7 @@ mod tests {
             shell: Shell::System,
             line: "ls".into(),
             argv: None,
+            script: None,
             username: "deploy".into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),
@@ -881,6 +908,55 @@ mod tests {
         );
         assert_eq!(refusal(json!({"servers": []}), &words, false), Some(AclLimit::Servers));
         assert_eq!(refusal(json!({"read_only": true}), &words, false), Some(AclLimit::ReadOnly));
+    }
+
+    #[test]
+    fn scripts_are_allowed_by_id_or_version() {
+        let script = |version| Some(ScriptRef { id: Uuid::nil(), version });
+        let line = Command {
+            id: Uuid::nil(),
+            shell: Shell::System,
+            line: "script:x@1".into(),
+            argv: None,
+            script: None,
+            username: "deploy".into(),
+            groupname: String::new(),
+            server: id::parse(SERVER).unwrap(),
+            server_name: "web-1".into(),
+            requested_by: None,
+            batch: None,
+        };
+        let one = Command { script: script(1), ..line.clone() };
+        let two = Command { script: script(2), ..line.clone() };
+        let refusal =
+            |list: Value, command: &Command, has_inputs| acl(list).refusal(command, has_inputs);
+        let (all, first) = (json!({"scripts": [Uuid::nil()]}), format!("{}@1", Uuid::nil()));
+        let first = json!({"scripts": [first]});
+        assert_eq!(refusal(all.clone(), &one, false), None);
+        assert_eq!(refusal(first.clone(), &one, false), None);
+        assert_eq!(refusal(first.clone(), &two, false), Some(AclLimit::Scripts));
+        assert_eq!(refusal(json!({"scripts": []}), &one, false), Some(AclLimit::Scripts));
+        assert_eq!(refusal(json!({"scripts": [SERVER]}), &one, false), Some(AclLimit::Scripts));
+        // The label in the line is not what runs.
+        for list in [
+            json!({"commands": ["*"]}),
+            json!({"commands": ["script:x@1"]}),
+            json!({"argv": [["..."]]}),
+        ] {
+            assert_eq!(refusal(list, &one, false), Some(AclLimit::Scripts));
+        }
+        assert_eq!(refusal(all.clone(), &line, false), Some(AclLimit::Commands));
+        assert_eq!(refusal(all.clone(), &one, true), Some(AclLimit::Inputs));
+        let in_group = Command { groupname: "www".into(), ..one.clone() };
+        assert_eq!(refusal(all.clone(), &in_group, false), Some(AclLimit::Group));
+        assert_eq!(refusal(json!({}), &two, true), None);
+        assert!(acl(all.clone()).limits_history() && acl(all).limits_scripts());
+        for bad in [json!("x"), json!(format!("{SERVER}@0")), json!(format!("{SERVER}@")), json!(1)]
+        {
+            refused(&json!({"scripts": [bad]}), &["scripts[0]"]);
+        }
+        let stored = acl(json!({"scripts": [SERVER.to_uppercase()]})).json().unwrap();
+        assert_eq!(stored, format!("{{\"scripts\":[\"{SERVER}\"]}}"));
     }
 
     #[test]

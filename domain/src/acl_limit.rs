@@ -23,6 +23,8 @@ pub enum AclLimit {
     Commands,
     /// No entry of `argv` matches the arguments.
     Argv,
+    /// `scripts` does not have the script, or not this version.
+    Scripts,
     /// `max_targets` does not allow a batch with so many targets.
     MaxTargets,
 }
@@ -34,11 +36,16 @@ impl fmt::Display for AclLimit {
             Self::Servers => "servers does not name the server",
             Self::Selector => "selector does not match the server's labels",
             Self::Usernames => "usernames does not name the account",
-            Self::Group => "a token with commands, argv or usernames cannot give groupname",
-            Self::Builtin => "a token with commands, argv or usernames cannot use shell internal",
-            Self::Inputs => "a token with commands or argv cannot give env, stdin or cwd",
+            Self::Group => {
+                "a token with commands, argv, scripts or usernames cannot give groupname"
+            }
+            Self::Builtin => {
+                "a token with commands, argv, scripts or usernames cannot use shell internal"
+            }
+            Self::Inputs => "a token with commands, argv or scripts cannot give env, stdin or cwd",
             Self::Commands => "no pattern in commands allows the line",
             Self::Argv => "no entry of argv allows the arguments",
+            Self::Scripts => "no entry of scripts allows the script and its version",
             Self::MaxTargets => "max_targets does not allow so many targets",
         })
     }

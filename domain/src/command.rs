@@ -1,10 +1,9 @@
 //! Commands: the fields of a request for a command (contract 7.2), and the message for the agent.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::account::read_account;
@@ -12,28 +11,23 @@ use crate::error::Error;
 use crate::features::{Feature, Features};
 use crate::fields::{BLANK, Fields, REQUIRED};
 use crate::id;
+pub use crate::inputs::Inputs;
+use crate::inputs::{Environment, read_cwd, read_environment, read_stdin};
+use crate::script::carrier::{MAX_CARRIED_BODY, carrier_line};
+use crate::script::parameters::PREFIX;
+use crate::script::{ScriptCall, ScriptRef};
 use crate::shell_words;
 use crate::time::Timestamp;
-use crate::wire::AgentCommand;
+use crate::wire::{AgentCommand, Script};
 
 /// Maximum length of `line`, in characters.
 pub const MAX_LINE: usize = 16_384;
 /// Maximum number of words in `argv`.
 pub const MAX_ARGV_WORDS: usize = 256;
-/// Maximum length of `stdin`, in bytes.
-const MAX_STDIN: usize = 64 * 1024;
-/// Maximum length of `cwd`, in bytes: the limit of Linux.
-const MAX_CWD: usize = 4_095;
 /// The default of `timeout`, in seconds.
 const DEFAULT_TIMEOUT: i64 = 1_800;
 /// Maximum `timeout`, in seconds.
 const MAX_TIMEOUT: i64 = 86_400;
-/// Maximum number of environment variables.
-const MAX_VARIABLES: usize = 100;
-/// Maximum length of the name of an environment variable, in characters.
-const MAX_VARIABLE_NAME: usize = 128;
-/// Maximum size of the environment: the bytes of all names and values together.
-const MAX_ENVIRONMENT: usize = 32 * 1024;
 
 /// What runs the line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -69,31 +63,6 @@ pub enum ServerRef {
 /// Seconds for which the response for an Idempotency-Key is replayed (contract 3.11).
 pub const IDEMPOTENCY_KEY_TTL: i64 = 24 * 60 * 60;
 
-/// Environment variables by name.
-pub type Environment = BTreeMap<String, String>;
-
-/// The inputs of a command in addition to its line. The API never returns them, and the service
-/// deletes them when the command is delivered or ends.
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct Inputs {
-    /// Additional environment variables.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub env: Option<Environment>,
-    /// The standard input.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stdin: Option<String>,
-    /// The working directory; `None`: the account's home.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cwd: Option<String>,
-}
-
-impl Inputs {
-    /// Returns `None` if no input is set.
-    pub fn non_empty(self) -> Option<Self> {
-        (self != Self::default()).then_some(self)
-    }
-}
-
 /// What happens to an immediate command if the agent is not connected (contract 7.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OnOffline {
@@ -113,6 +82,8 @@ pub struct CommandSpec {
     pub line: String,
     /// The program and its arguments, to run without a shell.
     pub argv: Option<Vec<String>>,
+    /// The script to run instead of the line. Until [`CommandSpec::freeze`], `line` is empty.
+    pub script: Option<ScriptCall>,
     /// The remote account; `None`: the default of each server.
     pub username: Option<String>,
     /// The remote group; empty: the account's own group.
@@ -162,72 +133,6 @@ fn read_time(fields: &mut Fields, name: &'static str) -> Option<Timestamp> {
             None
         }
     }
-}
-
-/// Reads `env`: an object of strings whose names are valid in a shell.
-fn read_environment(fields: &mut Fields) -> Option<Environment> {
-    let is_name = |name: &str| {
-        let first = name.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
-        first
-            && name.len() <= MAX_VARIABLE_NAME
-            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-    };
-    let problem: Cow<'static, str> = match fields.value("env")? {
-        Value::Object(variables) if variables.len() > MAX_VARIABLES => {
-            format!("Ensure there are no more than {MAX_VARIABLES} variables.").into()
-        }
-        Value::Object(variables) => {
-            let texts = variables
-                .iter()
-                .map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
-            match texts.collect::<Option<Environment>>() {
-                None => "Ensure all values are strings.".into(),
-                Some(env) if !env.keys().all(|name| is_name(name)) => {
-                    "Names consist of letters, digits and underscores, and do not start with a digit.".into()
-                }
-                Some(env) if env.values().any(|value| value.contains('\0')) => {
-                    "Null characters are not allowed.".into()
-                }
-                Some(env)
-                    if env.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > MAX_ENVIRONMENT =>
-                {
-                    format!("Ensure names and values have no more than {MAX_ENVIRONMENT} bytes together.").into()
-                }
-                Some(env) => return Some(env),
-            }
-        }
-        _ => "Not a valid object.".into(),
-    };
-    fields.reject("env", problem);
-    None
-}
-
-/// Reads `stdin`: any text of at most [`MAX_STDIN`] bytes.
-fn read_stdin(fields: &mut Fields) -> Option<String> {
-    let problem: Cow<'static, str> = match fields.value("stdin")? {
-        Value::String(text) if text.len() > MAX_STDIN => {
-            format!("Ensure this field has no more than {MAX_STDIN} bytes.").into()
-        }
-        Value::String(text) => return Some(text.clone()),
-        _ => "Not a valid string.".into(),
-    };
-    fields.reject("stdin", problem);
-    None
-}
-
-/// Reads `cwd`: an absolute path.
-fn read_cwd(fields: &mut Fields) -> Option<String> {
-    let problem: Cow<'static, str> = match fields.value("cwd")? {
-        Value::String(path) if path.contains('\0') => "Null characters are not allowed.".into(),
-        Value::String(path) if !path.starts_with('/') => "Enter an absolute path.".into(),
-        Value::String(path) if path.len() > MAX_CWD => {
-            format!("Ensure this field has no more than {MAX_CWD} bytes.").into()
-        }
-        Value::String(path) => return Some(path.clone()),
-        _ => "Not a valid string.".into(),
-    };
-    fields.reject("cwd", problem);
-    None
 }
 
 /// Reads `line`, or its alias `command`.
@@ -293,18 +198,43 @@ fn read_words(fields: &mut Fields) -> Option<Vec<String>> {
     None
 }
 
-/// Reads what to run: a line, or `argv` and the line that shows its words.
-pub(crate) fn read_line_or_argv(fields: &mut Fields) -> Option<(String, Option<Vec<String>>)> {
-    if fields.value("argv").is_some() {
-        return read_words(fields).map(|words| (shell_words::quoted(&words), Some(words)));
+/// What a request runs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct WhatToRun {
+    /// The line; for `argv` its words, quoted as a shell would read them; for a script empty.
+    pub line: String,
+    /// The program and its arguments, to run without a shell.
+    pub argv: Option<Vec<String>>,
+    /// The script to run.
+    pub script: Option<ScriptCall>,
+}
+
+/// Reads what to run: a line, `argv` or a script.
+pub(crate) fn read_what_to_run(fields: &mut Fields) -> Option<WhatToRun> {
+    let script = ScriptCall::read(fields);
+    if fields.value("script").is_some() {
+        if ["line", "command", "argv"].iter().any(|name| fields.value(name).is_some()) {
+            fields.reject("script", "Give one of line, argv and script.");
+            return None;
+        }
+        return script.map(|call| WhatToRun {
+            line: String::new(),
+            argv: None,
+            script: Some(call),
+        });
     }
-    read_line(fields).map(|line| (line, None))
+    if fields.value("argv").is_some() {
+        let words = read_words(fields)?;
+        let line = shell_words::quoted(&words);
+        return Some(WhatToRun { line, argv: Some(words), script: None });
+    }
+    read_line(fields).map(|line| WhatToRun { line, argv: None, script: None })
 }
 
 impl CommandSpec {
     /// Reads the fields. Returns `None` if one of them was rejected.
     pub(crate) fn read(fields: &mut Fields) -> Option<Self> {
-        let run = read_line_or_argv(fields);
+        let run = read_what_to_run(fields);
         let shell = match fields.value("shell").map(Value::as_str) {
             None | Some(Some("system")) => Some(Shell::System),
             Some(Some("internal")) => Some(Shell::Builtin),
@@ -318,17 +248,29 @@ impl CommandSpec {
         let timeout =
             fields.optional_integer("timeout", 1..=MAX_TIMEOUT).unwrap_or(DEFAULT_TIMEOUT);
         if shell == Some(Shell::Builtin) {
-            for name in ["argv", "stdin", "cwd"] {
+            for name in ["argv", "script", "stdin", "cwd"] {
                 if fields.value(name).is_some() {
                     fields.reject(name, "The agent's built-ins take only a line.");
                 }
             }
         }
         let env = read_environment(fields);
+        let is_param = |name: &String| name.starts_with(PREFIX);
+        if fields.value("script").is_some() && env.iter().flat_map(Environment::keys).any(is_param)
+        {
+            fields.reject("env", "With script, names may not begin with PARAM_. Use params.");
+        }
         let (stdin, cwd) = (read_stdin(fields), read_cwd(fields));
-        let inputs = Inputs { env, stdin, cwd }.non_empty();
-        let ((line, argv), shell) = run.zip(shell)?;
-        Some(Self { shell, line, argv, username, groupname, timeout, inputs })
+        let inputs = Inputs { env, stdin, cwd, params: Environment::new() }.non_empty();
+        let (WhatToRun { line, argv, script }, shell) = run.zip(shell)?;
+        Some(Self { shell, line, argv, script, username, groupname, timeout, inputs })
+    }
+
+    /// Whether the request has an environment, standard input or a working directory. See
+    /// [`Origin::has_inputs`].
+    pub fn has_inputs(&self) -> bool {
+        let inputs = self.inputs.as_ref();
+        inputs.is_some_and(|i| i.env.is_some() || i.stdin.is_some() || i.cwd.is_some())
     }
 
     /// The bytes that one command of this kind counts for the workspace's quota, without its
@@ -426,6 +368,9 @@ pub struct Command {
     /// The program and its arguments, to run without a shell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argv: Option<Vec<String>>,
+    /// The script that runs instead of the line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub script: Option<ScriptRef>,
     /// The remote account.
     pub username: String,
     /// The remote group; empty: the account's own group.
@@ -447,12 +392,20 @@ impl Command {
         stored_bytes(&self.line, inputs)
     }
 
-    /// A feature that the command needs and an agent with these features lacks.
-    pub fn lacks(&self, inputs: Option<&Inputs>, features: Features) -> Option<Feature> {
+    /// A feature that the command needs and an agent with these features lacks. `script`: the
+    /// script that the command runs, if it is loaded.
+    pub fn lacks(
+        &self,
+        inputs: Option<&Inputs>,
+        script: Option<&Script>,
+        features: Features,
+    ) -> Option<Feature> {
+        let needs_script = script.is_some_and(|script| script.body.len() > MAX_CARRIED_BODY);
         let needs_words = self.argv.as_ref().is_some_and(|words| !shell_words::fit_a_line(words));
         let has = |is_set: fn(&Inputs) -> bool| inputs.is_some_and(is_set);
         let lacking = [
             (needs_words && !features.argv, Feature::Argv),
+            (needs_script && !features.script, Feature::Script),
             (has(|inputs| inputs.stdin.is_some()) && !features.stdin, Feature::Stdin),
             (has(|inputs| inputs.cwd.is_some()) && !features.cwd, Feature::Cwd),
         ];
@@ -460,24 +413,43 @@ impl Command {
     }
 
     /// The message for the agent. The agent must have all features that the command needs
-    /// ([`Command::lacks`]).
-    pub fn order(&self, inputs: Option<&Inputs>, timeout: i64, features: Features) -> AgentCommand {
+    /// ([`Command::lacks`]). `script`: the script, if the command runs one.
+    pub fn order(
+        &self,
+        inputs: Option<&Inputs>,
+        script: Option<Script>,
+        timeout: i64,
+        features: Features,
+    ) -> AgentCommand {
         let inputs = inputs.cloned().unwrap_or_default();
-        let env = inputs
+        // An agent without the feature `argv` splits the line at blanks.
+        let line = match (&self.argv, &script) {
+            (Some(words), _) => words.join(" "),
+            (None, Some(script)) if !features.script => carrier_line(script),
+            _ => self.line.clone(),
+        };
+        let env: Map<String, Value> = inputs
             .env
-            .map(|env| env.into_iter().map(|(name, value)| (name, json!(value))).collect());
+            .iter()
+            .flatten()
+            .chain(&inputs.params)
+            .map(|(name, value)| (name.clone(), json!(value)))
+            .collect();
         AgentCommand {
             id: self.id,
             shell: self.shell.as_str().to_owned(),
-            // An agent without the feature `argv` splits the line at blanks.
-            line: self.argv.as_ref().map_or_else(|| self.line.clone(), |words| words.join(" ")),
+            line,
             user: self.username.clone(),
             group: self.groupname.clone(),
-            env,
-            allow_sh: self.shell == Shell::System && self.argv.is_none(),
+            env: (inputs.env.is_some() || !env.is_empty()).then_some(env),
+            // The line of a script is a label. A shell must never read it.
+            allow_sh: self.shell == Shell::System
+                && self.argv.is_none()
+                && (self.script.is_none() || script.is_some()),
             timeout: features.kill.then_some(timeout),
             requested_by: self.requested_by.as_ref().map(|requester| requester.username.clone()),
             argv: self.argv.clone().filter(|_| features.argv),
+            script: script.filter(|_| features.script),
             stdin: inputs.stdin,
             cwd: inputs.cwd,
             ..AgentCommand::default()
@@ -488,9 +460,9 @@ impl Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Map;
 
     use crate::error::Code;
+    use crate::secret::SecretKey;
 
     const SERVER: &str = "01936d3e-7a00-7000-8000-000000000000";
 
@@ -736,6 +708,7 @@ mod tests {
             shell: Shell::System,
             line: "echo 'A=a'".into(),
             argv: Some(vec!["echo".into(), "A=a".into()]),
+            script: None,
             username: "alice".into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),
@@ -743,37 +716,135 @@ mod tests {
             requested_by: None,
             batch: None,
         };
-        let all = Features { kill: true, argv: true, stdin: true, cwd: true };
+        let all = Features { kill: true, argv: true, script: true, stdin: true, cwd: true };
         let none = Features::default();
-        let order = command.order(None, 60, all);
+        let order = command.order(None, None, 60, all);
         assert_eq!(
             (order.line.as_str(), order.allow_sh, order.timeout),
             ("echo A=a", false, Some(60))
         );
         assert_eq!(order.argv.as_deref(), command.argv.as_deref());
-        let order = command.order(None, 60, none);
+        let order = command.order(None, None, 60, none);
         assert_eq!(
             (order.line.as_str(), order.allow_sh, order.timeout, order.argv),
             ("echo A=a", false, None, None)
         );
-        assert_eq!(command.lacks(None, none), None);
+        assert_eq!(command.lacks(None, None, none), None);
         let blank = Command { argv: Some(vec!["echo".into(), String::new()]), ..command.clone() };
-        assert_eq!((blank.lacks(None, none), blank.lacks(None, all)), (Some(Feature::Argv), None));
+        assert_eq!(
+            (blank.lacks(None, None, none), blank.lacks(None, None, all)),
+            (Some(Feature::Argv), None)
+        );
         let inputs = Inputs { stdin: Some("x".into()), cwd: Some("/".into()), ..Inputs::default() };
         assert_eq!(
-            command.lacks(Some(&inputs), Features { stdin: false, ..all }),
+            command.lacks(Some(&inputs), None, Features { stdin: false, ..all }),
             Some(Feature::Stdin)
         );
         assert_eq!(
-            command.lacks(Some(&inputs), Features { cwd: false, ..all }),
+            command.lacks(Some(&inputs), None, Features { cwd: false, ..all }),
             Some(Feature::Cwd)
         );
-        assert_eq!(command.lacks(Some(&inputs), all), None);
-        let order = command.order(Some(&inputs), 60, all);
+        assert_eq!(command.lacks(Some(&inputs), None, all), None);
+        let order = command.order(Some(&inputs), None, 60, all);
         assert_eq!((order.stdin.as_deref(), order.cwd.as_deref()), (Some("x"), Some("/")));
         let line = Command { argv: None, ..command };
-        let order = line.order(None, 60, all);
+        let order = line.order(None, None, 60, all);
         assert_eq!((order.line.as_str(), order.allow_sh, order.argv), ("echo 'A=a'", true, None));
-        assert_eq!(line.lacks(None, none), None);
+        assert_eq!(line.lacks(None, None, none), None);
+    }
+
+    #[test]
+    fn a_script_is_sent_as_such_or_in_a_line() {
+        let reference = ScriptRef { id: Uuid::max(), version: 7 };
+        let command = Command {
+            id: Uuid::nil(),
+            shell: Shell::System,
+            line: "script:x@7".into(),
+            argv: None,
+            script: Some(reference),
+            username: "alice".into(),
+            groupname: String::new(),
+            server: id::parse(SERVER).unwrap(),
+            server_name: "web-1".into(),
+            requested_by: None,
+            batch: None,
+        };
+        let body = |length: usize| Script {
+            interpreter: "sh".into(),
+            body: "x".repeat(length),
+            ..Script::default()
+        };
+        let (short, long) = (body(MAX_CARRIED_BODY), body(MAX_CARRIED_BODY + 1));
+        let (all, none) = (Features { script: true, ..Features::default() }, Features::default());
+        let order = command.order(None, Some(short.clone()), 60, all);
+        assert_eq!((order.line.as_str(), order.script.as_ref()), ("script:x@7", Some(&short)));
+        assert!(order.allow_sh && order.env.is_none());
+        let order = command.order(None, Some(short.clone()), 60, none);
+        assert_eq!((order.line, order.script), (carrier_line(&short), None));
+        assert!(order.allow_sh);
+        let lacks = |script, features| command.lacks(None, Some(script), features);
+        assert_eq!((lacks(&short, none), lacks(&long, all)), (None, None));
+        assert_eq!(lacks(&long, none), Some(Feature::Script));
+        let params = Environment::from([("PARAM_A".to_owned(), "1".to_owned())]);
+        let env = Environment::from([("B".to_owned(), "2".to_owned())]);
+        let inputs = Inputs { env: Some(env), params, ..Inputs::default() };
+        let order = command.order(Some(&inputs), Some(short), 60, all);
+        assert_eq!(json!(order.env), json!({"B": "2", "PARAM_A": "1"}));
+        let text = json!(command);
+        assert_eq!(text["script"], format!("{}@7", Uuid::max()));
+        assert_eq!(serde_json::from_value::<Command>(text).unwrap(), command);
+    }
+
+    #[test]
+    fn a_script_runs_instead_of_a_line() {
+        let with = |more: Value| {
+            let mut body = json!({"server": "a", "script": SERVER});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body
+        };
+        let spec = read(&with(json!({"params": {"A": 1}, "cwd": "/"}))).unwrap().spec;
+        let call = spec.script.as_ref().unwrap();
+        assert_eq!(
+            (call.version, call.params["A"].clone(), spec.line.as_str()),
+            (None, json!(1), "")
+        );
+        for name in ["line", "command"] {
+            refused(&with(json!({name: "id"})), &["script"]);
+        }
+        refused(&with(json!({"argv": ["id"]})), &["script"]);
+        refused(&with(json!({"shell": "internal"})), &["script"]);
+        refused(&with(json!({"env": {"PARAM_A": "1"}})), &["env"]);
+        assert!(read(&json!({"server": "a", "line": "id", "env": {"PARAM_A": "1"}})).is_ok());
+        refused(&json!({"server": "a", "params": {}}), &["line", "params"]);
+        refused(&json!({"server": "a", "line": "id", "script_version": 1}), &["script_version"]);
+    }
+
+    #[test]
+    fn a_frozen_script_has_a_version_and_variables() {
+        let version: crate::script::ScriptVersion = serde_json::from_value(json!({
+            "id": SERVER, "version": 4, "name": "a b", "interpreter": "sh", "body": "id", "sha256": "x",
+            "params": [{"name": "A", "type": "integer", "required": true}],
+        }))
+        .unwrap();
+        let spec = |body: Value| read(&body).unwrap().spec;
+        let frozen = spec(json!({"server": "a", "script": SERVER, "params": {"A": 1}}));
+        assert_eq!((frozen.script_ref(), frozen.inputs.clone()), (None, None));
+        let missing = frozen.frozen(None).1.unwrap_err();
+        assert!(missing.fields.contains_key("script"));
+        let (frozen, valid) = frozen.frozen(Some(&version));
+        valid.unwrap();
+        assert_eq!(frozen.line, "script:a b@4");
+        assert_eq!(frozen.script_ref().unwrap().to_string(), format!("{SERVER}@4"));
+        let inputs = frozen.inputs.as_ref().unwrap();
+        assert_eq!(json!(inputs), json!({"params": {"PARAM_A": "1"}}));
+        assert!(!frozen.has_inputs(), "parameters are not inputs");
+        let details = frozen.audit_details(&SecretKey::new(&"x".repeat(32), "").unwrap()).unwrap();
+        assert_eq!(details["script"], json!({"id": SERVER, "version": 4, "sha256": "x"}));
+        assert_eq!(details["params"], json!(["PARAM_A"]));
+        let with_env = spec(json!({"server": "a", "script": SERVER, "env": {"B": ""}}));
+        assert!(with_env.has_inputs());
+        assert!(with_env.frozen(Some(&version)).1.unwrap_err().fields.contains_key("params"));
+        let line = spec(json!({"server": "a", "line": "id"}));
+        assert_eq!(line.frozen(None), (line.clone(), Ok(())));
     }
 }

@@ -57,6 +57,8 @@ pub enum Denial {
     Builtin,
     /// The API token's access control list does not allow it.
     Acl,
+    /// The version of the script that it runs is not stored any more.
+    Script,
 }
 
 impl fmt::Display for Denial {
@@ -69,6 +71,7 @@ impl fmt::Display for Denial {
             Self::Account => "its requester may not run commands as that account any more",
             Self::Builtin => "its requester may not use the agent's built-in commands any more",
             Self::Acl => "the access control list of its API token does not allow it any more",
+            Self::Script => "the version of its script does not exist any more",
         })
     }
 }

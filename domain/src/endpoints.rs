@@ -212,6 +212,17 @@ endpoints! {
     ScheduleRun: User, [POST "/api/events/schedules/{id}/run/"] audits "batch.create";
     /// The run history.
     ScheduleRunList: User, [GET "/api/events/schedules/{id}/runs/"];
+    ScriptList: User, [GET "/api/events/scripts/"], accepts_limited_tokens;
+    ScriptCreate: User, [POST "/api/events/scripts/"] audits "script.create";
+    ScriptRetrieve: User, [GET "/api/events/scripts/{id}/"], accepts_limited_tokens;
+    /// Creates a version from the sent fields and defaults.
+    ScriptReplace: User, [PUT "/api/events/scripts/{id}/"] audits "script.update";
+    /// Creates a version in which the sent fields differ.
+    ScriptUpdate: User, [PATCH "/api/events/scripts/{id}/"] audits "script.update";
+    /// Hides the script. Its versions stay.
+    ScriptDelete: User, [DELETE "/api/events/scripts/{id}/"] audits "script.delete";
+    ScriptVersionList: User, [GET "/api/events/scripts/{id}/versions/"], accepts_limited_tokens;
+    ScriptVersionRetrieve: User, [GET "/api/events/scripts/{id}/versions/{version}/"], accepts_limited_tokens;
 
     AuditList: User, [GET "/api/audit/events/"];
     AuditVerify: User, [POST "/api/audit/verify/"];

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::wire::{FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_STDIN};
+use crate::wire::{FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_SCRIPT, FEATURE_STDIN};
 
 /// A feature that a command can need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -13,6 +13,8 @@ use crate::wire::{FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_STDIN};
 pub enum Feature {
     /// It runs a program with any arguments, without a shell.
     Argv,
+    /// It runs a script of any length.
+    Script,
     /// It writes to the standard input of a command.
     Stdin,
     /// It runs a command in a given directory.
@@ -25,6 +27,7 @@ impl fmt::Display for Feature {
             Self::Argv => {
                 "cannot run arguments that are empty or have other characters than letters, digits and _@%+=:,./-"
             }
+            Self::Script => "cannot run scripts of more than 92160 bytes",
             Self::Stdin => "cannot give commands standard input",
             Self::Cwd => "cannot run commands in another directory",
         })
@@ -39,6 +42,8 @@ pub struct Features {
     pub kill: bool,
     /// It runs a program with any arguments, without a shell.
     pub argv: bool,
+    /// It runs a script of any length.
+    pub script: bool,
     /// It writes to the standard input of a command.
     pub stdin: bool,
     /// It runs a command in a given directory.
@@ -53,6 +58,7 @@ impl Features {
         Self {
             kill: has(FEATURE_KILL),
             argv: has(FEATURE_ARGV),
+            script: has(FEATURE_SCRIPT),
             stdin: has(FEATURE_STDIN),
             cwd: has(FEATURE_CWD),
         }

@@ -288,6 +288,38 @@ impl Fields {
         }
     }
 
+    /// The items of a list of at most `max` objects. The list may be missing. Read each item, then
+    /// call [`Fields::absorb_item`].
+    pub fn items(&mut self, name: &'static str, max: usize) -> Option<Vec<Self>> {
+        let object = |value: &Value| {
+            let values = value.as_object()?.clone();
+            Some(Self { values, ..Self::default() })
+        };
+        self.value(name)?;
+        self.optional_list(name, max, "Ensure all items are objects.", object)
+    }
+
+    /// Adds the errors of an item from [`Fields::items`] under the name of the list. Each message
+    /// begins with the place of its field. Unknown fields are reported under their own names
+    /// (contract 11.1).
+    pub fn absorb_item(&mut self, name: &'static str, index: usize, mut item: Self) {
+        for (field, messages) in std::mem::take(&mut item.errors) {
+            for message in messages {
+                self.reject(name, format!("{name}[{index}].{field}: {message}"));
+            }
+        }
+        item.reject_unknown();
+        for (field, messages) in item.errors {
+            let known = self.errors.entry(field).or_default();
+            for message in messages {
+                // Another item may have an unknown field with the same name.
+                if !known.contains(&message) {
+                    known.push(message);
+                }
+            }
+        }
+    }
+
     /// Whether the body has a field that was not read.
     pub fn has_unknown(&self) -> bool {
         let read_names = self.read_names.borrow();

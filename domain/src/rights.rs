@@ -5,12 +5,13 @@ use uuid::Uuid;
 
 use crate::account::read_account;
 use crate::acl::{Acl, AclLimit};
-use crate::command::{Command, Origin, ServerRef, Shell, read_line_or_argv, read_server};
+use crate::command::{Command, Origin, ServerRef, Shell, WhatToRun, read_server, read_what_to_run};
 use crate::command_end::Denial;
 use crate::error::Error;
-use crate::fields::Fields;
+use crate::fields::{Fields, UNKNOWN};
 use crate::id;
 use crate::labels::Labels;
+use crate::script::ScriptCall;
 
 /// The permissions of a user on a server that matter to a command there.
 #[derive(Clone, Debug, Deserialize)]
@@ -111,6 +112,8 @@ pub struct AclCheck {
     pub line: String,
     /// The program and its arguments, without a shell.
     pub argv: Option<Vec<String>>,
+    /// The script that would run.
+    pub script: Option<ScriptCall>,
     /// The remote account; `None`: the caller's username.
     pub username: Option<String>,
 }
@@ -141,10 +144,14 @@ impl AclCheck {
             }
         };
         let server = read_server(&mut fields);
-        let run = read_line_or_argv(&mut fields);
+        let run = read_what_to_run(&mut fields);
         let username = read_account(&mut fields, "username", 1);
-        let ((tried, server), (line, argv)) = fields.finish_with(tried.zip(server).zip(run))?;
-        Ok(Self { tried, server, line, argv, username })
+        if fields.value("params").is_some() {
+            fields.reject("params", UNKNOWN);
+        }
+        let ((tried, server), run) = fields.finish_with(tried.zip(server).zip(run))?;
+        let WhatToRun { line, argv, script } = run;
+        Ok(Self { tried, server, line, argv, script, username })
     }
 }
 
@@ -196,6 +203,7 @@ mod tests {
             shell: Shell::System,
             line: "id".into(),
             argv: None,
+            script: None,
             username: "alice".into(),
             groupname: String::new(),
             server: id::parse(SERVER).unwrap(),

@@ -82,6 +82,11 @@ impl Parameters {
     pub fn add(&mut self, name: &'static str, value: impl Into<Value>) {
         self.0.push((name, value.into()));
     }
+
+    /// Adds the parameters of another part of the statement.
+    pub fn extend(&mut self, more: Self) {
+        self.0.extend(more.0);
+    }
 }
 
 /// A statement's text with its parameters.

@@ -6,6 +6,7 @@ use farhand_domain::command::{Command, Origin, Shell};
 use farhand_domain::command_end::Denial;
 use farhand_domain::error::Error;
 use farhand_domain::rights::{AclCheck, CheckedAcl, CommandPermissions};
+use farhand_domain::script::ScriptVersion;
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
@@ -29,6 +30,7 @@ struct CheckedToken {
 #[derive(Deserialize)]
 struct CheckLookup {
     target: Option<Target>,
+    script: Option<ScriptVersion>,
     token: Option<CheckedToken>,
 }
 
@@ -52,18 +54,23 @@ fn refusal_reason(
     check: &AclCheck,
     caller: &Caller,
     target: Option<Target>,
+    script: Option<&ScriptVersion>,
     acl: Option<Acl>,
 ) -> Option<String> {
     let acl = acl.map(|acl| Acl { networks: None, ..acl });
     let Some(target) = target else {
         return Some("There is no such server, or the caller cannot access it.".to_owned());
     };
+    if check.script.is_some() && script.is_none() {
+        return Some("There is no such script, or no such version of it.".to_owned());
+    }
     let rights = target.rights(caller);
     let command = Command {
         id: Uuid::nil(),
         shell: Shell::System,
-        line: check.line.clone(),
+        line: script.map_or_else(|| check.line.clone(), ScriptVersion::line),
         argv: check.argv.clone(),
+        script: script.map(ScriptVersion::reference),
         username: check.username.clone().unwrap_or_else(|| target.username_for(caller)),
         groupname: String::new(),
         server: target.id,
@@ -96,9 +103,10 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
         CheckedAcl::Token(id) => Some(id),
         CheckedAcl::Own | CheckedAcl::Sent(_) => None,
     };
-    let (caller, found) = credential.find(api_tokens::for_check(&check.server, token)).await?;
+    let (caller, found) =
+        credential.find(api_tokens::for_check(&check.server, check.script.as_ref(), token)).await?;
     require_own_list(&caller, &check.tried)?;
-    let CheckLookup { target, token } =
+    let CheckLookup { target, script, token } =
         found.ok_or_else(|| Error::internal("D1 returned no row"))?;
     let acl = match &check.tried {
         CheckedAcl::Own
@@ -121,6 +129,6 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
             token.acl
         }
     };
-    let reason = refusal_reason(&check, &caller, target, acl);
+    let reason = refusal_reason(&check, &caller, target, script.as_ref(), acl);
     Reply::ok(&json!({"allowed": reason.is_none(), "reason": reason}))
 }

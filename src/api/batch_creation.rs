@@ -10,6 +10,7 @@ use farhand_domain::caller::Caller;
 use farhand_domain::command::{CommandSpec, Shell};
 use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
 use farhand_domain::lifecycle::DEFAULT_EXPIRY;
+use farhand_domain::script::{ScriptCall, ScriptRef};
 use farhand_domain::secret::{Secret, SecretKey};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
@@ -120,10 +121,9 @@ pub async fn plan(
     credential: &Credential<'_>,
     new: &Submission<'_>,
 ) -> Result<(Caller, Plan), Error> {
-    let (caller, found) =
-        credential.find::<Candidates>(batches::candidates(&new.spec.targets)).await?;
+    let (caller, found) = credential.find::<Candidates>(batches::candidates(new.spec)).await?;
     let found = found.ok_or_else(|| Error::internal("D1 returned no row"))?;
-    let origin = caller.origin(call.remote_ip(), new.spec.command.inputs.is_some());
+    let origin = caller.origin(call.remote_ip(), new.spec.command.has_inputs());
     let is_immediate = new.scheduled_at <= call.now;
     match authorize(new.spec, &caller, &origin, &found, is_immediate) {
         Ok(plan) => Ok((caller, plan)),
@@ -148,12 +148,11 @@ pub async fn write(
 ) -> Result<Reply, Error> {
     let id = platform::new_id(call.now)?;
     let key = platform::secret_key(&call.env)?;
-    let inputs = batches::encrypt_inputs(&key, id, &new.spec.command)?;
-    let origin = caller.origin(call.remote_ip(), inputs.is_some());
+    let inputs = batches::encrypt_inputs(&key, id, plan)?;
+    let origin = caller.origin(call.remote_ip(), plan.spec.command.has_inputs());
     let row = NewBatchRow {
         id,
         name: new.name,
-        spec: new.spec,
         plan,
         origin: &origin,
         inputs: inputs.as_deref(),
@@ -165,7 +164,8 @@ pub async fn write(
     };
     let event =
         caller.attribute(call.audit_event()?).with_object(Some(id.to_string()), Some(new.name));
-    let event = event.details(audit_details(new, plan.targets.len(), &key)?);
+    let submission = Submission { spec: &plan.spec, ..*new };
+    let event = event.details(audit_details(&submission, plan.targets.len(), &key)?);
     let quotas = call.config.quotas;
     let mut batch = batches::insertion(&credential.scope, &row, quotas, &event)?;
     if let Some(schedule) = new.schedule {
@@ -233,6 +233,7 @@ struct FormerBatch {
     shell: Shell,
     line: String,
     argv: Option<Vec<String>>,
+    script: Option<ScriptRef>,
     username: Option<String>,
     groupname: String,
     timeout: i64,
@@ -252,6 +253,7 @@ impl FormerBatch {
                 shell: self.shell,
                 line: self.line,
                 argv: self.argv,
+                script: self.script.map(ScriptCall::from),
                 username: self.username,
                 groupname: self.groupname,
                 timeout: self.timeout,
@@ -290,7 +292,7 @@ pub async fn retry_failed(call: &mut Call) -> Result<Reply, Error> {
         return conflict("The batch has not ended.", Code::BatchNotEnded);
     }
     if former.has_inputs {
-        let detail = "The batch had env, stdin or cwd, which were deleted when it ended. Create a new batch.";
+        let detail = "The batch had env, stdin, cwd or params, which were deleted when it ended. Create a new batch.";
         return conflict(detail, Code::InputsDeleted);
     }
     let name = former.name.clone();

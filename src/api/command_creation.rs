@@ -3,12 +3,13 @@
 use farhand_domain::acl::Acl;
 use farhand_domain::audit::AuditObject;
 use farhand_domain::caller::Caller;
-use farhand_domain::command::{Command, IDEMPOTENCY_KEY_TTL, NewCommand};
+use farhand_domain::command::{Command, CommandSpec, IDEMPOTENCY_KEY_TTL, NewCommand};
 use farhand_domain::command_end::Denial;
 use farhand_domain::command_object::{self, OrderedCommand};
 use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_domain::labels::Labels;
 use farhand_domain::rights::{CommandPermissions, default_account, run_as_rule};
+use farhand_domain::script::{ScriptVersion, unknown_script};
 use farhand_domain::secret::{Guessable, SecretKey};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -75,6 +76,8 @@ struct EarlierCommand {
 #[derive(Deserialize)]
 struct CreationLookup {
     target: Option<Target>,
+    /// The script that the request names, if it exists.
+    script: Option<ScriptVersion>,
     #[serde(rename = "used")]
     earlier: Option<EarlierCommand>,
 }
@@ -117,33 +120,44 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     for _ in 0..MAX_KEY_LOOKUPS {
         let key_hash = hashes.as_ref().map(|(key_hash, _)| key_hash);
         let since = call.now.plus_seconds(-IDEMPOTENCY_KEY_TTL);
-        let (caller, found) =
-            credential.find(commands::for_creation(&new.server, key_hash, since)).await?;
-        let CreationLookup { target, earlier } =
+        let (caller, found) = credential
+            .find(commands::for_creation(&new.server, new.spec.script.as_ref(), key_hash, since))
+            .await?;
+        let CreationLookup { target, script, earlier } =
             found.ok_or_else(|| Error::internal("D1 returned no row"))?;
         let key = hashes.clone().map(|(hash, body)| IdempotencyKey {
             hash: format!("{}/{hash}", caller.user_id),
             body,
         });
         let create = match target {
-            Some(target) => Some(authorize(call, &new, &caller, target, key.clone(), wait)?),
+            // As with servers: if the access control list limits scripts, an unknown script gets
+            // the same refusal as a script that is not in the list.
+            Some(_) if new.spec.script.is_some() && script.is_none() => {
+                if caller.acl.as_ref().is_some_and(Acl::limits_scripts) {
+                    return Err(Error::acl_not_allowed());
+                }
+                Err(unknown_script())
+            }
+            Some(target) => {
+                Ok(authorize(call, &new, &caller, (target, script), key.clone(), wait)?)
+            }
             // If the access control list names servers, an unknown server gets the same refusal as
             // a server that is not in the list. So the response does not reveal which servers
             // exist.
             None if caller.acl.as_ref().is_some_and(Acl::limits_servers) => {
                 return Err(Error::acl_not_allowed());
             }
-            None => None,
+            None => Err(Refusal::NoServer.into()),
         };
         let replayed = match (earlier, key) {
             (Some(earlier), Some(key)) => {
-                replay(call, &credential, earlier, key, create.is_some()).await?
+                replay(call, &credential, earlier, key, create.is_ok()).await?
             }
             _ => None,
         };
         let mut submitted = match replayed {
             Some(created) => Ok(created),
-            None => submit(call, create.ok_or(Refusal::NoServer)?).await?,
+            None => submit(call, create?).await?,
         };
         match (recheck_permission(call, &credential, &submitted, wait).await, &mut submitted) {
             // The command was accepted. After an error, the client would send it again. The output
@@ -176,21 +190,22 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 /// The stored response to an earlier request with the same Idempotency-Key. Returns `None` if the
 /// earlier request created nothing. Then this request may create the command.
 ///
-/// If the caller cannot access the server that this request names, the caller must be able to read
-/// the earlier command.
+/// If the server or the script that this request names does not exist for the caller
+/// (`can_create` is false), the caller must be able to read the earlier command.
 async fn replay(
     call: &Call,
     credential: &Credential<'_>,
     earlier: EarlierCommand,
     key: IdempotencyKey,
-    can_access_server: bool,
+    can_create: bool,
 ) -> Result<Option<Created>, Error> {
     let is_same = earlier.body == key.body;
-    let readable = if can_access_server {
+    let readable = if can_create {
         None
     } else {
         let readable = readable_body(credential, earlier.id).await?;
-        Some(readable.filter(|_| is_same).ok_or(Refusal::NoServer)?)
+        let Some(body) = readable.filter(|_| is_same) else { return Ok(None) };
+        Some(body)
     };
     if !is_same {
         return Err(Refusal::KeyReused.into());
@@ -267,17 +282,18 @@ fn authorize(
     call: &Call,
     new: &NewCommand,
     caller: &Caller,
-    target: Target,
+    (target, script): (Target, Option<ScriptVersion>),
     key: Option<IdempotencyKey>,
     wait: Option<u32>,
 ) -> Result<Create, Error> {
     let rights = target.rights(caller);
-    let spec = &new.spec;
+    let (spec, valid) = new.spec.frozen(script.as_ref());
     let command = Command {
         id: platform::new_id(call.now)?,
         shell: spec.shell,
         line: spec.line.clone(),
         argv: spec.argv.clone(),
+        script: spec.script_ref(),
         username: spec.username.clone().unwrap_or_else(|| target.username_for(caller)),
         groupname: spec.groupname.clone(),
         server: target.id,
@@ -285,10 +301,11 @@ fn authorize(
         requested_by: Some(caller.requester()),
         batch: None,
     };
-    let origin = caller.origin(call.remote_ip(), spec.inputs.is_some());
+    let origin = caller.origin(call.remote_ip(), spec.has_inputs());
     let event =
         caller.attribute(call.audit_event()?).with_object(Some(command.id.to_string()), None);
-    let event = event.details(audit_details(&command, new, &platform::secret_key(&call.env)?)?);
+    let key_of_hashes = platform::secret_key(&call.env)?;
+    let event = event.details(audit_details(&command, &spec, new, &key_of_hashes)?);
     rights.allow(&command, &origin).map_err(|denial| {
         let object = AuditObject::new("command", None, None);
         call.denial_details
@@ -301,6 +318,8 @@ fn authorize(
             denial => Error::permission_denied(run_as_rule(denial)),
         }
     })?;
+    // The permission is checked before the input (contract 3.4).
+    valid?;
     if target.is_pending {
         let detail = "The server waits for approval: staff compare its fingerprint and approve it.";
         return Err(Error::new(ErrorKind::Conflict, detail).with_code(Code::ServerPending));
@@ -309,7 +328,8 @@ fn authorize(
         workspace_id: caller.workspace_id,
         command,
         origin,
-        inputs: spec.inputs.clone(),
+        inputs: spec.inputs,
+        script: script.map(ScriptVersion::payload),
         timeout: spec.timeout,
         scheduled_at: new.scheduled_at,
         expires_at: new.expires_at,
@@ -321,8 +341,13 @@ fn authorize(
 }
 
 /// The details of the audit event of a command.
-fn audit_details(command: &Command, new: &NewCommand, key: &SecretKey) -> Result<Value, Error> {
-    let mut details = new.spec.audit_details(key)?;
+fn audit_details(
+    command: &Command,
+    spec: &CommandSpec,
+    new: &NewCommand,
+    key: &SecretKey,
+) -> Result<Value, Error> {
+    let mut details = spec.audit_details(key)?;
     details["server"] = json!({"id": command.server, "name": command.server_name});
     details["username"] = json!(command.username);
     details["scheduled_at"] = json!(new.scheduled_at);

@@ -9,7 +9,7 @@ use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
     command_output, commands, docs, groups, operator, pages, passwords, registration_tokens,
-    schedules, servers, service, sessions, tokens, users,
+    schedules, scripts, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -244,6 +244,14 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
         Endpoint::BatchTargets => batches::targets(call).boxed_local(),
         Endpoint::BatchOutputs => batches::outputs(call).boxed_local(),
         Endpoint::BatchStream => batch_stream::stream(call).boxed_local(),
+        Endpoint::ScriptList => scripts::list(call).boxed_local(),
+        Endpoint::ScriptCreate => scripts::create(call).boxed_local(),
+        Endpoint::ScriptRetrieve => scripts::retrieve(call).boxed_local(),
+        Endpoint::ScriptReplace => scripts::change(call, Extent::Whole).boxed_local(),
+        Endpoint::ScriptUpdate => scripts::change(call, Extent::Partial).boxed_local(),
+        Endpoint::ScriptDelete => scripts::delete(call).boxed_local(),
+        Endpoint::ScriptVersionList => scripts::list_versions(call).boxed_local(),
+        Endpoint::ScriptVersionRetrieve => scripts::retrieve_version(call).boxed_local(),
         Endpoint::AgentAck => agent::ack(call).boxed_local(),
         Endpoint::AgentChunk => agent::chunk(call).boxed_local(),
         Endpoint::AgentFin => agent::fin(call).boxed_local(),

@@ -20,6 +20,7 @@ pub mod pages;
 pub mod passwords;
 pub mod registration_tokens;
 pub mod schedules;
+pub mod scripts;
 pub mod servers;
 pub mod service;
 pub mod sessions;

@@ -84,10 +84,12 @@ struct Derived {
 
 impl Derived {
     fn new(id: Uuid, spec: &ScheduleSpec, key: &SecretKey, now: Timestamp) -> Result<Self, Error> {
-        let inputs = batches::encrypt_inputs(key, id, &spec.batch.command)?;
+        let StoredBatch { definition, hidden } = StoredBatch::new(&spec.batch);
+        let inputs = Some(&hidden).filter(|hidden| !hidden.is_empty());
+        let inputs = inputs.map(|hidden| batches::encrypt(key, id, hidden)).transpose()?;
         let next = due_times(&spec.cron, &spec.timezone);
         let next_runs = next.map_or_else(Vec::new, |next| spec.timing.next_runs(next, now));
-        Ok(Self { definition: StoredBatch::new(&spec.batch).definition, inputs, next_runs })
+        Ok(Self { definition, inputs, next_runs })
     }
 }
 
@@ -102,8 +104,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         Ok((spec, Creation::from_request(call, &RESOURCE, body)?))
     });
     let (spec, creation) = credential.require_input(input).await?;
-    let (caller, found) =
-        find::<Candidates>(&credential, batches::candidates(&spec.batch.targets)).await?;
+    let (caller, found) = find::<Candidates>(&credential, batches::candidates(&spec.batch)).await?;
     check_targets(call, &caller, &spec.batch, &found)?;
     if let Some((_, reply)) = creation.replay(&credential).await? {
         return Ok(reply);
@@ -149,7 +150,7 @@ fn check_targets(
     batch: &BatchSpec,
     found: &Candidates,
 ) -> Result<(), Error> {
-    let origin = caller.origin(call.remote_ip(), batch.command.inputs.is_some());
+    let origin = caller.origin(call.remote_ip(), batch.command.has_inputs());
     match authorize(batch, caller, &origin, found, false) {
         Err(error) if error.kind == ErrorKind::Forbidden => Err(error),
         Err(error) if ["servers", "groups"].iter().any(|name| error.fields.contains_key(*name)) => {
@@ -211,7 +212,7 @@ async fn change_once(
     let takes_over = !spec.keeps_owner(&old);
     let mut details = json!({});
     if takes_over {
-        let targets = batches::candidates(&spec.batch.targets);
+        let targets = batches::candidates(&spec.batch);
         let (caller, found) = find::<Candidates>(credential, targets).await?;
         check_targets(call, &caller, &spec.batch, &found)?;
         details = audit_details(&spec, found.servers.len(), &key)?;

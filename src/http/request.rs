@@ -187,13 +187,15 @@ impl Call {
     /// # Errors
     /// See [`Call::path_id`].
     pub fn path_number(&self, missing: fn() -> Error) -> Result<i64, Error> {
-        let id = self.parameter("id");
-        // The form of ids in responses: no sign, no leading zero, exact as a JSON number.
-        let number = id
-            .parse::<i64>()
-            .ok()
-            .filter(|number| (1..1 << 53).contains(number) && number.to_string() == id);
-        number.ok_or_else(missing)
+        self.path_integer("id").ok_or_else(missing)
+    }
+
+    /// A path parameter as a number from 1 on.
+    pub fn path_integer(&self, name: &str) -> Option<i64> {
+        let text = self.parameter(name);
+        // The form of numbers in responses: no sign, no leading zero, exact as a JSON number.
+        let number = text.parse::<i64>().ok();
+        number.filter(|number| (1..1 << 53).contains(number) && number.to_string() == text)
     }
 
     /// The address at the other end of the connection. Returns `None` if no source for it is

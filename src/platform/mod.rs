@@ -123,6 +123,8 @@ pub struct Quotas {
     pub schedules_of_user: i64,
     /// Schedules of a workspace.
     pub schedules_of_workspace: i64,
+    /// Scripts of a workspace that are not deleted.
+    pub scripts_of_workspace: i64,
     /// Batches of a user that have not finished.
     pub batches_of_user: i64,
     /// Batches of a workspace that have not finished.
@@ -198,6 +200,7 @@ impl Config {
                 sessions_of_user: positive(env, "QUOTA_SESSIONS_PER_USER", 100),
                 schedules_of_user: positive(env, "QUOTA_SCHEDULES_PER_USER", 100),
                 schedules_of_workspace: positive(env, "QUOTA_SCHEDULES_PER_WORKSPACE", 1_000),
+                scripts_of_workspace: positive(env, "QUOTA_SCRIPTS_PER_WORKSPACE", 1_000),
                 batches_of_user: positive(env, "QUOTA_BATCHES_PER_USER", 20),
                 batches_of_workspace: positive(env, "QUOTA_BATCHES_PER_WORKSPACE", 100),
                 bytes_of_day: positive(env, "QUOTA_BYTES_PER_DAY", 1 << 30),

@@ -5,6 +5,7 @@ use farhand_domain::api_token::{NewToken, TokenChanges, TokenFilter};
 use farhand_domain::audit::AuditEvent;
 use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
+use farhand_domain::script::ScriptCall;
 use farhand_domain::time::Timestamp;
 use farhand_sql::selector;
 use farhand_sql::statement::Statement;
@@ -17,7 +18,7 @@ use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
-use super::servers;
+use super::{scripts, servers};
 
 /// SQL for the token object (contract 4.8) of a row of `api_tokens t`, as JSON. It does not contain
 /// the key.
@@ -56,16 +57,19 @@ pub fn by_id(id: Uuid) -> Query {
     )
 }
 
-/// Reads the data to check an access control list, as `{target, token}`: the server as
-/// [`servers::for_command`] returns it, and a token of the caller.
-pub fn for_check(server: &ServerRef, token: Option<Uuid>) -> Query {
+/// Reads the data to check an access control list, as `{target, script, token}`: the server as
+/// [`servers::for_command`] returns it, the version of the script as [`scripts::for_use`] returns
+/// it, and a token of the caller.
+pub fn for_check(server: &ServerRef, call: Option<&ScriptCall>, token: Option<Uuid>) -> Query {
     let (target, server) = servers::for_command(server);
+    let (script, mut parameters) = scripts::for_use(call);
+    parameters.extend(params! { server, token });
     let sql = format!(
-        "json_object('target', json({target}), 'token', json((SELECT json_object(
+        "json_object('target', json({target}), 'script', json({script}), 'token', json((SELECT json_object(
             'enabled', json(iif(t.enabled, 'true', 'false')), 'expires_at', t.expires_at, 'acl', json(t.acl))
             FROM api_tokens t WHERE t.id = :token AND {IS_OWN})))"
     );
-    Query::new(sql, params! { server, token })
+    Query::new(sql, parameters)
 }
 
 fn acl_text(acl: Option<&Acl>) -> Result<Option<String>, Error> {

@@ -36,7 +36,7 @@ fn has_accessible_target() -> String {
 /// it.
 fn allows_batch(is_within: &str) -> String {
     format!(
-        "EXISTS (SELECT 1 FROM (SELECT b.shell, b.line, b.argv, b.groupname, b.has_inputs,
+        "EXISTS (SELECT 1 FROM (SELECT b.shell, b.line, b.argv, b.script, b.groupname, b.has_inputs,
             coalesce(b.username, iif(b.api_token = me.credential_id, me.acl ->> '$.usernames[0]', NULL)) AS username) c
             WHERE {is_within})"
     )

@@ -168,7 +168,7 @@ pub fn for_retry(batch: Uuid) -> Query {
     let (readable, unsuccessful) = (is_readable(), unsuccessful());
     let sql = format!(
         "(SELECT json_object('is_finished', json(iif(b.finished_at IS NULL, 'false', 'true')),
-            'has_inputs', json(iif(b.has_inputs, 'true', 'false')), 'name', b.name, 'shell', b.shell, 'line', b.line,
+            'has_inputs', json(iif(b.has_inputs OR b.has_params, 'true', 'false')), 'script', b.script, 'name', b.name, 'shell', b.shell, 'line', b.line,
             'argv', json(b.argv), 'username', b.username, 'groupname', b.groupname, 'timeout', b.timeout,
             'max_concurrency', b.max_concurrency, 'max_errors', b.max_errors, 'ramp', json(iif(b.ramp, 'true', 'false')),
             'on_offline', b.on_offline, 'servers', json({unsuccessful}))

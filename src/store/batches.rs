@@ -2,8 +2,8 @@
 //! and inserts the commands.
 
 use farhand_domain::audit::AuditEvent;
-use farhand_domain::batch_request::{BatchSpec, MAX_TARGETS, Plan, TargetSelection};
-use farhand_domain::command::{CommandSpec, Origin};
+use farhand_domain::batch_request::{BatchSpec, MAX_TARGETS, Plan};
+use farhand_domain::command::Origin;
 use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::link::call::Refusal;
 use farhand_domain::secret::SecretKey;
@@ -11,6 +11,7 @@ use farhand_domain::time::Timestamp;
 use farhand_sql::batches::exceeded_quota;
 use farhand_sql::statement::{Parameters, Value};
 use farhand_sql::{batch_counts, labels_match, selector};
+use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -19,6 +20,7 @@ use super::batch::Batch;
 use super::db::params;
 use super::idempotency_keys::ReplaySource;
 use super::scope::{Me, Query, Scope};
+use super::scripts;
 use super::servers::{IS_ACCESSIBLE, MAY_USE_ANY_ACCOUNT};
 use crate::platform::{self, Quotas};
 
@@ -44,14 +46,16 @@ pub const REPLAY: ReplaySource = ReplaySource {
 };
 
 /// Reads what a selection selects, as the JSON of
-/// [`Candidates`](farhand_domain::batch_request::Candidates). Pending servers are selected only by
-/// the field `servers`.
-pub fn candidates(selection: &TargetSelection) -> Query {
+/// [`Candidates`](farhand_domain::batch_request::Candidates), and the script that it names. Pending
+/// servers are selected only by the field `servers`.
+pub fn candidates(spec: &BatchSpec) -> Query {
+    let selection = &spec.targets;
     let (ids, names) = selection.ids_and_names();
+    let (script, mut parameters) = scripts::for_use(spec.command.script.as_ref());
     let matches_selector = labels_match!("s.labels", ":selector");
     let limit = MAX_TARGETS + 1;
     let sql = format!(
-        "json_object('servers', (SELECT json_group_array(json_array(id, name, default_username, any_account,
+        "json_object('script', json({script}), 'servers', (SELECT json_group_array(json_array(id, name, default_username, any_account,
                 is_pending, is_connected))
             FROM (SELECT s.id, s.name, coalesce(s.default_username, s.reported_username) AS default_username,
                     {MAY_USE_ANY_ACCOUNT} AS any_account, s.registration = 'pending' AS is_pending, s.is_connected
@@ -79,10 +83,10 @@ pub fn candidates(selection: &TargetSelection) -> Query {
                 AND (me.is_staff OR me.is_superuser OR EXISTS (SELECT 1 FROM memberships m
                     WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id AND m.group_id = g.id)))))"
     );
-    let parameters = params! {
+    parameters.extend(params! {
         ids: Value::list(ids), names: Value::list(names), groups: Value::list(&selection.groups),
         selector: selection.selector.as_ref().map(selector::terms), all: selection.all,
-    };
+    });
     Query::new(sql, parameters)
 }
 
@@ -91,7 +95,6 @@ pub fn candidates(selection: &TargetSelection) -> Query {
 pub struct NewBatchRow<'a> {
     pub id: Uuid,
     pub name: &'a str,
-    pub spec: &'a BatchSpec,
     pub plan: &'a Plan,
     /// The credential for the permission checks of its commands.
     pub origin: &'a Origin,
@@ -115,7 +118,7 @@ fn quota_parameters(new: &NewBatchRow<'_>, quotas: Quotas) -> Parameters {
     params! {
         batches_of_user: quotas.batches_of_user, batches_of_workspace: quotas.batches_of_workspace,
         waiting_of_workspace: quotas.waiting_of_workspace, bytes_of_day: quotas.bytes_of_day,
-        total, bytes: new.spec.command.stored_bytes().saturating_mul(total),
+        total, bytes: new.plan.spec.command.stored_bytes().saturating_mul(total),
         day: new.added_at.to_string().chars().take(DATE_CHARS).collect::<String>(),
     }
 }
@@ -143,15 +146,16 @@ pub fn refusal(quota: Option<&str>) -> Error {
 }
 
 /// The inputs of a new batch, encrypted for its id.
-pub fn encrypt_inputs(
-    key: &SecretKey,
-    batch: Uuid,
-    spec: &CommandSpec,
-) -> Result<Option<String>, Error> {
-    let Some(inputs) = &spec.inputs else { return Ok(None) };
+pub fn encrypt_inputs(key: &SecretKey, batch: Uuid, plan: &Plan) -> Result<Option<String>, Error> {
+    let inputs = plan.spec.command.inputs.as_ref();
+    inputs.map(|inputs| encrypt(key, batch, inputs)).transpose()
+}
+
+/// Inputs as JSON, encrypted for the batch or the schedule that has them.
+pub fn encrypt(key: &SecretKey, id: Uuid, inputs: &impl Serialize) -> Result<String, Error> {
     let text = serde_json::to_string(inputs)?;
-    let encrypted = key.encrypt_inputs(batch, &text, platform::random()?);
-    encrypted.map(Some).map_err(|_| Error::internal("the inputs are too long to be encrypted"))
+    let encrypted = key.encrypt_inputs(id, &text, platform::random()?);
+    encrypted.map_err(|_| Error::internal("the inputs are too long to be encrypted"))
 }
 
 /// Creates a batch of the caller with its targets, unless it exceeds a quota. The reply is the
@@ -162,16 +166,17 @@ pub fn insertion(
     quotas: Quotas,
     event: &AuditEvent,
 ) -> Result<Batch, Error> {
-    let NewBatchRow { id, spec, plan, origin, .. } = *new;
-    let command = &spec.command;
+    let NewBatchRow { id, plan, origin, .. } = *new;
+    let (spec, command) = (&plan.spec, &plan.spec.command);
+    let has_params = command.inputs.as_ref().is_some_and(|inputs| !inputs.params.is_empty());
     let insert = me.statement(&format!(
         "INSERT INTO batches (id, workspace_id, name, requested_by, api_token, session, remote_ip, schedule_id, retry_of,
             shell, line, argv, username, groupname, timeout, inputs, has_inputs, max_concurrency, max_errors, ramp,
-            on_offline, added_at, scheduled_at, expires_at, state, total, pending)
+            on_offline, added_at, scheduled_at, expires_at, state, total, pending, script, has_params)
          SELECT :id, me.workspace_id, :name, me.user_id, :api_token, :session, :remote_ip, :schedule, :retry_of,
             :shell, :line, :argv, :username, :groupname, :timeout, :inputs, :has_inputs, :max_concurrency, :max_errors,
             :ramp, :on_offline, :added_at, :scheduled_at, :expires_at, iif(:scheduled_at > :added_at, 'scheduled', 'running'),
-            :total, :total
+            :total, :total, :script, :has_params
          FROM me WHERE {} IS NULL RETURNING id AS body",
         exceeded_quota()
     ));
@@ -182,7 +187,7 @@ pub fn insertion(
         groupname: &command.groupname, timeout: command.timeout, inputs: new.inputs, has_inputs: origin.has_inputs,
         max_concurrency: plan.max_concurrency, max_errors: plan.max_errors, ramp: spec.ramp,
         on_offline: spec.on_offline.as_str(), added_at: new.added_at, scheduled_at: new.scheduled_at,
-        expires_at: new.expires_at,
+        expires_at: new.expires_at, script: command.script_ref().map(|script| script.to_string()), has_params,
     });
     let event_sql =
         Insert::from_event("me.workspace_id", ":event", "FROM me WHERE changes() > 0").sql();

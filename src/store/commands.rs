@@ -3,14 +3,15 @@
 
 use farhand_domain::command::ServerRef;
 use farhand_domain::command_object;
+use farhand_domain::script::ScriptCall;
 use farhand_domain::time::Timestamp;
 use farhand_sql::labels_match;
 use uuid::Uuid;
 
 use super::db::params;
 use super::scope::Query;
-use super::servers;
 use super::within_acl::{line_patterns, within, word_lists};
+use super::{scripts, servers};
 
 /// SQL for the command object (contract 7.1) of a row of `commands c`, as JSON. `result` is SQL for
 /// the result, and `truncated` for whether the result is cut. `:now` is the current time.
@@ -113,16 +114,24 @@ pub fn is_readable(id: Uuid) -> Query {
     readable_part("c.id", id)
 }
 
-/// Reads what the creation of a command needs, as `{target, used}`: the server as
-/// [`servers::for_command`] returns it, and the caller's earlier command with the same
-/// Idempotency-Key that was created after `since`, as `{id, server, body}`.
-pub fn for_creation(server: &ServerRef, key_hash: Option<&String>, since: Timestamp) -> Query {
+/// Reads what the creation of a command needs, as `{target, script, used}`: the server as
+/// [`servers::for_command`] returns it, the version of the script as [`scripts::for_use`] returns
+/// it, and the caller's earlier command with the same Idempotency-Key that was created after
+/// `since`, as `{id, server, body}`.
+pub fn for_creation(
+    server: &ServerRef,
+    call: Option<&ScriptCall>,
+    key_hash: Option<&String>,
+    since: Timestamp,
+) -> Query {
     let (target, server) = servers::for_command(server);
+    let (script, mut parameters) = scripts::for_use(call);
+    parameters.extend(params! { server, key_hash, since });
     let sql = format!(
-        "json_object('target', json({target}), 'used', json((
+        "json_object('target', json({target}), 'script', json({script}), 'used', json((
             SELECT json_object('id', c.id, 'server', c.server_id, 'body', c.idempotency_body)
             FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
                 AND c.idempotency_key = me.user_id || '/' || :key_hash AND c.added_at > :since)))"
     );
-    Query::new(sql, params! { server, key_hash, since })
+    Query::new(sql, parameters)
 }

@@ -26,6 +26,7 @@ pub mod retention;
 pub mod schedule_runs;
 pub mod schedules;
 pub mod scope;
+pub mod scripts;
 pub mod servers;
 pub mod sessions;
 pub mod stored_requester;

@@ -6,7 +6,6 @@
 //! - into `schedule_runs.outcome`, if the schedule has changed since it was read ([`is_outdated`]),
 //! - into `schedule_runs.due_at`, if the batch exceeds a quota ([`is_batch_refused`]).
 
-use farhand_domain::command::Inputs;
 use farhand_domain::error::Error;
 use farhand_domain::schedule::Timing;
 use farhand_domain::schedule::claim::IN_TIME;
@@ -55,19 +54,19 @@ impl StoredSchedule {
     /// The inputs cannot be decrypted: the secret key was replaced. Or a field is not valid any
     /// more.
     pub fn spec(&self, key: &SecretKey) -> Result<ScheduleSpec, Error> {
-        let decrypt = |sealed: &String| -> Result<Inputs, Error> {
+        let decrypt = |sealed: &String| -> Result<Map<String, serde_json::Value>, Error> {
             let text = key.decrypt_inputs(self.id, sealed).ok_or_else(|| {
                 Error::internal("the inputs of a schedule cannot be decrypted with SECRET_KEY")
             })?;
             Ok(serde_json::from_str(&text)?)
         };
-        let inputs = self.inputs.as_ref().map(decrypt).transpose()?;
+        let hidden = self.inputs.as_ref().map(decrypt).transpose()?.unwrap_or_default();
         Ok(ScheduleSpec {
             name: self.name.clone(),
             cron: self.cron.clone(),
             timezone: self.timezone.clone(),
             timing: self.timing.clone(),
-            batch: StoredBatch { definition: self.definition.clone(), inputs }.read()?,
+            batch: StoredBatch { definition: self.definition.clone(), hidden }.read()?,
         })
     }
 

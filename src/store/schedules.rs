@@ -37,7 +37,8 @@ macro_rules! run_object {
 const OBJECT: &str = concat!(
     "json_object('id', s.id, 'name', s.name, 'cron', s.cron, 'timezone', s.timezone,
     'targets', s.definition -> '$.targets', 'shell', s.definition -> '$.shell', 'line', s.definition -> '$.line',
-    'argv', s.definition -> '$.argv', 'username', s.definition -> '$.username',
+    'argv', s.definition -> '$.argv', 'script', s.definition -> '$.script',
+    'script_version', s.definition -> '$.script_version', 'username', s.definition -> '$.username',
     'groupname', s.definition -> '$.groupname', 'timeout', s.definition -> '$.timeout',
     'max_concurrency', s.definition -> '$.max_concurrency', 'max_errors', s.definition -> '$.max_errors',
     'ramp', s.definition -> '$.ramp', 'on_offline', s.definition -> '$.on_offline',

@@ -32,7 +32,7 @@ const CREDENTIAL: &str = "WITH credential AS MATERIALIZED (
     UNION ALL
     SELECT w.id, u.id, u.username, u.email, u.is_staff, u.is_superuser,
         'api_token', t.id, t.last_used_at, t.expires_at, t.acl, json_extract(t.acl, '$.servers'), t.selector,
-        coalesce(t.acl ->> '$.commands', t.acl ->> '$.argv', t.acl ->> '$.usernames') IS NOT NULL
+        coalesce(t.acl ->> '$.commands', t.acl ->> '$.argv', t.acl ->> '$.scripts', t.acl ->> '$.usernames') IS NOT NULL
             AND NOT coalesce(t.acl ->> '$.read_all', 0)
     FROM workspaces w
     JOIN api_tokens t ON t.workspace_id = w.id AND t.key_hash = :token_hash AND t.enabled = 1

@@ -92,6 +92,9 @@ pub const COST_OF_ROW: &str =
     "iif(c.argv IS NULL, cost.line + length(c.line) * cost.line_characters / 1000,
     cost.words + length(c.argv) * cost.words_characters / 1000)";
 
+/// The length of an id. In `commands.script`, the script's id comes before its version.
+const ID_CHARS: usize = 36;
+
 /// SQL for whether an access control list allows a row of `commands c`. `acl` is SQL for the list
 /// as JSON, or null if there is none. `patterns` and `lists` are SQL for tables with the rows of
 /// [`line_patterns`] and [`word_lists`].
@@ -122,9 +125,10 @@ pub fn within(acl: &str, patterns: &str, lists: &str) -> String {
         "EXISTS (SELECT 1 FROM (SELECT 1 WHERE {acl} IS NULL
             OR ({acl} ->> '$.usernames' IS NULL OR c.shell = 'system' AND c.groupname = ''
                 AND c.username IN (SELECT u.value FROM json_each({acl}, '$.usernames') u))
-            AND ({acl} ->> '$.commands' IS NULL AND {acl} ->> '$.argv' IS NULL
+            AND (coalesce({acl} ->> '$.commands', {acl} ->> '$.argv', {acl} ->> '$.scripts') IS NULL
                 OR c.shell = 'system' AND c.groupname = '' AND c.has_inputs = 0
-                AND (c.argv IS NULL AND 0 < (SELECT n FROM ({lines}))
+                AND (EXISTS (SELECT 1 FROM json_each({acl}, '$.scripts') s WHERE s.value IN (c.script, substr(c.script, 1, {ID_CHARS})))
+                    OR c.script IS NULL AND c.argv IS NULL AND 0 < (SELECT n FROM ({lines}))
                     OR c.argv IS NOT NULL AND EXISTS (SELECT 1 FROM (SELECT 1 FROM {lists} l
                         WHERE json_array_length(c.argv) >= l.length
                         AND (l.is_open OR json_array_length(c.argv) = l.length)

@@ -22,6 +22,7 @@ pub fn path_of(pattern: &str, slug: &str) -> String {
         ("{*rest}", "some/where/"),
         ("{key}", "unknown"),
         ("{username}", "boss"),
+        ("{version}", "1"),
     ];
     values.into_iter().fold(pattern.to_owned(), |path, (name, value)| path.replace(name, value))
 }

@@ -35,6 +35,7 @@ async fn creations(workspace: &Workspace) -> Vec<(&'static str, Value, &'static 
             json!({"name": "x", "cron": "@daily", "targets": {"all": true}, "line": "id"}),
             &[],
         ),
+        ("/api/events/scripts/", json!({"name": "x", "body": "id"}), &[]),
     ]
 }
 

@@ -14,6 +14,7 @@ mod iam;
 mod idempotency_keys;
 mod reset_page;
 mod schedules;
+mod scripts;
 mod servers;
 mod status;
 mod unknown_fields;

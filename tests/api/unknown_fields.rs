@@ -108,6 +108,8 @@ impl ExistingResources {
         let membership = json!({"group": group, "user": user["id"]});
         made("/api/iam/memberships/", "/api/iam/memberships/", membership).await;
         made("/api/servers/", "/api/servers/", json!({"name": "web-1"})).await;
+        let script = json!({"name": "clean", "body": "id"});
+        made("/api/events/scripts/", "/api/events/scripts/", script).await;
         let reset_request = async {
             workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await
         };

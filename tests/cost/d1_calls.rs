@@ -143,6 +143,7 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
 
     call_batch_endpoints(admin).await;
     call_schedule_endpoints(admin).await;
+    call_script_endpoints(admin).await;
     send(admin, "GET", "/api/audit/events/", Value::Null).await;
     send(admin, "POST", "/api/audit/verify/", Value::Null).await;
     call_agent_endpoints(&agent.api).await;
@@ -260,6 +261,24 @@ async fn call_iam_endpoints(workspace: &Workspace, admin: &Api) {
     send(admin, "GET", MEMBERSHIPS, Value::Null).await;
     send(admin, "GET", GROUPS, Value::Null).await;
     send(admin, "DELETE", &path, Value::Null).await;
+}
+
+/// Calls the endpoints of scripts.
+async fn call_script_endpoints(admin: &Api) {
+    const SCRIPTS: &str = "/api/events/scripts/";
+    let script = send(admin, "POST", SCRIPTS, json!({"name": "a", "body": "id"})).await;
+    let path = item_path(SCRIPTS, &script);
+    for (method, path, body) in [
+        ("GET", SCRIPTS.to_owned(), Value::Null),
+        ("GET", path.clone(), Value::Null),
+        ("PUT", path.clone(), json!({"name": "a", "body": "ls"})),
+        ("PATCH", path.clone(), json!({"name": "b"})),
+        ("GET", format!("{path}versions/"), Value::Null),
+        ("GET", format!("{path}versions/1/"), Value::Null),
+        ("DELETE", path, Value::Null),
+    ] {
+        send(admin, method, &path, body).await;
+    }
 }
 
 /// Calls the endpoints of passwords and logins, and the open ones.

@@ -205,6 +205,11 @@ async fn the_how_to_of_enrolment_runs_as_it_stands() {
     run("how-to/enrol-hosts.md", 3).await;
 }
 
+#[tokio::test]
+async fn the_how_to_of_scripts_runs_as_it_stands() {
+    run("how-to/scripts.md", 6).await;
+}
+
 #[test]
 fn a_pattern_matches_its_texts_only() {
     for (pattern, text) in [("a\n", "a\n"), ("a…", "abc"), ("…c…", "abcd"), ("a…b…c", "axbxc")]

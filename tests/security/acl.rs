@@ -39,6 +39,10 @@ pub const ALLOWED: &[(&str, &str)] = &[
     ("GET", "/api/events/batches/{id}/targets/"),
     ("GET", "/api/events/batches/{id}/outputs/"),
     ("GET", "/api/events/batches/{id}/stream/"),
+    ("GET", "/api/events/scripts/"),
+    ("GET", "/api/events/scripts/{id}/"),
+    ("GET", "/api/events/scripts/{id}/versions/"),
+    ("GET", "/api/events/scripts/{id}/versions/{version}/"),
 ];
 
 #[tokio::test]

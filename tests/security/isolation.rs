@@ -539,6 +539,15 @@ const STRANGERS: &[StrangerCase] = &[
     ("DELETE", "/api/events/schedules/{id}/", 404, Some(404)),
     ("POST", "/api/events/schedules/{id}/run/", 404, Some(404)),
     ("GET", "/api/events/schedules/{id}/runs/", 404, Some(404)),
+    // Every user can read the scripts of the workspace.
+    ("GET", "/api/events/scripts/", 200, None),
+    ("POST", "/api/events/scripts/", 403, None),
+    ("GET", "/api/events/scripts/{id}/", 200, Some(404)),
+    ("PUT", "/api/events/scripts/{id}/", 403, Some(404)),
+    ("PATCH", "/api/events/scripts/{id}/", 403, Some(404)),
+    ("DELETE", "/api/events/scripts/{id}/", 403, Some(404)),
+    ("GET", "/api/events/scripts/{id}/versions/", 200, Some(404)),
+    ("GET", "/api/events/scripts/{id}/versions/{version}/", 200, Some(404)),
     ("GET", "/api/audit/events/", 403, None),
     ("POST", "/api/audit/verify/", 403, None),
 ];
@@ -558,6 +567,7 @@ struct ResourceIds {
     command: Value,
     batch: Value,
     schedule: Value,
+    script: Value,
 }
 
 impl ResourceIds {
@@ -578,6 +588,8 @@ impl ResourceIds {
         let batch = workspace.admin.post(BATCHES, &body).await.expect(201);
         let body = json!({"name": "yearly", "cron": "@yearly", "targets": {"all": true}, "line": "secret"});
         let schedule = workspace.admin.post(SCHEDULES, &body).await.expect(201);
+        let script = json!({"name": unique("script"), "body": "id"});
+        let script = workspace.admin.post("/api/events/scripts/", &script).await.expect(201);
         Self {
             session: session["id"].clone(),
             token: token["id"].clone(),
@@ -592,6 +604,7 @@ impl ResourceIds {
             command: command["id"].clone(),
             batch: batch["id"].clone(),
             schedule: schedule["id"].clone(),
+            script: script["id"].clone(),
         }
     }
 
@@ -610,7 +623,8 @@ impl ResourceIds {
             registration_token: none.clone(),
             command: none.clone(),
             batch: none.clone(),
-            schedule: none,
+            schedule: none.clone(),
+            script: none,
         }
     }
 
@@ -635,10 +649,12 @@ impl ResourceIds {
             ["events", "commands"] => uuid(&self.command),
             ["events", "batches"] => uuid(&self.batch),
             ["events", "schedules"] => uuid(&self.schedule),
+            ["events", "scripts"] => uuid(&self.script),
             _ if !pattern.contains("{id}") => String::new(),
             _ => panic!("{pattern} has an id of an unknown type"),
         };
-        pattern.replace("{id}", &id).replace("{username}", &self.username)
+        let path = pattern.replace("{id}", &id).replace("{username}", &self.username);
+        path.replace("{version}", "1")
     }
 
     /// A body that the endpoint would accept from a caller with the permission. It contains only
@@ -652,7 +668,7 @@ impl ResourceIds {
         let mut body = json!({
             "name": name, "expires_at": null, "enabled": true, "role": "member", "line": "id", "on_offline": "queue",
             "username": name, "email": format!("{name}@example.com"), "password": "an entirely other one",
-            "new_password": "an entirely new one", "server": self.server, "group": self.group, "user": self.user,
+            "new_password": "an entirely new one", "body": "id", "server": self.server, "group": self.group, "user": self.user,
             "targets": {"servers": [self.server]},
         });
         body.as_object_mut().unwrap().retain(|field, _| known.get(field).is_some());
@@ -708,8 +724,9 @@ async fn an_id_without_access_looks_like_an_unknown_id() {
             if status >= 400 {
                 assert_eq!(reply.json()["code"].as_str(), code_of(pattern, status), "{what}");
             }
-            // Every user may know which users exist in their workspace.
-            let is_seen = who == "ordinary" && pattern.contains("/users/");
+            // Every user may know which users and scripts exist in their workspace.
+            let is_public = pattern.contains("/users/") || pattern.contains("/scripts/");
+            let is_seen = who == "ordinary" && is_public;
             if status >= 400 && !is_seen {
                 let of_nothing = send(api, &nothing).await;
                 let text_of_nothing = nothing.masked(&of_nothing.text);

@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
@@ -195,13 +196,26 @@ impl ScriptedAgent {
 pub struct RealAgent {
     /// The agent's process. Dropping it kills the process.
     pub process: Process,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl RealAgent {
     /// Starts the agent of a server whose `key` is known, and waits until it is connected.
     pub async fn start(workspace: &Workspace, server: &Value) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), workspace, server).await
+    }
+
+    /// Kills the agent's process, as a crash does, and starts it again with the same state. Its
+    /// commands keep running until then.
+    pub async fn restart_after_crash(self, workspace: &Workspace, server: &Value) -> Self {
+        let Self { mut process, folder } = self;
+        process.signal(Signal::SIGKILL);
+        process.wait_for_exit(PATIENCE).await;
+        wait_until_connected(workspace, server["id"].as_str().unwrap(), false).await;
+        Self::start_in(folder, workspace, server).await
+    }
+
+    async fn start_in(folder: TempDir, workspace: &Workspace, server: &Value) -> Self {
         let config = folder.path().join("agent.toml");
         let port = workspace.anonymous.url.rsplit(':').next().unwrap();
         let url = format!("http://{}:{port}", workspace.anonymous.host);
@@ -217,7 +231,7 @@ impl RealAgent {
             .stderr(log(folder.path()));
         let process = Process::spawn(&mut command);
         wait_until_connected(workspace, id, true).await;
-        Self { process, _folder: folder }
+        Self { process, folder }
     }
 }
 

@@ -152,6 +152,8 @@ impl<T: Transport> Runner<T> {
                 Stage::Ended { is_fin_accepted: true } => {}
                 Stage::Ended { is_fin_accepted: false } => unreported.push(id),
                 Stage::Received => {
+                    // The agent may have died between writing the script and starting it.
+                    drop(ScriptFile(ScriptFile::path(id)));
                     let reporter = self.reports.begin(id, Written::already());
                     log::warn!("command {id}: the agent died before it started");
                     let fin =
@@ -611,6 +613,10 @@ mod tests {
             written.wait().await;
         }
         drop(journal);
+        let scripts = [id(1), id(2), id(4)].map(ScriptFile::path);
+        for script in &scripts {
+            std::fs::write(script, "left").unwrap();
+        }
         let (journal, stored) = eventually_open(directory.path()).await;
         let host = Host::new(journal);
         host.runner.recover(stored);
@@ -626,6 +632,7 @@ mod tests {
             (5, 7, "kept".to_owned()),
         ];
         assert_eq!(ends, expected);
+        assert!(!scripts.iter().any(|script| script.exists()), "the scripts are removed");
         assert!(!is_running(&own.id().to_string()) && is_running(&stranger.id().to_string()));
         own.wait().unwrap();
         stranger.kill().unwrap();

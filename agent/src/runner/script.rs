@@ -87,4 +87,17 @@ mod tests {
         assert!(refusal(&order).await.1.contains("could not be written"));
         drop(ScriptFile(ScriptFile::path(order.id)));
     }
+
+    #[tokio::test]
+    async fn a_killed_script_leaves_no_file() {
+        let order = script("sh", "sleep 60; sleep 60");
+        let (stops, path) = (never(), ScriptFile::path(order.id));
+        let kill = async {
+            eventually(|| path.exists()).await;
+            stops.killed.cancel();
+        };
+        let ((fin, _), ()) = tokio::join!(run_until(&order, &stops), kill);
+        assert_eq!(fin.exit_code, Some(143));
+        assert!(!path.exists());
+    }
 }

@@ -6,12 +6,14 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::{BatchSpec, MAX_TARGETS, OfflineTargets};
+use crate::acl::Acl;
 use crate::acl_limit::AclLimit;
 use crate::caller::Caller;
 use crate::command::{Command, Origin};
 use crate::error::{Code, Error, ErrorKind, combine};
 use crate::labels::Labels;
 use crate::rights::{CommandPermissions, default_account, run_as_rule};
+use crate::script::ScriptVersion;
 
 /// Maximum number of servers or groups that an error message lists.
 const MAX_LISTED: usize = 10;
@@ -52,6 +54,9 @@ pub struct Candidates {
     pub unknown_servers: Vec<String>,
     /// Groups that do not exist, or that the caller cannot see.
     pub unknown_groups: Vec<i64>,
+    /// The version of the script that the request names, if it exists.
+    #[serde(default)]
+    pub script: Option<ScriptVersion>,
 }
 
 /// A server on which the batch runs.
@@ -70,6 +75,8 @@ pub struct PlannedTarget {
 /// A batch that the caller may run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
+    /// What to run, where and how. The version of the script is frozen.
+    pub spec: BatchSpec,
     /// At least one target, in the order in which they start.
     pub targets: Vec<PlannedTarget>,
     /// Maximum number of commands that run concurrently.
@@ -114,6 +121,7 @@ fn check_permissions(
             shell: spec.command.shell,
             line: String::new(),
             argv: None,
+            script: spec.command.script_ref(),
             username: server.account(spec, caller),
             groupname: spec.command.groupname.clone(),
             server: server.id,
@@ -204,8 +212,15 @@ pub fn authorize(
     found: &Candidates,
     is_immediate: bool,
 ) -> Result<Plan, Error> {
-    check_permissions(spec, caller, origin, &found.servers)?;
-    check_selection(found)?;
+    let (command, valid_script) = spec.command.frozen(found.script.as_ref());
+    let spec = BatchSpec { command, ..spec.clone() };
+    let is_unknown = spec.command.script.is_some() && found.script.is_none();
+    // As with single commands: an unknown script gets the refusal of a script that is not listed.
+    if is_unknown && caller.acl.as_ref().is_some_and(Acl::limits_scripts) {
+        return Err(Error::acl_not_allowed());
+    }
+    check_permissions(&spec, caller, origin, &found.servers)?;
+    combine(check_selection(found), valid_script)?;
     if let Some(names) = names_of(&found.servers, |server| server.is_pending != 0) {
         let detail = format!("Servers wait for approval by staff: {names}.");
         return Err(Error::new(ErrorKind::Conflict, detail).with_code(Code::ServerPending));
@@ -221,13 +236,14 @@ pub fn authorize(
     let target = |server: &Candidate| PlannedTarget {
         server: server.id,
         server_name: server.name.clone(),
-        username: server.account(spec, caller),
+        username: server.account(&spec, caller),
         is_connected: server.is_connected != 0,
     };
     Ok(Plan {
         targets: found.servers.iter().map(target).collect(),
         max_concurrency: spec.max_concurrency.rounded_up(total).max(1),
         max_errors: spec.max_errors.map(|max| max.rounded_down(total)),
+        spec,
     })
 }
 
@@ -276,7 +292,7 @@ mod tests {
             is_connected: 1,
         };
         let servers = (0..number).map(server).collect();
-        Candidates { servers, unknown_servers: vec![], unknown_groups: vec![] }
+        Candidates { servers, unknown_servers: vec![], unknown_groups: vec![], script: None }
     }
 
     fn check(spec: &BatchSpec, caller: &Caller, found: &Candidates) -> Result<Plan, Error> {

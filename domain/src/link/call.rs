@@ -13,7 +13,7 @@ use crate::command_end::Cancellation;
 use crate::error::{Code, Error, ErrorKind};
 use crate::features::{Feature, Features};
 use crate::time::Timestamp;
-use crate::wire::{Chunk, Fin, HostFacts};
+use crate::wire::{Chunk, Fin, HostFacts, Script};
 
 /// A request message to a server's object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -132,6 +132,9 @@ pub struct BatchCommand {
     pub origin: Origin,
     /// Its environment, standard input and working directory.
     pub inputs: Option<Inputs>,
+    /// The script that it runs; `None`: it runs none, or this object reads the script from D1.
+    #[serde(default)]
+    pub script: Option<Script>,
     /// How long it may run, in seconds.
     pub timeout: i64,
     /// When it was inserted into D1.
@@ -158,6 +161,10 @@ pub struct Create {
     pub origin: Origin,
     /// Its environment, standard input and working directory.
     pub inputs: Option<Inputs>,
+    /// The script that it runs, for an immediate delivery; `None`: it runs none, or the object reads
+    /// the script from D1 when the command is due.
+    #[serde(default)]
+    pub script: Option<Script>,
     /// How long it may run, in seconds.
     pub timeout: i64,
     /// When to run it; `None`: now.
@@ -470,6 +477,13 @@ impl From<Refusal> for Error {
                 conflict("The command's agent is not connected, or cannot kill commands.")
                     .with_code(Code::AgentCannotKill)
             }
+            Refusal::AgentCannot(Feature::Script) => Self::field(
+                "script",
+                format!(
+                    "The server's agent {}. Upgrade it, or shorten the script.",
+                    Feature::Script
+                ),
+            ),
             Refusal::AgentCannot(feature) => {
                 let detail = format!(
                     "The server's agent {feature}. Upgrade it, or send the command without."

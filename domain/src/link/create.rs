@@ -69,7 +69,7 @@ impl<S: Store> LinkMachine<S> {
     }
 
     /// Stores a new command and sends it to D1, or refuses it.
-    fn record(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
+    fn record(&mut self, ticket: Ticket, mut create: Box<Create>) -> Result<()> {
         if self.is_server_deleted() {
             self.refuse(ticket, Refusal::NoServer);
             return Ok(());
@@ -77,9 +77,10 @@ impl<S: Store> LinkMachine<S> {
         let now = self.scene.now;
         let backhaul = self.backhaul();
         let features = backhaul.map(|(_, features)| features);
-        if let Some(feature) =
-            features.and_then(|features| create.command.lacks(create.inputs.as_ref(), features))
-        {
+        let script = create.script.take();
+        let lacks =
+            |features| create.command.lacks(create.inputs.as_ref(), script.as_ref(), features);
+        if let Some(feature) = features.and_then(lacks) {
             self.refuse(ticket, Refusal::AgentCannot(feature));
             return Ok(());
         }
@@ -94,8 +95,9 @@ impl<S: Store> LinkMachine<S> {
             None => None,
         };
         self.ensure_tables()?;
+        let is_loaded = create.command.script.is_none() || script.is_some();
         let is_inserted_as_delivered =
-            life.is_immediate() && backhaul.is_some() && self.has_room()?;
+            life.is_immediate() && is_loaded && backhaul.is_some() && self.has_room()?;
         let (command, origin) = (create.command.clone(), create.origin.clone());
         let new = StoredCommand::new(create.workspace_id, command, origin, inputs, life.clone());
         self.store.insert(&new, now.plus(RECORDING_TIMEOUT))?;
@@ -114,6 +116,7 @@ impl<S: Store> LinkMachine<S> {
             wait,
             must_deliver_now,
             is_inserted_as_delivered,
+            script,
         };
         self.wait(ticket, None, WaitsFor::Recording(recording));
         self.request_d1(PendingRequest::Insert(ticket), D1Request::InsertCommand { create, life });
@@ -151,10 +154,14 @@ impl<S: Store> LinkMachine<S> {
         self.store.insert(&stored, now)?;
         self.store.accept(&stored, now)?;
         let is_checked = new.checked_at.is_some_and(|at| at.plus(CHECK_VALIDITY) > now);
-        let can_deliver = is_checked && stored.life.is_due(now) && self.has_room_for(id)?;
+        let is_loaded = stored.command.script.is_none() || new.script.is_some();
+        let is_ready = is_checked && is_loaded && stored.life.is_due(now);
+        let can_deliver = is_ready && self.has_room_for(id)?;
         match (cancellation, self.backhaul().filter(|_| can_deliver)) {
             (Some(why), _) => self.cancel_stored(stored, why, None)?,
-            (None, Some((generation, features))) => self.deliver(generation, features, stored)?,
+            (None, Some((generation, features))) => {
+                self.deliver(generation, features, stored, new.script)?;
+            }
             (None, None) => {
                 self.schedule_delivery()?;
                 // D1 has the command as delivered, but it waits. The outbox corrects D1.
@@ -196,7 +203,7 @@ impl<S: Store> LinkMachine<S> {
     }
 
     /// Accepts a command that D1 has, and delivers it if it is due.
-    fn accept(&mut self, ticket: Ticket, recording: Recording) -> Result<()> {
+    fn accept(&mut self, ticket: Ticket, mut recording: Recording) -> Result<()> {
         let id = recording.id;
         let now = self.scene.now;
         let Some(stored) = self.find(id)?.filter(|stored| stored.phase == Phase::Recording) else {
@@ -204,11 +211,13 @@ impl<S: Store> LinkMachine<S> {
             return Ok(());
         };
         let stored = StoredCommand { phase: Phase::Accepted, ..stored };
-        let is_due_now = stored.life.is_immediate() && stored.life.is_due(now);
+        let script = recording.script.take();
+        let is_loaded = stored.command.script.is_none() || script.is_some();
+        let is_due_now = stored.life.is_immediate() && stored.life.is_due(now) && is_loaded;
         match self.backhaul().filter(|_| is_due_now) {
             // The permission was checked with the request.
             Some((generation, features)) if self.has_room()? => {
-                self.deliver(generation, features, stored.clone())?;
+                self.deliver(generation, features, stored.clone(), script)?;
             }
             _ => {
                 self.store.accept(&stored, now)?;

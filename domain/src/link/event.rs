@@ -1,5 +1,6 @@
 //! The machine's input (events) and output (effects), and its requests to D1.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -15,8 +16,9 @@ use crate::command_object::Output;
 use crate::features::Features;
 use crate::lifecycle::{Lifecycle, State};
 use crate::rights::CommandPermissions;
+use crate::script::ScriptRef;
 use crate::time::Timestamp;
-use crate::wire::ToAgent;
+use crate::wire::{Script, ToAgent};
 
 /// A request to D1 that takes longer than this counts as failed.
 pub const D1_TIMEOUT: Duration = Duration::from_secs(30);
@@ -207,7 +209,7 @@ pub enum D1Request {
         /// delivered, so it never counts as waiting.
         life: Lifecycle,
     },
-    /// Read the present permissions of the commands' requesters.
+    /// Read the present permissions of the commands' requesters, and the scripts of the commands.
     FindPermissions(Vec<StoredCommand>),
     /// Write entries of the outbox.
     Flush {
@@ -290,6 +292,16 @@ pub struct D1Server {
     pub revision: i64,
 }
 
+/// What a permission check found.
+#[derive(Clone, Debug, Default)]
+pub struct Verdicts {
+    /// The requesters' permissions or the reasons for refusals, in the order of the commands.
+    pub permissions: Vec<Result<CommandPermissions, Denial>>,
+    /// Scripts of the commands. It may lack some, because scripts are large, but never the script of
+    /// the first command that is not refused.
+    pub scripts: BTreeMap<ScriptRef, Script>,
+}
+
 /// An answer of D1 to a [`D1Request`].
 #[derive(Clone, Debug)]
 pub enum D1Answer {
@@ -298,9 +310,9 @@ pub enum D1Answer {
     Server(Option<D1Server>),
     /// To [`D1Request::InsertCommand`]: `None` if the command was inserted, otherwise the refusal.
     Inserted(Option<Refusal>),
-    /// To [`D1Request::FindPermissions`]: the permissions in the order of the commands. `None`: the
-    /// workspace is deleted, and nothing may be delivered until it is undeleted.
-    Permissions(Option<Vec<Result<CommandPermissions, Denial>>>),
+    /// To [`D1Request::FindPermissions`]. `None`: the workspace is deleted, and nothing may be
+    /// delivered until it is undeleted.
+    Permissions(Option<Verdicts>),
     /// To [`D1Request::Flush`]: the result for each entry, in the order of the entries; and the
     /// batches that wait for this server, if it is connected.
     Flushed(Vec<Result<(), String>>, Vec<Uuid>),

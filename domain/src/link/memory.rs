@@ -12,6 +12,7 @@ use super::state::Resync;
 use super::stored_command::StoredCommand;
 use crate::audit::Source;
 use crate::time::Timestamp;
+use crate::wire::Script;
 
 /// A call that waits for its reply.
 #[derive(Debug)]
@@ -59,6 +60,8 @@ pub(super) struct Recording {
     pub must_deliver_now: bool,
     /// Whether D1 inserts it as already delivered.
     pub is_inserted_as_delivered: bool,
+    /// The script that it runs, if the call has it.
+    pub script: Option<Script>,
 }
 
 /// The reply to a call when its wait ends.

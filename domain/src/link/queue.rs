@@ -1,18 +1,20 @@
 //! The queue: which of the waiting commands are delivered to the agent, and when.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::json;
 use uuid::Uuid;
 
-use super::event::{ConnectionKind, D1Answer, D1Request, Effect};
+use super::event::{ConnectionKind, D1Answer, D1Request, Effect, Verdicts};
 use super::machine::LinkMachine;
 use super::memory::{D1Result, PendingRequest};
 use super::store::{Result, Store};
 use super::stored_command::StoredCommand;
 use crate::command_end::Cancellation;
 use crate::features::Features;
-use crate::wire::ToAgent;
+use crate::script::ScriptRef;
+use crate::wire::{Script, ToAgent};
 
 /// Maximum number of commands in one permission check.
 const MAX_CHECKED_TOGETHER: u64 = 50;
@@ -22,13 +24,17 @@ const CHECK_RETRY_DELAY: Duration = Duration::from_secs(2);
 impl<S: Store> LinkMachine<S> {
     /// Delivers the due commands in order (contract 8.5), after a permission check.
     pub(super) fn deliver_due(&mut self) -> Result<()> {
-        self.deliver_allowed(&[])
+        self.deliver_allowed(&[], &BTreeMap::new())
     }
 
     /// Delivers due commands from the front of the queue, up to the first command that is not
     /// `allowed`. If the first due command is not allowed, requests a permission check for the
-    /// commands at the front.
-    pub(super) fn deliver_allowed(&mut self, allowed: &[Uuid]) -> Result<()> {
+    /// commands at the front. `scripts`: the scripts of the allowed commands.
+    fn deliver_allowed(
+        &mut self,
+        allowed: &[Uuid],
+        scripts: &BTreeMap<ScriptRef, Script>,
+    ) -> Result<()> {
         loop {
             let Some((generation, features)) = self.backhaul() else { return Ok(()) };
             let due = self.store.due_waiting(self.scene.now, MAX_CHECKED_TOGETHER)?;
@@ -55,7 +61,8 @@ impl<S: Store> LinkMachine<S> {
                 return Ok(());
             }
             for stored in due.into_iter().take(ready) {
-                self.deliver(generation, features, stored)?;
+                let script = stored.command.script.and_then(|script| scripts.get(&script)).cloned();
+                self.deliver(generation, features, stored, script)?;
             }
         }
     }
@@ -66,7 +73,7 @@ impl<S: Store> LinkMachine<S> {
         commands: &[StoredCommand],
         answer: D1Result,
     ) -> Result<()> {
-        let verdicts = match answer {
+        let Verdicts { permissions, scripts } = match answer {
             Ok(D1Answer::Permissions(Some(verdicts))) => verdicts,
             // D1 gave no answer, or the workspace is deleted. The objects of a deleted workspace
             // are suspended soon. Until then nothing is delivered.
@@ -80,23 +87,28 @@ impl<S: Store> LinkMachine<S> {
         };
         self.plan.deliver = None;
         let mut allowed = Vec::new();
-        for (stored, rights) in commands.iter().zip(verdicts) {
+        for (stored, rights) in commands.iter().zip(permissions) {
             let id = stored.command.id;
+            // A script that is not in this answer is in the answer to the next check.
+            let is_loaded =
+                stored.command.script.is_none_or(|script| scripts.contains_key(&script));
             match rights.and_then(|rights| rights.allow(&stored.command, &stored.origin)) {
+                Ok(()) if !is_loaded => {}
                 Ok(()) => allowed.push(id),
                 Err(denial) => self.cancel_by_id(id, Cancellation::NotAllowed(denial), None)?,
             }
         }
-        self.deliver_allowed(&allowed)
+        self.deliver_allowed(&allowed, &scripts)
     }
 
     /// Delivers a command to the agent, or ends it if the agent cannot run it. The stored command
-    /// may still be in the phase `Recording`.
+    /// may still be in the phase `Recording`. `script`: the script, if the command runs one.
     pub(super) fn deliver(
         &mut self,
         generation: u64,
         features: Features,
         mut stored: StoredCommand,
+        script: Option<Script>,
     ) -> Result<()> {
         let id = stored.command.id;
         let inputs = match self.decrypt_inputs(&stored) {
@@ -106,7 +118,7 @@ impl<S: Store> LinkMachine<S> {
                 return self.cancel_stored(stored, why, None);
             }
         };
-        if let Some(feature) = stored.command.lacks(inputs.as_ref(), features) {
+        if let Some(feature) = stored.command.lacks(inputs.as_ref(), script.as_ref(), features) {
             // When the command was created, another agent was connected, or none.
             if stored.life.fail_undeliverable(self.scene.now, feature) {
                 self.add_finish_event(&mut stored)?;
@@ -117,7 +129,8 @@ impl<S: Store> LinkMachine<S> {
         let before = stored.clone();
         // At most once: `delivered_at` is durable before the message leaves.
         if stored.life.deliver(self.scene.now) {
-            let order = stored.command.order(inputs.as_ref(), stored.life.timeout, features);
+            let timeout = stored.life.timeout;
+            let order = stored.command.order(inputs.as_ref(), script, timeout, features);
             self.save(&stored)?;
             self.effects.push(Effect::Send {
                 kind: ConnectionKind::Backhaul,

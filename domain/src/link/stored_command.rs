@@ -343,6 +343,7 @@ mod tests {
             shell: Shell::System,
             line: "id".into(),
             argv: None,
+            script: None,
             username: "root".into(),
             groupname: String::new(),
             server: Uuid::nil(),

@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 use super::cron::Expression;
 use super::{Misfire, Overlap, Timing};
 use crate::batch_request::BatchSpec;
-use crate::command::Inputs;
 use crate::error::Error;
 use crate::fields::Fields;
 use crate::page::{boolean_parameter, last_value};
@@ -22,7 +21,9 @@ const UTC: &str = "UTC";
 /// The fields of a schedule object that `PUT` and `PATCH` accept and ignore.
 const READ_ONLY: &[&str] = &["id", "owner", "next_runs", "last_run", "added_at", "updated_at"];
 /// The fields that say what to run. One of them replaces the others in a `PATCH`.
-const WHAT_TO_RUN: [&str; 3] = ["line", "command", "argv"];
+const WHAT_TO_RUN: [&str; 4] = ["line", "command", "argv", "script"];
+/// The fields that belong to `script`.
+const OF_SCRIPT: [&str; 2] = ["script_version", "params"];
 
 /// The fields of a schedule that a request sets.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,20 +61,23 @@ impl ScheduleFilter {
 pub struct StoredBatch {
     /// The fields that a response shows, in the form of a request.
     pub definition: Map<String, Value>,
-    /// The fields that no response shows.
-    pub inputs: Option<Inputs>,
+    /// The fields that no response shows, in the form of a request.
+    pub hidden: Map<String, Value>,
 }
 
 impl StoredBatch {
     pub fn new(batch: &BatchSpec) -> Self {
         let BatchSpec { command, targets, .. } = batch;
-        // A response shows what the request had: with `argv` there was no line.
-        let line = command.argv.is_none().then_some(&command.line);
+        let script = command.script.as_ref();
+        // A response shows what the request had: with `argv` or `script` there was no line.
+        let line = (command.argv.is_none() && script.is_none()).then_some(&command.line);
         let definition = [
             ("targets", json!(targets)),
             ("shell", json!(command.shell)),
             ("line", json!(line)),
             ("argv", json!(command.argv)),
+            ("script", json!(script.map(|call| call.script))),
+            ("script_version", json!(script.and_then(|call| call.version))),
             ("username", json!(command.username)),
             ("groupname", json!(command.groupname)),
             ("timeout", json!(command.timeout)),
@@ -84,19 +88,22 @@ impl StoredBatch {
         ];
         let definition =
             definition.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
-        Self { definition, inputs: command.inputs.clone() }
+        let mut hidden = match json!(command.inputs) {
+            Value::Object(inputs) => inputs,
+            _ => Map::new(),
+        };
+        // A run makes the parameters' variables of the version that it runs.
+        if let Some(params) = script.map(|call| &call.params).filter(|params| !params.is_empty()) {
+            hidden.insert("params".to_owned(), json!(params));
+        }
+        Self { definition, hidden }
     }
 
     /// The fields of a request for the same batch.
-    ///
-    /// # Errors
-    /// The inputs cannot be written as JSON.
-    fn into_fields(self) -> Result<Map<String, Value>, Error> {
+    fn into_fields(self) -> Map<String, Value> {
         let mut fields = self.definition;
-        if let Value::Object(inputs) = serde_json::to_value(self.inputs)? {
-            fields.extend(inputs);
-        }
-        Ok(fields)
+        fields.extend(self.hidden);
+        fields
     }
 
     /// Reads the batch of a run.
@@ -104,7 +111,7 @@ impl StoredBatch {
     /// # Errors
     /// The fields are not valid any more.
     pub fn read(self) -> Result<BatchSpec, Error> {
-        let mut fields = Fields::default().over(self.into_fields()?);
+        let mut fields = Fields::default().over(self.into_fields());
         let batch = BatchSpec::read(&mut fields);
         fields.finish_with(batch)
     }
@@ -180,9 +187,9 @@ impl ScheduleSpec {
     /// # Errors
     /// All invalid fields together.
     pub fn changed(&self, fields: Fields, is_zone: impl Fn(&str) -> bool) -> Result<Self, Error> {
-        let mut old = StoredBatch::new(&self.batch).into_fields()?;
+        let mut old = StoredBatch::new(&self.batch).into_fields();
         if WHAT_TO_RUN.iter().any(|name| fields.has(name)) {
-            WHAT_TO_RUN.iter().for_each(|name| _ = old.remove(*name));
+            WHAT_TO_RUN.iter().chain(&OF_SCRIPT).for_each(|name| _ = old.remove(*name));
         }
         let timing = &self.timing;
         let own = [
@@ -209,11 +216,11 @@ impl ScheduleSpec {
     /// The names of the fields that differ from `old`.
     ///
     /// # Errors
-    /// The inputs cannot be written as JSON.
+    /// A field cannot be written as JSON.
     pub fn changed_fields(&self, old: &Self) -> Result<Vec<String>, Error> {
         let timing = |spec: &Self| serde_json::to_value(&spec.timing);
         let all = |spec: &Self| -> Result<Map<String, Value>, Error> {
-            let mut all = StoredBatch::new(&spec.batch).into_fields()?;
+            let mut all = StoredBatch::new(&spec.batch).into_fields();
             if let Value::Object(timing) = timing(spec)? {
                 all.extend(timing);
             }
@@ -239,6 +246,8 @@ impl ScheduleSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SCRIPT: &str = "01920000-0000-7000-8000-000000000001";
 
     fn fields(body: &Value) -> Fields {
         Fields::from_json(body.to_string().as_bytes()).unwrap()
@@ -316,15 +325,32 @@ mod tests {
 
     #[test]
     fn a_stored_batch_is_read_again() {
-        for what in
-            [json!({}), json!({"line": null, "argv": ["ls", "-l"], "stdin": "x", "cwd": "/tmp"})]
-        {
+        for what in [
+            json!({}),
+            json!({"line": null, "argv": ["ls", "-l"], "stdin": "x", "cwd": "/tmp"}),
+            json!({"line": null, "script": SCRIPT, "params": {"KEY": "s3cret"}}),
+            json!({"line": null, "script": SCRIPT, "script_version": 2}),
+        ] {
             let batch = read(what).unwrap().batch;
             let stored = StoredBatch::new(&batch);
             let shown = json!(stored.definition).to_string();
             assert!(!shown.contains("s3cret") && !shown.contains("/tmp"), "{shown}");
             assert_eq!(stored.read().unwrap(), batch);
         }
+    }
+
+    #[test]
+    fn a_patch_replaces_a_script_with_its_version_and_parameters() {
+        let script =
+            json!({"line": null, "script": SCRIPT, "script_version": 2, "params": {"N": 1}});
+        let old = read(script).unwrap();
+        let other = patch(&old, json!({"params": {"N": 2}}));
+        let call = other.batch.command.script.clone().unwrap();
+        assert_eq!((call.version, json!(call.params)), (Some(2), json!({"N": 2})));
+        let line = patch(&old, json!({"line": "uptime"})).batch.command;
+        assert_eq!((line.script, line.line.as_str()), (None, "uptime"));
+        let back = patch(&read(json!({})).unwrap(), json!({"script": SCRIPT})).batch.command;
+        assert_eq!(back.script.unwrap().version, None);
     }
 
     #[test]

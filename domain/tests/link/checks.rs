@@ -8,9 +8,12 @@ use farhand_domain::link::event::{
 use farhand_domain::link::state::Plan;
 use farhand_domain::link::store::Store;
 use farhand_domain::link::stored_command::{Phase, Stage};
+use farhand_domain::script::carrier::carrier_line;
 use farhand_domain::time::Timestamp;
+use farhand_domain::wire::AgentCommand;
 use uuid::Uuid;
 
+use super::d1::script_of;
 use super::world::{CallKind, Check, WINDOW, World};
 use crate::ensure;
 
@@ -70,7 +73,8 @@ impl World {
 
     /// Checks that a command may be sent: it is stored as delivered, is due and permitted, and was
     /// not sent before.
-    pub fn check_send(&mut self, id: Uuid) -> Check {
+    pub fn check_send(&mut self, order: &AgentCommand) -> Check {
+        let id = order.id;
         let row = self.store().rows.get(&id).ok_or("an unknown command is sent")?;
         let (life, now) = (row.command.life.clone(), self.now);
         ensure!(life.delivered_at.is_some(), "a command is sent before its delivery is stored");
@@ -80,6 +84,20 @@ impl World {
             life.scheduled_at <= now && now < life.expires_at,
             "a command is sent at a wrong time"
         );
+        match (row.command.command.script, &order.script) {
+            (None, None) => {}
+            (Some(script), Some(sent)) => {
+                ensure!(*sent == script_of(script), "another script is sent");
+            }
+            (Some(script), None) => {
+                let carried = carrier_line(&script_of(script));
+                ensure!(
+                    order.allow_sh && order.line == carried,
+                    "a script is sent without its body"
+                );
+            }
+            (None, Some(_)) => return Err("a script is sent that was not requested".to_owned()),
+        }
         let is_checked_by_batch = self.calls.values().any(|call| {
             matches!(&call.kind, CallKind::RunOfBatch(command) if command.command.id == id
                 && command.checked_at.is_some_and(|at| at.plus(CHECK_VALIDITY) > now))
@@ -94,7 +112,8 @@ impl World {
                     return Err("another answer".to_owned());
                 };
                 let place = commands.iter().position(|stored| stored.command.id == id);
-                place.is_some_and(|place| verdicts[place].is_ok()) && *sent_at >= life.scheduled_at
+                place.is_some_and(|place| verdicts.permissions[place].is_ok())
+                    && *sent_at >= life.scheduled_at
             }
             _ => false,
         };

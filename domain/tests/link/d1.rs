@@ -5,14 +5,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use farhand_domain::command_end::Denial;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{Create, Refusal};
-use farhand_domain::link::event::{D1Answer, D1Request, D1Server, OutboxEntry, ServerChange};
+use farhand_domain::link::event::{
+    D1Answer, D1Request, D1Server, OutboxEntry, ServerChange, Verdicts,
+};
 use farhand_domain::link::server_facts::ServerFacts;
 use farhand_domain::link::stored_command::StoredCommand;
+use farhand_domain::output::sha256;
 use farhand_domain::rights::CommandPermissions;
+use farhand_domain::script::ScriptRef;
+use farhand_domain::wire::Script;
 use uuid::Uuid;
 
 /// The id of the server's workspace.
 pub const WORKSPACE: i64 = 1;
+
+/// The version of every script that D1 does not have.
+pub const LOST_VERSION: i64 = 9;
+
+/// The content of a script.
+pub fn script_of(script: ScriptRef) -> Script {
+    let body = format!("body of {script}");
+    Script { interpreter: "/bin/sh".to_owned(), sha256: sha256(&body), body }
+}
 
 /// A row of `commands`.
 #[derive(Clone, Debug)]
@@ -169,16 +183,22 @@ impl D1 {
         None
     }
 
-    fn rights(
-        &self,
-        commands: &[StoredCommand],
-    ) -> Option<Vec<Result<CommandPermissions, Denial>>> {
+    fn rights(&self, commands: &[StoredCommand]) -> Option<Verdicts> {
         if self.is_workspace_deleted {
             return None;
         }
-        let rights = |stored: &StoredCommand| {
+        let mut scripts = BTreeMap::new();
+        let mut rights = |stored: &StoredCommand| {
             if self.denied.contains(&stored.command.id) {
                 return Err(Denial::Requester);
+            }
+            match stored.command.script {
+                Some(script) if script.version == LOST_VERSION => return Err(Denial::Script),
+                // A check returns only some of the scripts.
+                Some(script) if scripts.is_empty() => {
+                    scripts.insert(script, script_of(script));
+                }
+                _ => {}
             }
             Ok(CommandPermissions {
                 username: stored.command.username.clone(),
@@ -188,7 +208,8 @@ impl D1 {
                 acl: None,
             })
         };
-        Some(commands.iter().map(rights).collect())
+        let permissions = commands.iter().map(&mut rights).collect();
+        Some(Verdicts { permissions, scripts })
     }
 
     fn write_entry(&mut self, entry: &OutboxEntry) {

@@ -12,11 +12,12 @@ use farhand_domain::link::call::{
     Report, RevokedSessions, ServerLocation, UserAction,
 };
 use farhand_domain::link::event::{ConnectionKind, LinkEvent};
+use farhand_domain::script::ScriptRef;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::{Chunk, Fin, HostFacts};
 use uuid::Uuid;
 
-use super::d1::{CommandRow, D1, WORKSPACE};
+use super::d1::{CommandRow, D1, LOST_VERSION, WORKSPACE, script_of};
 use super::world::{CallKind, Check, Crash, World};
 
 /// An operation. `command`, `key`, sockets and `age` count back from the newest item.
@@ -251,6 +252,14 @@ impl World {
         let expires_at = (lasts > 0).then(|| self.now.plus_seconds(later + lasts));
         let inputs =
             has_inputs.then(|| Inputs { cwd: Some("/tmp".to_owned()), ..Inputs::default() });
+        let script = match how >> 13 & 7 {
+            4 | 5 => Some((i64::from(how & 1) + 1, true)),
+            6 => Some((i64::from(how & 1) + 1, false)),
+            7 => Some((LOST_VERSION, false)),
+            _ => None,
+        };
+        let script =
+            script.map(|(version, is_sent)| (ScriptRef { id: Uuid::nil(), version }, is_sent));
         let key = key.map(|key| (format!("idempotency-{}", key % 2), format!("body-{}", key / 2)));
         let create = Create {
             workspace_id: WORKSPACE,
@@ -259,6 +268,7 @@ impl World {
                 shell: Shell::System,
                 line: "id".to_owned(),
                 argv: None,
+                script: script.map(|(reference, _)| reference),
                 username: "alice".to_owned(),
                 groupname: String::new(),
                 server: server(),
@@ -273,6 +283,9 @@ impl World {
                 has_inputs,
             },
             inputs,
+            script: script
+                .filter(|(_, is_sent)| *is_sent)
+                .map(|(reference, _)| script_of(reference)),
             timeout: if how >> 11 & 1 == 0 { 10 } else { 600 },
             scheduled_at,
             expires_at,
@@ -313,6 +326,7 @@ impl World {
                     command: Command { batch: Some(create.command.id), ..create.command },
                     origin: create.origin,
                     inputs: create.inputs,
+                    script: create.script,
                     timeout: create.timeout,
                     added_at: self.now,
                     expires_at,
@@ -345,7 +359,8 @@ impl World {
 
     /// An agent connects.
     pub fn connect(&mut self, key: &str, kind: ConnectionKind, can_kill: bool) -> Check {
-        let features = Features { kill: can_kill, cwd: can_kill, ..Features::default() };
+        let features =
+            Features { kill: can_kill, cwd: can_kill, script: can_kill, ..Features::default() };
         let ticket = self.ticket(CallKind::Connect { kind, key: key.to_owned(), features });
         self.step(LinkEvent::Connect {
             ticket,

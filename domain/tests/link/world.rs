@@ -352,7 +352,7 @@ impl World {
                 if let ToAgent::Command { command } = message
                     && has_effects_left(left)
                 {
-                    self.check_send(command.id)?;
+                    self.check_send(&command)?;
                     sent.push(command.id);
                 }
             }
@@ -462,6 +462,8 @@ impl World {
             call.is_dead = true;
         }
         self.call_timers.clear();
+        // A batch repeats a command that the crash lost.
+        self.history.lives.retain(|id, _| store.rows.contains_key(id));
         self.history.is_fresh = true;
         let seed = self.last_ticket << 32 | self.now.as_millis();
         self.link = LinkMachine::new(store, settings(), random(seed), self.scene());

@@ -159,10 +159,10 @@ async fn insert(
     let insert = format!(
         "INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username,
             groupname, timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv,
-            has_inputs, batch_id, stored_bytes)
+            has_inputs, batch_id, script, stored_bytes)
          SELECT {} - 1 + row_number() OVER (), b.workspace_id, r.value ->> 1, s.id, r.value ->> 3, b.requested_by,
             b.shell, b.line, r.value ->> 2, b.groupname, b.timeout, :added_at, :added_at, b.expires_at, :state,
-            :status_message, :added_at, b.argv, b.has_inputs, b.id, :bytes
+            :status_message, :added_at, b.argv, b.has_inputs, b.id, b.script, :bytes
          FROM batches b
          CROSS JOIN workspaces w ON w.id = b.workspace_id AND w.deleted_at IS NULL
          CROSS JOIN json_each(:commands) r

@@ -9,8 +9,10 @@ use farhand_domain::batch_request::OfflineTargets;
 use farhand_domain::command::{Command, CommandSpec, Inputs, Origin, Requester, Shell};
 use farhand_domain::command_end::Cancellation;
 use farhand_domain::error::Error;
+use farhand_domain::script::{ScriptCall, ScriptRef};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
+use farhand_domain::wire::Script;
 use farhand_sql::statement::Statement;
 use farhand_sql::{join_command, target_state};
 use serde::Deserialize;
@@ -37,12 +39,40 @@ pub struct BatchData {
     shell: Shell,
     line: String,
     argv: Option<Vec<String>>,
+    script: Option<BatchScript>,
     /// `None`: the default account of each server.
     pub username: Option<String>,
     groupname: String,
 }
 
+/// The script of a batch.
+#[derive(Clone, Debug)]
+struct BatchScript {
+    reference: ScriptRef,
+    sha256: String,
+    /// `None`: the body is long, or its version is lost. Then each server's object reads it.
+    payload: Option<Script>,
+}
+
+/// Maximum length of a body that a batch sends to the objects of its servers, in bytes. The calls of
+/// a wave are in memory together.
+const MAX_SENT_BODY: usize = 64 * 1024;
+
+impl BatchScript {
+    /// `found`: interpreter, body and SHA-256 of the version.
+    fn new(reference: ScriptRef, found: Option<Script>) -> Self {
+        let sha256 = found.as_ref().map(|script| script.sha256.clone()).unwrap_or_default();
+        let payload = found.filter(|script| script.body.len() <= MAX_SENT_BODY);
+        Self { reference, sha256, payload }
+    }
+}
+
 impl BatchData {
+    /// The script for the object of a target's server, if it is short.
+    pub fn script(&self) -> Option<Script> {
+        self.script.as_ref()?.payload.clone()
+    }
+
     /// The command of a target.
     pub fn command(&self, server: Uuid, run: &Run) -> Command {
         Command {
@@ -50,6 +80,7 @@ impl BatchData {
             shell: self.shell,
             line: self.line.clone(),
             argv: self.argv.clone(),
+            script: self.script.as_ref().map(|script| script.reference),
             username: run.username.clone(),
             groupname: self.groupname.clone(),
             server,
@@ -99,6 +130,10 @@ impl BatchData {
             shell: command.shell,
             line: command.line.clone(),
             argv: None,
+            script: self.script.as_ref().map(|script| ScriptCall {
+                sha256: Some(script.sha256.clone()),
+                ..ScriptCall::from(script.reference)
+            }),
             username: Some(command.username.clone()),
             groupname: command.groupname.clone(),
             timeout: self.timeout,
@@ -145,6 +180,8 @@ pub async fn load(
         shell: Shell,
         line: String,
         argv: Option<Vec<String>>,
+        script: Option<ScriptRef>,
+        script_version: Option<Script>,
         username: Option<String>,
         groupname: String,
         timeout: i64,
@@ -160,7 +197,12 @@ pub async fn load(
             'requester', (SELECT json_object('id', u.id, 'username', u.username, 'email', u.email)
                 FROM users u WHERE u.id = b.requested_by AND u.workspace_id = b.workspace_id),
             'api_token', b.api_token, 'session', b.session, 'remote_ip', b.remote_ip, 'shell', b.shell, 'line', b.line,
-            'argv', json(b.argv), 'username', b.username, 'groupname', b.groupname, 'timeout', b.timeout,
+            'argv', json(b.argv), 'script', b.script,
+            'script_version', json((SELECT json_object('interpreter', v.interpreter, 'body', v.body, 'sha256', v.sha256)
+                FROM script_versions v WHERE v.workspace_id = b.workspace_id
+                    AND v.script_id = substr(b.script, 1, instr(b.script, '@') - 1)
+                    AND v.version = CAST(substr(b.script, instr(b.script, '@') + 1) AS INTEGER))),
+            'username', b.username, 'groupname', b.groupname, 'timeout', b.timeout,
             'inputs', b.inputs, 'has_inputs', json(iif(b.has_inputs, 'true', 'false'))) AS body
          FROM batches b JOIN workspaces w ON w.id = b.workspace_id
          WHERE b.id = :id AND b.workspace_id = :workspace_id",
@@ -210,6 +252,7 @@ pub async fn load(
         shell: row.shell,
         line: row.line,
         argv: row.argv,
+        script: row.script.map(|reference| BatchScript::new(reference, row.script_version)),
         username: row.username,
         groupname: row.groupname,
     };

@@ -292,6 +292,7 @@ impl Shell {
                 command: data.command(target.server, &started.run),
                 origin: data.origin.clone(),
                 inputs: data.inputs.clone(),
+                script: data.script(),
                 timeout: data.timeout,
                 added_at: started.added_at,
                 expires_at: batch.expires_at,

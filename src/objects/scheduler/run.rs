@@ -50,7 +50,6 @@ struct PlannedRun {
     batch: Uuid,
     caller: Caller,
     origin: Origin,
-    spec: BatchSpec,
     plan: Plan,
 }
 
@@ -107,7 +106,7 @@ impl DueSchedule {
                 }
                 Ok(spec) => {
                     let scope = scope(workspace_id, &due.schedule);
-                    reads.push(scope.read(batches::candidates(&spec.batch.targets)));
+                    reads.push(scope.read(batches::candidates(&spec.batch)));
                     starting.push((due, spec.batch));
                 }
                 Err(error) => due.run = Some(Err(error.into())),
@@ -122,7 +121,7 @@ impl DueSchedule {
                 Some(Ok(read)) => {
                     let found = read.body.ok_or_else(|| Error::internal("D1 returned no row"))?;
                     let found: Candidates = serde_json::from_str(&found)?;
-                    Some(plan(&due.schedule, read.caller, spec, &found)?)
+                    Some(plan(&due.schedule, read.caller, &spec, &found)?)
                 }
             };
         }
@@ -205,11 +204,10 @@ impl DueSchedule {
         let quotas = Config::from_env(env).quotas;
         // The number of a user's schedules is limited, and many may be due at the same time.
         let quotas = Quotas { batches_of_user: quotas.batches_of_workspace, ..quotas };
-        let inputs = batches::encrypt_inputs(&key, run.batch, &run.spec.command)?;
+        let inputs = batches::encrypt_inputs(&key, run.batch, &run.plan)?;
         let row = NewBatchRow {
             id: run.batch,
             name: &self.schedule.name,
-            spec: &run.spec,
             plan: &run.plan,
             origin: &run.origin,
             inputs: inputs.as_deref(),
@@ -219,7 +217,7 @@ impl DueSchedule {
             scheduled_at: now,
             expires_at: now.plus(DEFAULT_EXPIRY),
         };
-        let mut details = run.spec.audit_details(run.plan.targets.len(), &key)?;
+        let mut details = run.plan.spec.audit_details(run.plan.targets.len(), &key)?;
         details["schedule"] = json!(self.schedule.id);
         details["due_at"] = json!(due_at);
         let id = platform::new_id(now)?;
@@ -259,13 +257,13 @@ fn scope(workspace_id: i64, schedule: &StoredSchedule) -> StoredScope {
 fn plan(
     schedule: &StoredSchedule,
     caller: Caller,
-    spec: BatchSpec,
+    spec: &BatchSpec,
     found: &Candidates,
 ) -> Result<Result<PlannedRun, Refusal>, Error> {
-    let origin = caller.origin(schedule.remote_ip.clone(), spec.command.inputs.is_some());
+    let origin = caller.origin(schedule.remote_ip.clone(), spec.command.has_inputs());
     let batch = platform::new_id(platform::now())?;
-    Ok(match authorize(&spec, &caller, &origin, found, true) {
-        Ok(plan) => Ok(PlannedRun { batch, caller, origin, spec, plan }),
+    Ok(match authorize(spec, &caller, &origin, found, true) {
+        Ok(plan) => Ok(PlannedRun { batch, caller, origin, plan }),
         Err(error) => Err(error.into()),
     })
 }

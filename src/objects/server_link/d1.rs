@@ -4,19 +4,23 @@
 //! A write may arrive late or more than once. Each update carries a revision, and its statement
 //! ignores a revision that is not newer than the stored one.
 
+use std::collections::BTreeMap;
+
 use farhand_domain::command::{self, Command, Origin};
 use farhand_domain::command_end::Denial;
 use farhand_domain::command_object::{Output, split_result};
 use farhand_domain::error::Error;
 use farhand_domain::lifecycle::Lifecycle;
-use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry};
+use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry, Verdicts};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::output::sha256;
-use farhand_domain::rights::CommandPermissions;
+use farhand_domain::script::ScriptRef;
 use farhand_domain::time::Timestamp;
+use farhand_domain::wire::Script;
 use farhand_sql::batches;
 use farhand_sql::command_counts::{self, bytes_of_day, next_key};
 use farhand_sql::statement::{Parameters, Statement};
+use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
@@ -27,6 +31,7 @@ use crate::platform::{self, Config};
 use crate::store::audit::{self, service_event};
 use crate::store::db::{self, Failure, params};
 use crate::store::permission_rows::{self, PermissionRow};
+use crate::store::scripts;
 use crate::store::stored_requester::{self, REQUESTERS, StoredRequester};
 
 /// Sends a request to D1.
@@ -121,11 +126,12 @@ const DATE_CHARS: usize = 10;
 /// The columns of `commands` that an insertion sets.
 const COMMAND_COLUMNS: &str =
     "workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
-    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs, batch_id";
+    timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv, has_inputs, script,
+    batch_id";
 /// SQL for the values of [`COMMAND_COLUMNS`] from `shell` on.
 const COMMAND_VALUES: &str =
     ":shell, :line, :username, :groupname, :timeout, :added_at, :scheduled_at, :expires_at, :state,
-    :status_message, :delivered_at, :argv, :has_inputs, :batch_id";
+    :status_message, :delivered_at, :argv, :has_inputs, :script, :batch_id";
 
 /// The parameters of a statement that inserts a command.
 fn insert_parameters(
@@ -153,6 +159,7 @@ fn insert_parameters(
         delivered_at: life.delivered_at,
         argv: command.argv.as_ref().map(|words| json!(words).to_string()),
         has_inputs: origin.has_inputs,
+        script: command.script.map(|script| script.to_string()),
         batch_id: command.batch,
     }
 }
@@ -302,9 +309,27 @@ async fn find_refusal(
     })
 }
 
-/// Rechecks the permission to run each of these commands, which are all for one server. Returns, in
-/// the order of the commands, the requester's current permissions, or the reason for a refusal.
-/// Returns `None` if the workspace is deleted: nothing may be delivered unless it is undeleted.
+/// Maximum number of scripts that one permission check reads. Together they have up to 1 MiB.
+const MAX_SCRIPTS_TOGETHER: usize = 4;
+
+/// A row of [`scripts::for_delivery`].
+#[derive(Deserialize)]
+struct ScriptRow {
+    id: Uuid,
+    version: i64,
+    #[serde(flatten)]
+    script: Script,
+}
+
+impl ScriptRow {
+    fn into_entry(self) -> (ScriptRef, Script) {
+        (ScriptRef { id: self.id, version: self.version }, self.script)
+    }
+}
+
+/// Rechecks the permission to run each of these commands, which are all for one server, and reads
+/// the scripts of the first commands. Returns `None` if the workspace is deleted: nothing may be
+/// delivered unless it is undeleted.
 ///
 /// # Errors
 /// D1 failed.
@@ -312,8 +337,8 @@ async fn find_rights(
     env: &Env,
     commands: &[StoredCommand],
     now: Timestamp,
-) -> Result<Option<Vec<Result<CommandPermissions, Denial>>>, Error> {
-    let Some(first) = commands.first() else { return Ok(Some(vec![])) };
+) -> Result<Option<Verdicts>, Error> {
+    let Some(first) = commands.first() else { return Ok(Some(Verdicts::default())) };
     let (workspace_id, server_id) = (first.workspace_id, first.command.server);
     let requesters = commands.iter().map(|stored| StoredRequester {
         user: stored.command.requested_by.as_ref().map(|requester| requester.id),
@@ -330,12 +355,29 @@ async fn find_rights(
     let statement = Statement::new(sql)
         .bind_all(params! { server_id })
         .bind_all(stored_requester::parameters(workspace_id, requesters, now));
-    let rows = db::column::<String>(&db::run(env, statement).await?)?;
+    let mut wanted: Vec<_> = Vec::new();
+    for script in commands.iter().filter_map(|stored| stored.command.script) {
+        if !wanted.contains(&script) && wanted.len() < MAX_SCRIPTS_TOGETHER {
+            wanted.push(script);
+        }
+    }
+    let read_scripts = (!wanted.is_empty()).then(|| scripts::for_delivery(workspace_id, &wanted));
+    let outcomes = db::batch(env, [statement].into_iter().chain(read_scripts).collect()).await?;
+    let mut outcomes = outcomes.iter();
+    let rows = outcomes.next().map(db::column::<String>).transpose()?.unwrap_or_default();
     if rows.len() < commands.len() {
         return Ok(None);
     }
-    let verdict = |row: &String| Ok(serde_json::from_str::<PermissionRow>(row)?.permissions());
-    rows.iter().map(verdict).collect::<Result<_, Error>>().map(Some)
+    let scripts = outcomes.next().map(db::rows::<ScriptRow>).transpose()?.unwrap_or_default();
+    let scripts: BTreeMap<_, _> = scripts.into_iter().map(ScriptRow::into_entry).collect();
+    let is_lost = |script| wanted.contains(&script) && !scripts.contains_key(&script);
+    let verdict = |(row, stored): (&String, &StoredCommand)| {
+        let permissions = serde_json::from_str::<PermissionRow>(row)?.permissions();
+        let is_lost = stored.command.script.is_some_and(is_lost);
+        Ok(permissions.and_then(|found| if is_lost { Err(Denial::Script) } else { Ok(found) }))
+    };
+    let permissions = rows.iter().zip(commands).map(verdict).collect::<Result<_, Error>>()?;
+    Ok(Some(Verdicts { permissions, scripts }))
 }
 
 /// The statements that write a command's pending audit events, and then its latest state.

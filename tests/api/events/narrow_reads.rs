@@ -8,6 +8,7 @@ use farhand_domain::acl::Acl;
 use farhand_domain::command::{Command, Shell};
 use farhand_domain::command_list::CommandList;
 use farhand_domain::features::Features;
+use farhand_domain::script::ScriptRef;
 use farhand_sql::command_list::{AclSql, ListSql, MAX_COMPARED, narrow_sql};
 use farhand_sql::statement::{Built, Statement, Value as Parameter};
 use farhand_tests::agents::ScriptedAgent;
@@ -179,12 +180,22 @@ async fn the_sql_condition_agrees_with_the_rule() {
         (0..dice.roll(most + 1)).map(|_| *dice.pick(pieces)).collect()
     };
     let odd = ["a", "b", "*", ";", "é", " ", "#", "\u{2028}", "\n", "ab", "*a", " *"];
+    let script = json!({"name": "a", "body": "id"});
+    let script = workspace.admin.post("/api/events/scripts/", &script).await.expect(201);
+    let script_path = format!("/api/events/scripts/{}/", id_of(&script));
+    workspace.admin.patch(&script_path, &json!({"body": "ls"})).await.expect(200);
+    let script: uuid::Uuid = id_of(&script).parse().unwrap();
     let mut commands: Vec<(String, Command, bool)> = Vec::new();
     for number in 0..40 {
         let words: Vec<String> = (0..3).map(|_| text(&odd, 2)).collect();
         let is_words = number % 2 == 0 && !words[0].trim().is_empty();
         let line = format!("a{}", text(&odd, 4));
-        let run = if is_words { json!({"argv": words}) } else { json!({"line": line}) };
+        let version = (number % 6 == 5).then_some(1 + number / 6 % 2);
+        let run = match version {
+            _ if is_words => json!({"argv": words}),
+            Some(version) => json!({"script": script, "script_version": version}),
+            None => json!({"line": line}),
+        };
         let mut body = json!({"server": "web-1", "username": if number % 5 == 0 { "root" } else { "deploy" },
             "groupname": if number % 7 == 0 { "www" } else { "" }, "on_offline": "queue"});
         body.as_object_mut().unwrap().extend(run.as_object().unwrap().clone());
@@ -197,6 +208,9 @@ async fn the_sql_condition_agrees_with_the_rule() {
             shell: Shell::System,
             line: made["line"].as_str().unwrap().to_owned(),
             argv: is_words.then_some(words),
+            script: version
+                .filter(|_| !is_words)
+                .map(|version| ScriptRef { id: script, version: version.into() }),
             username: made["username"].as_str().unwrap().to_owned(),
             groupname: made["groupname"].as_str().unwrap().to_owned(),
             server: server["id"].as_str().unwrap().parse().unwrap(),
@@ -204,7 +218,9 @@ async fn the_sql_condition_agrees_with_the_rule() {
             requested_by: None,
             batch: None,
         };
-        assert!(command.lacks(None, Features { argv: true, ..Features::default() }).is_none());
+        assert!(
+            command.lacks(None, None, Features { argv: true, ..Features::default() }).is_none()
+        );
         commands.push((id_of(&made).to_owned(), command, number % 11 == 0));
     }
     let mut seen = 0;
@@ -223,6 +239,11 @@ async fn the_sql_condition_agrees_with_the_rule() {
             };
             let lists = [words(), words(), vec!["*".to_owned(); 3]];
             acl["argv"] = json!(&lists[..(number % 4).min(3)]);
+        }
+        match number % 5 {
+            0 => acl["scripts"] = json!([format!("{script}@1")]),
+            1 => acl["scripts"] = json!([uuid::Uuid::nil(), script]),
+            _ => {}
         }
         if number % 4 == 0 {
             acl["usernames"] = json!(["deploy"]);
@@ -327,7 +348,13 @@ async fn many_other_commands_do_not_hide_a_command() {
 fn commands_in_memory(line: &str, argv: Option<&str>) -> rusqlite::Connection {
     let database = rusqlite::Connection::open_in_memory().unwrap();
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
-    database.execute_batch(include_str!("../../../migrations/0001_schema.sql")).unwrap();
+    for migration in [
+        include_str!("../../../migrations/0001_schema.sql"),
+        include_str!("../../../migrations/0002_batches.sql"),
+        include_str!("../../../migrations/0004_scripts.sql"),
+    ] {
+        database.execute_batch(migration).unwrap();
+    }
     let sql = format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {MAX_COMPARED})
          INSERT INTO commands (seq, id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname, argv,
