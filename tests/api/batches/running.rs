@@ -5,7 +5,7 @@ use farhand_tests::agents::{RealAgent, own_account};
 use farhand_tests::commands::wait_until_ended;
 use farhand_tests::people::{COMMANDS, Person, SERVERS, item_path};
 use farhand_tests::{eventually, now};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::fleet::Fleet;
 
