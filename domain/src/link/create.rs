@@ -128,12 +128,12 @@ impl<S: Store> LinkMachine<S> {
     pub(super) fn run_of_batch(&mut self, ticket: Ticket, new: BatchCommand) -> Result<()> {
         let id = new.command.id;
         if let Some(stored) = self.find(id)? {
-            if let Some(why) = new.cancellation {
-                self.cancel_by_id(id, why, None)?;
-            } else if stored.life.state().is_final() {
+            if stored.life.state().is_final() {
                 // D1 may have lost the end: it was restored to an earlier time.
                 self.store.mark_unflushed(id)?;
                 self.schedule_flush();
+            } else if let Some(why) = new.cancellation {
+                self.cancel_by_id(id, why, None)?;
             }
             self.reply(ticket, LinkResponse::EMPTY);
             return Ok(());

@@ -30,7 +30,7 @@ fn requests(targets: usize, max_concurrency: u64) -> u64 {
         world.run(&Op::Pass { millis: 50 }).unwrap();
         for place in 0..targets {
             // About one in ten ends, in an order that looks random.
-            if (place * 7 + world.now.as_millis() as usize / 50) % 10 == 0 {
+            if (place * 7 + world.now.as_millis() as usize / 50).is_multiple_of(10) {
                 world.run(&Op::End { place, is_success: true }).unwrap();
                 world.flush(place);
             }

@@ -60,7 +60,7 @@ impl Object {
                 }
             }
             // D1 may have lost the end.
-            (Call::Start, Some(_)) => {
+            (Call::Start | Call::Cancel, Some(state)) if state.is_end() => {
                 if let Some(command) = &mut self.command {
                     command.is_flushed = false;
                 }
