@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use farhand_domain::time::Timestamp;
-use farhand_tests::agents::ScriptedAgent;
+use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
 use farhand_tests::instance::{change_d1, delay_alarms};
 use farhand_tests::people::item_path;
 use farhand_tests::{Instance, Workspace, eventually, eventually_within, now};
@@ -35,6 +35,8 @@ async fn overlap_decides_while_the_previous_run_goes_on() {
     let session = workspace.session();
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    // A batch skips a server that D1 has as offline.
+    wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
     let schedule = create(&session, json!({"overlap": "skip"})).await;
     let due = async || make_due(&instance, &session, &schedule, 1).await;
 
