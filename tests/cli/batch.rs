@@ -126,9 +126,10 @@ async fn a_batch_of_later_is_cancelled() {
     let farhand = Farhand::admin(&workspace);
     let later = ["run", "-l", "role=web", "--at", "+2h", "--", "id"];
     let id = farhand.call(&later).await.success();
-    let called = farhand.call(&["batch", "cancel", id.trim()]).await;
-    assert!(called.err.contains("2 cancelled"), "{called:?}");
-    called.success();
+    farhand.call(&["batch", "cancel", id.trim()]).await.success();
+    let called = farhand.call(&["batch", "show", "--follow", id.trim()]).await;
+    assert_eq!(called.code, 125, "{called:?}");
+    assert!(called.out.contains("2: 2 cancelled"), "{called:?}");
     farhand.call(&["batch", "retry", "-d", id.trim()]).await.success();
 }
 

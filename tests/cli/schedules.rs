@@ -16,9 +16,12 @@ async fn a_schedule_is_created_run_changed_and_deleted() {
     let id = called.success();
     let id = id.trim();
     let shown = farhand.call(&["schedules", "show", "nightly"]).await.success();
-    for line in
-        ["TIMES      30 2 * * mon-fri (Asia/Seoul)", "LINE       echo 'a b'", "OVERLAP    queue"]
-    {
+    for line in [
+        "TIMES      30 2 * * mon-fri (Asia/Seoul)",
+        "SERVERS    here",
+        "LINE       echo 'a b'",
+        "OVERLAP    queue",
+    ] {
         assert!(shown.contains(line), "{shown}");
     }
     let schedule = farhand.call(&["-o", "json", "schedules", "show", id]).await.json();

@@ -254,7 +254,7 @@ pub fn note_rest(client: &Client, batch: &Batch) -> Result<()> {
     }
     let (id, counts) = (&batch.id, counts_text(&batch.counts));
     note(&format!(
-        "Batch {id}: {counts}. Repeat those without success with `farhand batch retry {id}`."
+        "Batch {id}: {counts}. `farhand batch retry {id}` repeats it where it did not succeed."
     ));
     Ok(())
 }

@@ -228,6 +228,19 @@ fn shown_line(schedule: &Schedule) -> String {
     schedule.line.clone().or(words).unwrap_or_default()
 }
 
+/// The selection of servers on one line, such as `role=web`.
+fn targets_text(targets: &Value) -> String {
+    let list = |name: &str| targets[name].as_array().into_iter().flatten();
+    let mut parts: Vec<String> =
+        list("servers").filter_map(Value::as_str).map(str::to_owned).collect();
+    parts.extend(list("groups").map(|group| format!("group {group}")));
+    parts.extend(targets["selector"].as_str().map(|selector| format!("-l {selector}")));
+    if targets["all"] == true {
+        parts.push("all".to_owned());
+    }
+    parts.join(", ")
+}
+
 fn table(items: &[Value]) -> Result<Table> {
     let mut table = Table::new(&[
         "ID", "NAME", "ENABLED", "TIMES", "ZONE", "NEXT RUN", "LAST RUN", "OWNER", "LINE",
@@ -282,7 +295,7 @@ fn print_schedule(json: &Value, format: Format) -> Result<()> {
         ("NAME", schedule.name),
         ("ENABLED", yes(schedule.enabled)),
         ("TIMES", format!("{} ({})", schedule.cron, schedule.timezone)),
-        ("SERVERS", schedule.targets.to_string()),
+        ("SERVERS", targets_text(&schedule.targets)),
         ("LINE", line),
         ("OVERLAP", schedule.overlap),
         ("MISFIRE", schedule.misfire),
@@ -290,4 +303,20 @@ fn print_schedule(json: &Value, format: Format) -> Result<()> {
         ("NEXT RUNS", if times.is_empty() { "none".to_owned() } else { times.join(", ") }),
         ("LAST RUN", or_dash(last)),
     ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selection_is_shown_as_text() {
+        let text = |targets: Value| targets_text(&targets);
+        assert_eq!(
+            text(json!({"servers": ["a", "b"], "groups": [7], "all": false})),
+            "a, b, group 7"
+        );
+        assert_eq!(text(json!({"servers": [], "selector": "role=web"})), "-l role=web");
+        assert_eq!(text(json!({"selector": null, "all": true})), "all");
+    }
 }
