@@ -80,7 +80,7 @@ struct Details {
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
     /// The program that runs the text. The default is the first line of the file if it begins with
-    /// #!, or else /bin/sh
+    /// #!, or else /bin/sh. An update keeps the program if neither names one
     #[arg(long, value_name = "PROGRAM")]
     interpreter: Option<String>,
     /// The parameters: JSON such as '[{"name": "KEEP", "type": "integer"}]', @FILE, or - for the
