@@ -25,6 +25,8 @@ const MAX_BODY_BYTES: u64 = 64 * 1024 * 1024;
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(1)];
 /// Maximum number of items on a page (contract 3.7).
 const PAGE_SIZE: usize = 100;
+/// Maximum number of targets of a batch on a page.
+const TARGETS_PAGE_SIZE: usize = 1_000;
 
 /// A client of one workspace, with or without a credential.
 #[derive(Clone)]
@@ -190,6 +192,11 @@ impl Client {
         self.send("POST", path, Some(body.to_string().as_bytes()), None)
     }
 
+    /// Changes fields of a resource.
+    pub fn patch(&self, path: &str, body: &Value) -> Result<Value> {
+        self.send("PATCH", path, Some(body.to_string().as_bytes()), None)?.json()
+    }
+
     pub fn delete(&self, path: &str) -> Result<()> {
         self.send("DELETE", path, None, None).map(drop)
     }
@@ -201,7 +208,23 @@ impl Client {
         filters: &[(&str, String)],
         limit: usize,
     ) -> Result<(Vec<Value>, usize)> {
-        let size = limit.clamp(1, PAGE_SIZE);
+        self.list_in_pages(path, filters, limit, PAGE_SIZE)
+    }
+
+    /// All targets of a batch, in the order in which they start.
+    pub fn targets(&self, batch: &str, filters: &[(&str, String)]) -> Result<Vec<Value>> {
+        let path = format!("/api/events/batches/{}/targets/", segment(batch));
+        Ok(self.list_in_pages(&path, filters, usize::MAX, TARGETS_PAGE_SIZE)?.0)
+    }
+
+    fn list_in_pages(
+        &self,
+        path: &str,
+        filters: &[(&str, String)],
+        limit: usize,
+        max_size: usize,
+    ) -> Result<(Vec<Value>, usize)> {
+        let size = limit.clamp(1, max_size);
         let mut items = Vec::new();
         let mut page = 1;
         loop {
@@ -217,7 +240,7 @@ impl Client {
         }
     }
 
-    /// Opens the event stream of a command. If `after` is set, the stream starts after the event
+    /// Opens the event stream of a command or a batch. If `after` is set, the stream starts after the event
     /// with that id.
     pub fn stream(&self, path: &str, after: Option<&str>) -> Result<ureq::BodyReader<'static>> {
         let mut request = self.request("GET", path).header("Accept", "text/event-stream");

@@ -1,5 +1,5 @@
-//! SIGINT (Ctrl-C) and SIGTERM while commands run: the first signal kills the commands, the second
-//! signal ends farhand.
+//! SIGINT (Ctrl-C) and SIGTERM while commands or a batch run: the first signal kills them, the
+//! second signal ends farhand.
 
 use std::collections::BTreeMap;
 use std::process::exit;
@@ -16,14 +16,53 @@ use crate::output::note;
 /// The exit code after the second Ctrl-C: 128 + SIGINT.
 const EXIT_INTERRUPTED: i32 = 130;
 
+/// What a signal kills.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    Command,
+    Batch,
+}
+
+impl Kind {
+    fn collection(self) -> &'static str {
+        match self {
+            Self::Command => "/api/events/commands/",
+            Self::Batch => "/api/events/batches/",
+        }
+    }
+
+    /// The call of farhand that follows it.
+    fn follow(self) -> &'static str {
+        match self {
+            Self::Command => "farhand logs -f",
+            Self::Batch => "farhand batch show --follow",
+        }
+    }
+
+    /// The error code of a kill that came after the end.
+    fn ended_code(self) -> &'static str {
+        match self {
+            Self::Command => "COMMAND_ALREADY_HANDLED",
+            Self::Batch => "BATCH_ALREADY_ENDED",
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Job {
+    kind: Kind,
+    /// What messages call it: the name of its server, or `Batch`.
+    label: String,
+}
+
 #[derive(Default)]
 struct State {
     is_stopping: bool,
-    /// Maps the id of each running command to the name of its server.
-    commands: BTreeMap<String, String>,
+    /// The running commands and batches by their ids.
+    jobs: BTreeMap<String, Job>,
 }
 
-/// The running commands, shared with the thread that handles signals.
+/// What runs, shared with the thread that handles signals.
 #[derive(Clone)]
 pub struct Running {
     client: Client,
@@ -53,35 +92,36 @@ impl Running {
     }
 
     fn interrupted(&self) {
-        let commands = {
+        let jobs = {
             let mut state = self.state();
             if state.is_stopping {
-                for (id, server) in &state.commands {
+                for (id, Job { kind, label }) in &state.jobs {
+                    let follow = kind.follow();
                     note(&format!(
-                        "{server}: {id} has not ended yet. Follow it with `farhand logs -f {id}`."
+                        "{label}: {id} has not ended yet. Follow it with `{follow} {id}`."
                     ));
                 }
                 exit(EXIT_INTERRUPTED);
             }
             state.is_stopping = true;
-            state.commands.clone()
+            state.jobs.clone()
         };
         note("Killing what runs. Press Ctrl-C again to leave it running.");
         let running = self.clone();
         // The second signal must not wait for these requests.
         thread::spawn(move || {
-            for (id, server) in commands {
-                running.kill(&id, &server);
+            for (id, job) in jobs {
+                running.kill(&id, &job);
             }
         });
     }
 
-    fn kill(&self, id: &str, server: &str) {
-        let path = format!("/api/events/commands/{}/kill/", segment(id));
+    fn kill(&self, id: &str, job: &Job) {
+        let path = format!("{}{}/kill/", job.kind.collection(), segment(id));
         match self.client.post(&path, &serde_json::json!({})) {
             Ok(_) => {}
-            Err(error) if error.has_code("COMMAND_ALREADY_HANDLED") => {}
-            Err(error) => note(&format!("{server}: {error}")),
+            Err(error) if error.has_code(job.kind.ended_code()) => {}
+            Err(error) => note(&format!("{}: {error}", job.label)),
         }
     }
 
@@ -89,20 +129,22 @@ impl Running {
         self.state().is_stopping
     }
 
-    /// Adds a command that was just created. Kills it if the first signal has already arrived.
-    pub fn add(&self, id: &str, server: &str) {
+    /// Adds a command or a batch that was just created. Kills it if the first signal has already
+    /// arrived.
+    pub fn add(&self, kind: Kind, id: &str, label: &str) {
+        let job = Job { kind, label: label.to_owned() };
         let is_stopping = {
             let mut state = self.state();
-            state.commands.insert(id.to_owned(), server.to_owned());
+            state.jobs.insert(id.to_owned(), job.clone());
             state.is_stopping
         };
         if is_stopping {
-            self.kill(id, server);
+            self.kill(id, &job);
         }
     }
 
-    /// Removes a command that has ended.
+    /// Removes a command or a batch that has ended.
     pub fn remove(&self, id: &str) {
-        self.state().commands.remove(id);
+        self.state().jobs.remove(id);
     }
 }

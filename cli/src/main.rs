@@ -23,8 +23,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use commands::{
-    api, audit, end, groups, history, login, logout, logs, manual, profiles, run, servers, tokens,
-    users, whoami,
+    api, audit, batch, end, groups, history, login, logout, logs, manual, profiles, run, schedules,
+    scripts, servers, tokens, users, whoami,
 };
 use connection::Options;
 use error::{EXIT_FAILURE, Error, Result};
@@ -41,6 +41,7 @@ struct Farhand {
 
 const EXIT_CODES: &str = "Exit codes:
   run, logs -f  the exit code of the command; of several commands, the highest
+  batch retry, batch show --follow  the same
   1             `audit verify` found a change
   124           the command was killed after its timeout
   125           farhand failed, or the command ended without an exit code
@@ -65,6 +66,9 @@ enum Subcommands {
     History(history::Arguments),
     Cancel(end::CancelArguments),
     Kill(end::KillArguments),
+    Batch(batch::Arguments),
+    Schedules(schedules::Arguments),
+    Scripts(scripts::Arguments),
     Servers(servers::Arguments),
     Tokens(tokens::Arguments),
     Users(users::Arguments),
@@ -82,12 +86,15 @@ fn execute(farhand: &Farhand) -> Result<u8> {
         Subcommands::Login(arguments) => done(login::execute(options, arguments)),
         Subcommands::Logout => done(logout::execute(options)),
         Subcommands::Whoami => done(whoami::execute(options)),
-        Subcommands::Profiles(arguments) => done(profiles::execute(arguments)),
+        Subcommands::Profiles(arguments) => done(profiles::execute(options, arguments)),
         Subcommands::Run(arguments) => run::execute(options, arguments),
         Subcommands::Logs(arguments) => logs::execute(options, arguments),
         Subcommands::History(arguments) => done(history::execute(options, arguments)),
         Subcommands::Cancel(arguments) => done(end::cancel(options, arguments)),
         Subcommands::Kill(arguments) => done(end::kill(options, arguments)),
+        Subcommands::Batch(arguments) => batch::execute(options, arguments),
+        Subcommands::Schedules(arguments) => done(schedules::execute(options, arguments)),
+        Subcommands::Scripts(arguments) => done(scripts::execute(options, arguments)),
         Subcommands::Servers(arguments) => done(servers::execute(options, arguments)),
         Subcommands::Tokens(arguments) => done(tokens::execute(options, arguments)),
         Subcommands::Users(arguments) => done(users::execute(options, arguments)),

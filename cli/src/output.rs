@@ -78,6 +78,15 @@ impl Table {
     }
 }
 
+/// The text of one resource: a line with a title and a value for each field.
+pub fn fields_text<const N: usize>(fields: [(&str, String); N]) -> String {
+    let width = fields.iter().map(|(title, _)| title.len()).max().unwrap_or(0);
+    let line = |(title, value): &(&str, String)| {
+        format!("{}\n", format!("{title:width$}  {}", visible(value)).trim_end())
+    };
+    fields.iter().map(line).collect()
+}
+
 /// Prints a list: as the table that `table` returns, or as the JSON of the API.
 pub fn print_list(
     items: &[Value],

@@ -130,12 +130,16 @@ fn reason(command: &Command) -> Option<&str> {
 
 /// The exit code of farhand for a command that has ended.
 pub fn exit_code(command: &Command) -> u8 {
-    let code = command.exit_code.and_then(|code| u8::try_from(code).ok());
-    match (command.success, code) {
-        (Some(true), None) => 0,
-        (Some(true), Some(code)) => code,
-        (_, None | Some(0)) => EXIT_FAILURE,
-        (_, Some(code)) => code,
+    exit_code_of(command.success == Some(true), command.exit_code)
+}
+
+/// The exit code of farhand for a command with this result.
+pub fn exit_code_of(is_success: bool, exit_code: Option<i64>) -> u8 {
+    match (is_success, exit_code.and_then(|code| u8::try_from(code).ok())) {
+        (true, None) => 0,
+        (true, Some(code)) => code,
+        (false, None | Some(0)) => EXIT_FAILURE,
+        (false, Some(code)) => code,
     }
 }
 

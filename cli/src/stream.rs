@@ -1,4 +1,5 @@
-//! Follows a command's output over Server-Sent Events. Resumes the stream after a lost connection.
+//! Follows a command's output, or a batch, over Server-Sent Events. Resumes the stream after a lost
+//! connection.
 
 use std::io::{BufRead, BufReader, Read};
 use std::thread;
@@ -6,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::client::Client;
+use crate::client::{Client, segment};
 use crate::error::{Error, Result};
 use crate::output::note;
-use crate::types::{Chunk, Command, CommandEnd};
+use crate::types::{BatchChange, Chunk, Command, CommandEnd};
 
 /// The pauses before each attempt to reconnect, in seconds. Then farhand stops following the
-/// command, which keeps running.
+/// command or the batch, which keeps running.
 const RECONNECT_PAUSES: [u64; 8] = [0, 1, 2, 4, 8, 15, 30, 60];
 /// After this time a connection counts as stable, also without output. The pauses begin again.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
@@ -65,31 +66,42 @@ fn parse<T: serde::de::DeserializeOwned>(data: &str) -> Result<T> {
         .map_err(|error| Error::local(format!("The service sent a malformed event ({error}).")))
 }
 
-/// Reads events until the end of the command. Returns `None` if the stream was cut off. Sets `last`
-/// to the id of each chunk that was read.
-fn read(
+/// Reads events until `on_event` returns the end. Returns `None` if the stream was cut off. Sets
+/// `last` to the id of each event that was read.
+fn read<T>(
     stream: impl Read,
     last: &mut Option<String>,
-    on_chunk: &mut impl FnMut(&str) -> Result<()>,
-) -> Result<Option<End>> {
+    on_event: &mut impl FnMut(&Event) -> Result<Option<T>>,
+) -> Result<Option<T>> {
     let mut lines = BufReader::new(stream);
     while let Some(event) = next_event(&mut lines) {
-        match event.name.as_str() {
-            "chunk" => {
-                on_chunk(&parse::<Chunk>(&event.data)?.content)?;
-                *last = Some(event.id);
-            }
-            "end" => {
-                let json = parse(&event.data)?;
-                let command = parse(&event.data)?;
-                let end: CommandEnd = parse(&event.data)?;
-                let output_truncated = end.output_truncated;
-                return Ok(Some(End { command, json, output_truncated }));
-            }
-            _ => {}
+        if let Some(end) = on_event(&event)? {
+            return Ok(Some(end));
+        }
+        if !event.id.is_empty() {
+            *last = Some(event.id);
         }
     }
     Ok(None)
+}
+
+/// Reads an event of a command's stream. Returns the end of the command, if this is the `end`
+/// event.
+fn command_event(
+    event: &Event,
+    on_chunk: &mut impl FnMut(&str) -> Result<()>,
+) -> Result<Option<End>> {
+    match event.name.as_str() {
+        "chunk" => on_chunk(&parse::<Chunk>(&event.data)?.content).map(|()| None),
+        "end" => {
+            let json = parse(&event.data)?;
+            let command = parse(&event.data)?;
+            let end: CommandEnd = parse(&event.data)?;
+            let output_truncated = end.output_truncated;
+            Ok(Some(End { command, json, output_truncated }))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Follows a command to its end. Calls `on_chunk` with each piece of output as it arrives.
@@ -98,14 +110,39 @@ pub fn follow(
     id: &str,
     mut on_chunk: impl FnMut(&str) -> Result<()>,
 ) -> Result<End> {
-    let path = format!("/api/events/commands/{}/stream/", crate::client::segment(id));
+    let path = format!("/api/events/commands/{}/stream/", segment(id));
+    follow_events(client, &path, id, |event| command_event(event, &mut on_chunk))
+}
+
+/// Follows a batch to its end. Calls `on_change` with each change of a target's state. Returns the
+/// batch as JSON.
+pub fn follow_batch(
+    client: &Client,
+    id: &str,
+    mut on_change: impl FnMut(BatchChange) -> Result<()>,
+) -> Result<Value> {
+    let path = format!("/api/events/batches/{}/stream/", segment(id));
+    follow_events(client, &path, id, |event| match event.name.as_str() {
+        "target" => on_change(parse(&event.data)?).map(|()| None),
+        "end" => parse(&event.data).map(Some),
+        _ => Ok(None),
+    })
+}
+
+/// Follows the stream of a command or a batch until `on_event` returns its end.
+fn follow_events<T>(
+    client: &Client,
+    path: &str,
+    id: &str,
+    mut on_event: impl FnMut(&Event) -> Result<Option<T>>,
+) -> Result<T> {
     let mut last = None;
     let mut failures = 0;
     loop {
         let (before, began) = (last.clone(), Instant::now());
-        let failure = match client.stream(&path, last.as_deref()) {
+        let failure = match client.stream(path, last.as_deref()) {
             Ok(stream) => {
-                if let Some(end) = read(stream, &mut last, &mut on_chunk)? {
+                if let Some(end) = read(stream, &mut last, &mut on_event)? {
                     return Ok(end);
                 }
                 if last != before || began.elapsed() >= STABLE_AFTER {
@@ -120,7 +157,7 @@ pub fn follow(
             Err(error) => return Err(error),
         };
         let Some(seconds) = RECONNECT_PAUSES.get(failures) else {
-            return Err(Error::local(format!("Lost the output of {id}: {failure}")));
+            return Err(Error::local(format!("Lost the stream of {id}: {failure}")));
         };
         if failures == 1 {
             note("The connection was lost. Trying again.");
@@ -141,9 +178,12 @@ mod tests {
 
     fn events(text: &str) -> (String, Option<String>, Option<End>) {
         let (mut output, mut last) = (String::new(), None);
-        let end = read(text.as_bytes(), &mut last, &mut |content| {
+        let mut on_chunk = |content: &str| {
             output.push_str(content);
             Ok(())
+        };
+        let end = read(text.as_bytes(), &mut last, &mut |event: &Event| {
+            command_event(event, &mut on_chunk)
         });
         (output, last, end.unwrap())
     }
@@ -159,6 +199,31 @@ mod tests {
         let end = end.unwrap();
         assert_eq!((output.as_str(), last.as_deref()), ("a\nb", Some("1")));
         assert_eq!((end.command.exit_code, end.output_truncated), (Some(3), true));
+    }
+
+    #[test]
+    fn changes_of_a_batch_and_its_end() {
+        let change = |seq: u32, state: &str| {
+            format!(
+                "id: {seq}\nevent: target\ndata: {{\"server\":\"s\",\"command\":\"c\",\"state\":\"{state}\",\"exit_code\":null}}\n\n"
+            )
+        };
+        let second = change(2, "success") + "event: end\ndata: {\"state\":\"finished\"}\n\n";
+        let (url, requests) = serve(vec![change(1, "sent"), second]);
+        let address = crate::address::Address::parse(&url, false).unwrap();
+        let client = Client::new(address, Some("abc".to_owned())).unwrap();
+        let mut states = Vec::new();
+        let end = follow_batch(&client, "1", |change| {
+            states.push(change.state);
+            Ok(())
+        });
+        assert_eq!(
+            (states.join(" "), &end.unwrap()["state"]),
+            ("sent success".into(), &"finished".into())
+        );
+        let requests = requests.join().unwrap();
+        assert!(requests[0].starts_with("GET /api/events/batches/1/stream/ HTTP/1.1"));
+        assert!(requests[1].to_lowercase().contains("last-event-id: 1\r\n"), "{}", requests[1]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The fields of the API that tables and exit codes need. A test compares them with
 //! `docs/openapi.yaml`.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -14,7 +16,7 @@ macro_rules! api_types {
         #[cfg(test)]
         impl documented::Documented for $name {
             fn check(schema: &documented::Schema<'_>) {
-                $(<$type>::check(&schema.field(stringify!($field)));)*
+                $(<$type>::check(&schema.field(stringify!($field).trim_start_matches("r#")));)*
             }
         }
     )*};
@@ -51,6 +53,7 @@ api_types! {
         agent_version: Option<String>,
         load: Option<f64>,
         last_seen_at: Option<String>,
+        labels: BTreeMap<String, String>,
     }
 
     Status { message: String }
@@ -73,6 +76,105 @@ api_types! {
 
     /// The field of a stream's `end` event that a command does not have.
     CommandEnd { output_truncated: bool }
+
+    /// The number of targets by state.
+    BatchCounts {
+        total: i64,
+        pending: i64,
+        queued: i64,
+        sent: i64,
+        running: i64,
+        success: i64,
+        failed: i64,
+        cancelled: i64,
+        expired: i64,
+        stuck: i64,
+        skipped: i64,
+    }
+
+    Batch {
+        id: String,
+        name: String,
+        state: String,
+        line: String,
+        username: Option<String>,
+        max_concurrency: i64,
+        max_errors: Option<i64>,
+        requested_by: Option<UserSummary>,
+        scheduled_at: String,
+        finished_at: Option<String>,
+        counts: BatchCounts,
+        stopped_by: Option<String>,
+    }
+
+    BatchTarget {
+        server: String,
+        server_name: String,
+        command: Option<String>,
+        state: String,
+        exit_code: Option<i64>,
+        elapsed_time: Option<f64>,
+        reason: Option<String>,
+    }
+
+    /// An event of a batch's stream.
+    BatchChange { server: String, command: Option<String>, state: String, exit_code: Option<i64> }
+
+    TargetSummary { server_name: String }
+
+    BatchOutput {
+        count: i64,
+        state: String,
+        exit_code: Option<i64>,
+        result: Option<String>,
+        result_truncated: bool,
+        targets: Vec<TargetSummary>,
+    }
+
+    PlannedTarget { server_name: String, username: String, is_connected: bool }
+
+    BatchDryRun { total: i64, targets: Vec<Value> }
+
+    ScheduleRun {
+        due_at: String,
+        started_at: Option<String>,
+        batch: Option<String>,
+        outcome: String,
+        reason: Option<String>,
+    }
+
+    Schedule {
+        id: String,
+        name: String,
+        cron: String,
+        timezone: String,
+        targets: Value,
+        line: Option<String>,
+        argv: Option<Vec<String>>,
+        enabled: bool,
+        misfire: String,
+        overlap: String,
+        owner: Option<UserSummary>,
+        next_runs: Vec<String>,
+        last_run: Option<ScheduleRun>,
+    }
+
+    ScriptParameter { name: String, r#type: String, required: bool }
+
+    Script {
+        id: String,
+        name: String,
+        description: String,
+        interpreter: String,
+        body_bytes: i64,
+        params: Vec<ScriptParameter>,
+        version: i64,
+        owner: Option<UserSummary>,
+        updated_at: String,
+    }
+
+    /// The parameters of a version of a script.
+    ScriptVersion { params: Vec<ScriptParameter> }
 
     ApiToken {
         id: String,
@@ -113,6 +215,8 @@ api_types! {
 #[cfg(test)]
 mod documented {
     //! Compares types with schemas.
+
+    use std::collections::BTreeMap;
 
     use serde_json::Value;
 
@@ -175,7 +279,10 @@ mod documented {
             let types = match &value["type"] {
                 Value::String(name) => vec![name.as_str()],
                 Value::Array(names) => names.iter().map(|name| name.as_str().unwrap()).collect(),
-                _ if value["enum"].is_array() => vec!["string"],
+                _ if value["enum"].is_array() => {
+                    let choices = value["enum"].as_array().unwrap().iter();
+                    choices.map(|choice| if choice.is_null() { "null" } else { "string" }).collect()
+                }
                 other => panic!("{} has the type {other}", self.path),
             };
             (types, self.at(value, self.path.clone()))
@@ -211,14 +318,25 @@ mod documented {
         }
     }
 
+    impl<T: Documented> Documented for BTreeMap<String, T> {
+        fn check(schema: &Schema<'_>) {
+            schema.expect(&["object"]);
+            let values = &schema.value["additionalProperties"];
+            T::check(&schema.at(values, format!("{}.*", schema.path)));
+        }
+    }
+
     impl<T: Documented> Documented for Option<T> {
         fn check(schema: &Schema<'_>) {
             let (types, inner) = schema.types();
             assert!(types.contains(&"null"), "{} is never null", schema.path);
-            // If the schema has a list of types, remove null from that list.
+            // If the schema has a list of types or of values, remove null from that list.
             let mut value = inner.value.clone();
-            if let Value::Array(types) = &mut value["type"] {
+            if let Some(Value::Array(types)) = value.get_mut("type") {
                 types.retain(|name| name != "null");
+            }
+            if let Some(Value::Array(choices)) = value.get_mut("enum") {
+                choices.retain(|choice| !choice.is_null());
             }
             let bare = Schema { document: schema.document, value: &value, path: inner.path };
             T::check(&bare);
@@ -251,6 +369,12 @@ mod tests {
             "CommandPage",
             "ApiTokenPage",
             "AuditEventPage",
+            "BatchPage",
+            "BatchTargetPage",
+            "BatchOutputPage",
+            "SchedulePage",
+            "ScheduleRunPage",
+            "ScriptPage",
         ];
         check::<Page>(&document, &pages);
         check::<LoginToken>(&document, &["LoginToken"]);
@@ -260,6 +384,16 @@ mod tests {
         check::<Command>(&document, &["Command", "CommandEnd"]);
         check::<Chunk>(&document, &["Chunk"]);
         check::<CommandEnd>(&document, &["CommandEnd"]);
+        check::<Batch>(&document, &["Batch"]);
+        check::<BatchTarget>(&document, &["BatchTarget"]);
+        check::<BatchChange>(&document, &["BatchChange"]);
+        check::<BatchOutput>(&document, &["BatchOutput"]);
+        check::<BatchDryRun>(&document, &["BatchDryRun"]);
+        check::<PlannedTarget>(&document, &["PlannedTarget"]);
+        check::<Schedule>(&document, &["Schedule"]);
+        check::<ScheduleRun>(&document, &["ScheduleRun"]);
+        check::<Script>(&document, &["Script", "ScriptSummary"]);
+        check::<ScriptVersion>(&document, &["ScriptVersion"]);
         check::<ApiToken>(&document, &["ApiToken"]);
         check::<NewToken>(&document, &["ApiTokenWithKey"]);
         check::<AuditEvent>(&document, &["AuditEvent"]);

@@ -108,14 +108,11 @@ impl ExistingResources {
         let membership = json!({"group": group, "user": user["id"]});
         made("/api/iam/memberships/", "/api/iam/memberships/", membership).await;
         made("/api/servers/", "/api/servers/", json!({"name": "web-1"})).await;
-<<<<<<< ours
         let script = json!({"name": "clean", "body": "id"});
         made("/api/events/scripts/", "/api/events/scripts/", script).await;
-=======
         let schedule =
             json!({"name": "x", "cron": "@daily", "targets": {"all": true}, "line": "id"});
         made("/api/events/schedules/", "/api/events/schedules/", schedule).await;
->>>>>>> theirs
         let reset_request = async {
             workspace.anonymous.post("/api/auth/reset-password/", &json!({"email": email})).await
         };

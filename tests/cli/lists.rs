@@ -66,7 +66,8 @@ async fn tokens_are_created_with_limits_and_deleted() {
     farhand.call(&["run", "here", "--", "id"]).await.failure("");
     farhand.call(&["tokens", "list"]).await.failure("");
     farhand.token = admin;
-    farhand.call(&["tokens", "delete", "ci"]).await.success();
+    let deleted = farhand.call(&["-o", "json", "tokens", "delete", "ci"]).await.json();
+    assert_eq!(deleted["deleted"], true);
     farhand.call(&["tokens", "delete", "ci"]).await.failure("You have no token \"ci\".");
     let called = farhand.call(&["-o", "json", "tokens", "create", "x", "--expires", "never"]).await;
     assert_eq!(called.json()["expires_at"], json!(null));

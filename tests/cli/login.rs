@@ -1,10 +1,12 @@
 //! Profiles, and credentials that are not valid.
 
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 use farhand_tests::Workspace;
 use farhand_tests::client::PASSWORD;
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 
 use super::terminal::Terminal;
 use super::{Called, Farhand, USER, token_of};
@@ -65,6 +67,16 @@ async fn tokens_come_from_the_standard_input_or_the_environment() {
     let shown = farhand.call(&["-o", "json", "whoami"]).await.json();
     assert_eq!(shown["username"], USER);
     assert!(farhand.call(&["profiles"]).await.success().contains("*        ci"));
+    let profiles = farhand.call(&["-o", "json", "profiles"]).await.success();
+    assert!(profiles.contains("\"current\": true") && !profiles.contains(&token), "{profiles}");
+    // A named profile takes precedence over FARHAND_URL, which names no service here.
+    let mut again = farhand.command(&["login", "--token-stdin", "--profile", "ci"]);
+    again.env("FARHAND_URL", "http://127.0.0.1:1").stdin(Stdio::piped());
+    let mut child = again.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(token.as_bytes()).await.unwrap();
+    let called = Called::from(&child.wait_with_output().await.unwrap());
+    assert!(called.err.contains(&format!("Logged in to {}", farhand.url)), "{called:?}");
+    called.success();
     // The profile is deleted, and the API token stays valid.
     farhand.call(&["logout"]).await.success();
     workspace.admin.get("/api/status/").await.expect(200);

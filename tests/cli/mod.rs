@@ -1,9 +1,12 @@
 //! The command line `farhand` against the service and the project's agent.
 
+mod batch;
 mod interrupts;
 mod lists;
 mod login;
 mod run;
+mod schedules;
+mod scripts;
 mod terminal;
 
 use std::process::{Output, Stdio};

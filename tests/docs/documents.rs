@@ -177,7 +177,7 @@ async fn the_examples_of_agents_run_as_they_stand() {
 
 #[tokio::test]
 async fn the_examples_of_the_command_line_run_as_they_stand() {
-    run("cli.md", 15).await;
+    run("cli.md", 19).await;
 }
 
 #[tokio::test]

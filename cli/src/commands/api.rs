@@ -42,7 +42,8 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<()> {
     write(&visible_lines(&String::from_utf8_lossy(&reply.body)))
 }
 
-fn read_body(data: &str) -> Result<Vec<u8>> {
+/// Reads a body: JSON, `@FILE`, or `-` for the standard input.
+pub fn read_body(data: &str) -> Result<Vec<u8>> {
     let (what, read) = match data.strip_prefix('@') {
         _ if data == "-" || data == "@-" => {
             let mut body = Vec::new();

@@ -1,17 +1,18 @@
 //! `farhand run`: runs a command on one or several servers.
 
-use std::io::{self, Read};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use super::typed;
+use super::fleet::Fleet;
+use super::task::Task;
+use super::{MAX_PARALLEL, run_batch, typed};
 use crate::client::Client;
 use crate::connection::Options;
 use crate::error::{EXIT_FAILURE, Error, Result};
-use crate::interrupts::Running;
+use crate::interrupts::{Kind, Running};
 use crate::output::{Format, note, write};
 use crate::run_output::{View, exit_code, print_json};
 use crate::stream::follow;
@@ -20,44 +21,37 @@ use crate::time;
 use crate::types::Command;
 
 const PATH: &str = "/api/events/commands/";
-/// Maximum size of `stdin` (contract 7.3).
-const MAX_STDIN_BYTES: u64 = 64 * 1024;
-/// Maximum number of commands that are followed concurrently. Commands for further servers are
-/// created later.
-const MAX_PARALLEL: usize = 32;
 
 /// Run a command on servers, print its output as it arrives, and exit with its exit code
 ///
 /// One word is a line for the server's /bin/sh: 'ps aux | grep nginx'. Several words reach the
 /// program as they are. The output is written as it is, so escape sequences in it reach the
 /// terminal. Ctrl-C kills the command. A second Ctrl-C exits and does not wait for its end.
+///
+/// With `-l`, `--all`, `--max-concurrency`, `--ramp`, `--max-errors`, `--on-offline` or `--dry-run`
+/// the service runs the command as a batch.
 #[derive(Args)]
 pub struct Arguments {
     /// Names or ids of servers, separated by commas
-    #[arg(value_name = "SERVER", required_unless_present = "more_servers")]
+    #[arg(
+        value_name = "SERVER",
+        required_unless_present_any = ["more_servers", "selector", "all"],
+        conflicts_with_all = ["selector", "all"]
+    )]
     servers: Option<String>,
     /// A further server. May be repeated
-    #[arg(id = "more_servers", short = 's', long = "server", value_name = "SERVER")]
+    #[arg(
+        id = "more_servers",
+        short = 's',
+        long = "server",
+        value_name = "SERVER",
+        conflicts_with_all = ["selector", "all"]
+    )]
     more_servers: Vec<String>,
-    /// The account on the server
-    #[arg(long = "as", value_name = "ACCOUNT")]
-    account: Option<String>,
-    /// The group on the server
-    #[arg(long, value_name = "GROUP")]
-    group: Option<String>,
-    /// The folder to run in
-    #[arg(long, value_name = "FOLDER")]
-    cwd: Option<String>,
-    /// An environment variable: NAME takes its value from this shell, NAME=VALUE sets it. May be
-    /// repeated
-    #[arg(short, long, value_name = "NAME[=VALUE]")]
-    env: Vec<String>,
-    /// Send the standard input, at most 64 KiB of UTF-8
-    #[arg(short = 'i', long)]
-    stdin: bool,
-    /// Kill the command after this time: 90s, 30m, 2h. The service's default is 30m
-    #[arg(long, value_name = "TIME", value_parser = time::parse_seconds)]
-    timeout: Option<u64>,
+    #[command(flatten)]
+    task: Task,
+    #[command(flatten)]
+    fleet: Fleet,
     /// Run at a time, such as 2026-12-01T02:00:00Z or +2h. Prints the id and does not wait
     #[arg(long, value_name = "TIME")]
     at: Option<String>,
@@ -65,14 +59,14 @@ pub struct Arguments {
     #[arg(short, long)]
     detach: bool,
     /// If the agent is not connected, wait for it
-    #[arg(long)]
+    #[arg(long, conflicts_with = "on_offline")]
     queue: bool,
-    /// Run the program without a shell. Needs an agent with the feature `argv`
+    /// Show the servers, and run nothing
     #[arg(long)]
-    no_shell: bool,
-    /// The command
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    command: Vec<String>,
+    dry_run: bool,
+    /// Do not ask before a batch runs on more than 20 servers
+    #[arg(short, long)]
+    yes: bool,
 }
 
 /// The outcome of the command on one server.
@@ -83,13 +77,23 @@ struct Outcome {
 }
 
 pub fn execute(options: &Options, arguments: &Arguments) -> Result<u8> {
+    let client = options.connect()?;
     let servers = arguments.servers();
-    if servers.is_empty() {
+    let is_batch = arguments.fleet.is_given() || arguments.dry_run;
+    if servers.is_empty() && !arguments.fleet.selects() {
         return Err(Error::local("Name a server. `farhand servers` lists them."));
     }
+    let mut body = arguments.body(&client)?;
+    if is_batch {
+        arguments.fleet.add_to(&mut body, &servers);
+        let how = run_batch::How {
+            is_dry_run: arguments.dry_run,
+            is_detached: arguments.is_detached(),
+            asks: !arguments.yes,
+        };
+        return run_batch::execute(&client, options.output, body, &how);
+    }
     let is_single = servers.len() == 1;
-    let body = arguments.body()?;
-    let client = options.connect()?;
     let running = Running::new(&client);
     let run = Run {
         client,
@@ -128,27 +132,9 @@ impl Arguments {
         self.detach || self.at.is_some()
     }
 
-    /// The body of the request, without the server.
-    fn body(&self) -> Result<Map<String, Value>> {
-        let mut body = Map::new();
-        if self.no_shell {
-            body.insert("argv".into(), json!(self.command));
-        } else {
-            body.insert("line".into(), json!(line(&self.command)));
-        }
-        let texts = [("username", &self.account), ("groupname", &self.group), ("cwd", &self.cwd)];
-        for (name, value) in texts {
-            body.extend(value.as_ref().map(|value| (name.to_owned(), json!(value))));
-        }
-        if !self.env.is_empty() {
-            let variables =
-                self.env.iter().map(|text| variable(text)).collect::<Result<Map<_, _>>>()?;
-            body.insert("env".into(), Value::Object(variables));
-        }
-        if self.stdin {
-            body.insert("stdin".into(), json!(read_input(io::stdin().lock())?));
-        }
-        body.extend(self.timeout.map(|seconds| ("timeout".to_owned(), json!(seconds))));
+    /// The body of the request, without the servers.
+    fn body(&self, client: &Client) -> Result<Map<String, Value>> {
+        let mut body = self.task.fields(client)?;
         if let Some(at) = &self.at {
             body.insert("scheduled_at".into(), json!(time::parse_time(at, time::now())?));
         }
@@ -157,48 +143,6 @@ impl Arguments {
         }
         Ok(body)
     }
-}
-
-/// The line for the shell. A single word is the line itself. Several words are quoted, so that the
-/// program receives them unchanged.
-fn line(words: &[String]) -> String {
-    match words {
-        [line] => line.clone(),
-        words => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
-    }
-}
-
-fn quoted(word: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_@%+=:,./-".contains(&byte);
-    if !word.is_empty() && word.bytes().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
-/// Parses `NAME=VALUE`, or looks up the value of `NAME` in farhand's own environment.
-fn variable(text: &str) -> Result<(String, Value)> {
-    match text.split_once('=') {
-        Some((name, value)) => Ok((name.to_owned(), json!(value))),
-        None => match std::env::var(text) {
-            Ok(value) => Ok((text.to_owned(), json!(value))),
-            Err(_) => Err(Error::local(format!(
-                "The variable {text} is not set here. Set it, or use {text}=VALUE."
-            ))),
-        },
-    }
-}
-
-fn read_input(input: impl Read) -> Result<String> {
-    let mut bytes = Vec::new();
-    let read = input.take(MAX_STDIN_BYTES + 1).read_to_end(&mut bytes);
-    read.map_err(|error| Error::local(format!("Cannot read the standard input: {error}.")))?;
-    if bytes.len() as u64 > MAX_STDIN_BYTES {
-        return Err(Error::local("The standard input is longer than 64 KiB. Nothing was run."));
-    }
-    String::from_utf8(bytes)
-        .map_err(|_| Error::local("The standard input is not UTF-8. Nothing was run."))
 }
 
 /// A command, and the servers to run it on.
@@ -264,7 +208,7 @@ impl Run {
             self.print_id(&command)?;
             return Ok(Outcome { exit_code: 0, json: Some(json) });
         }
-        self.running.add(&command.id, &command.server_name);
+        self.running.add(Kind::Command, &command.id, &command.server_name);
         let mut view = if self.servers.len() > 1 && self.format == Format::Table {
             let width = self.servers.iter().map(|name| name.chars().count()).max().unwrap_or(0);
             View::prefixed(server, position, width)
@@ -308,6 +252,12 @@ mod tests {
         run: Arguments,
     }
 
+    /// A client that sends nothing in these tests.
+    fn client() -> Client {
+        let address = crate::address::Address::parse("http://127.0.0.1:1", false).unwrap();
+        Client::new(address, None).unwrap()
+    }
+
     fn parse(arguments: &[&str]) -> std::result::Result<Arguments, clap::Error> {
         Line::try_parse_from([&["run"], arguments].concat()).map(|line| line.run)
     }
@@ -327,38 +277,64 @@ mod tests {
     fn options_after_the_dashes_belong_to_the_command() {
         let arguments =
             parse(&["web-1", "--as", "root", "--timeout", "2m", "--", "ls", "--as", "-d"]).unwrap();
-        let body = Value::Object(arguments.body().unwrap());
+        let body = Value::Object(arguments.body(&client()).unwrap());
         assert_eq!(body, json!({"line": "ls --as -d", "username": "root", "timeout": 120}));
         assert!(!arguments.is_detached());
         assert!(parse(&["web-1", "--at", "+2h", "--", "id"]).unwrap().is_detached());
     }
 
     #[test]
-    fn one_word_is_a_line_and_several_words_are_quoted() {
-        let words =
-            |words: &[&str]| line(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
-        assert_eq!(words(&["ps aux | grep x"]), "ps aux | grep x");
-        assert_eq!(words(&["systemctl", "restart", "nginx"]), "systemctl restart nginx");
-        assert_eq!(
-            words(&["echo", "a b", "it's", "", "$HOME"]),
-            r"echo 'a b' 'it'\''s' '' '$HOME'"
-        );
-    }
-
-    #[test]
     fn argv_goes_without_a_shell() {
         let arguments = parse(&["web-1", "--no-shell", "--queue", "--", "ls", "a b"]).unwrap();
-        let body = Value::Object(arguments.body().unwrap());
+        let body = Value::Object(arguments.body(&client()).unwrap());
         assert_eq!(body, json!({"argv": ["ls", "a b"], "on_offline": "queue"}));
     }
 
     #[test]
-    fn input_has_a_limit() {
-        assert_eq!(read_input(&b"abc"[..]).unwrap(), "abc");
-        let whole = vec![b'a'; 64 * 1024];
-        assert_eq!(read_input(&whole[..]).unwrap().len(), 64 * 1024);
-        let longer = [&whole[..], b"b"].concat();
-        assert!(read_input(&longer[..]).unwrap_err().to_string().contains("64 KiB"));
-        assert!(read_input(&b"\xff"[..]).is_err());
+    fn a_selector_or_an_option_of_batches_makes_a_batch() {
+        let fields = |arguments: &[&str]| {
+            let arguments = parse(&[arguments, &["--", "id"]].concat()).unwrap();
+            assert!(arguments.fleet.is_given());
+            let mut body = arguments.body(&client()).unwrap();
+            arguments.fleet.add_to(&mut body, &arguments.servers());
+            Value::Object(body)
+        };
+        assert_eq!(
+            fields(&["-l", "role=web", "--ramp", "--queue"]),
+            json!({"line": "id", "targets": {"selector": "role=web"}, "ramp": true, "on_offline": "queue"})
+        );
+        assert_eq!(
+            fields(&[
+                "--all",
+                "--max-concurrency",
+                "25%",
+                "--max-errors",
+                "0",
+                "--on-offline",
+                "reject"
+            ]),
+            json!({"line": "id", "targets": {"all": true}, "max_concurrency": "25%", "max_errors": 0, "on_offline": "reject"})
+        );
+        assert_eq!(
+            fields(&["a,b", "--max-concurrency", "1"]),
+            json!({"line": "id", "targets": {"servers": ["a", "b"]}, "max_concurrency": 1})
+        );
+        for wrong in [
+            &["a", "-l", "x"][..],
+            &["-s", "a", "--all"],
+            &["-l", "x", "--all"],
+            &["-l", "x", "--queue", "--on-offline", "skip"],
+            &["--ramp"],
+        ] {
+            assert!(parse(&[wrong, &["--", "id"]].concat()).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_script_replaces_the_command() {
+        assert!(parse(&["a", "--script", "backup", "--param", "A=b"]).is_ok());
+        assert!(parse(&["a", "--script", "backup", "--", "id"]).is_err());
+        assert!(parse(&["a", "--script", "backup", "--no-shell"]).is_err());
+        assert!(parse(&["a", "--param", "A=b", "--", "id"]).is_err());
     }
 }

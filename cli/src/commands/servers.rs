@@ -1,5 +1,7 @@
 //! `farhand servers`: lists servers.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use serde_json::Value;
 
@@ -16,6 +18,9 @@ pub struct Arguments {
     /// Only servers with these words in the name, the address, the system or the agent's version
     #[arg(long, value_name = "WORDS")]
     search: Option<String>,
+    /// Only servers whose labels match, such as env=prod,role=web
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    selector: Option<String>,
     /// Only servers whose agent is connected
     #[arg(long)]
     connected: bool,
@@ -32,6 +37,7 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<()> {
     if arguments.connected || arguments.offline {
         filters.push(("is_connected", arguments.connected.to_string()));
     }
+    filters.extend(arguments.selector.clone().map(|selector| ("label", selector)));
     filters.extend(arguments.search.clone().map(|words| ("search", words)));
     let (items, count) = options.connect()?.list("/api/servers/", &filters, arguments.limit)?;
     print_list(&items, options.output, table)?;
@@ -40,8 +46,17 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<()> {
 }
 
 fn table(items: &[Value]) -> Result<Table> {
-    let mut table =
-        Table::new(&["NAME", "STATE", "SYSTEM", "AGENT", "LOAD", "ADDRESS", "LAST SEEN", "ID"]);
+    let mut table = Table::new(&[
+        "NAME",
+        "STATE",
+        "LABELS",
+        "SYSTEM",
+        "AGENT",
+        "LOAD",
+        "ADDRESS",
+        "LAST SEEN",
+        "ID",
+    ]);
     for item in items {
         let server: Server = typed(item)?;
         let state = match (server.registration.as_str(), server.is_connected) {
@@ -54,6 +69,7 @@ fn table(items: &[Value]) -> Result<Table> {
         table.row([
             server.name,
             state.to_owned(),
+            or_dash((!server.labels.is_empty()).then(|| labels(&server.labels))),
             or_dash((!system.is_empty()).then(|| system.join(" "))),
             or_dash(server.agent_version),
             or_dash(server.load.map(|load| format!("{load:.2}"))),
@@ -63,4 +79,10 @@ fn table(items: &[Value]) -> Result<Table> {
         ]);
     }
     Ok(table)
+}
+
+/// The labels as a selector that matches them.
+fn labels(labels: &BTreeMap<String, String>) -> String {
+    let terms = labels.iter().map(|(key, value)| format!("{key}={value}"));
+    terms.collect::<Vec<_>>().join(",")
 }

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use super::{LIMIT, lookup, note_rest, typed};
+use super::{LIMIT, lookup, note_rest, report_deleted, typed};
 use crate::client::{Client, segment};
 use crate::connection::Options;
 use crate::error::{Error, Result};
@@ -82,7 +82,9 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<()> {
             Ok(())
         }
         Action::Create(creation) => create(&client, options.output, creation),
-        Action::Delete { names } => names.iter().try_for_each(|name| delete(&client, name)),
+        Action::Delete { names } => {
+            names.iter().try_for_each(|name| delete(&client, options.output, name))
+        }
     }
 }
 
@@ -138,26 +140,10 @@ impl Creation {
     }
 }
 
-fn delete(client: &Client, name: &str) -> Result<()> {
-    let id =
-        if uuid::Uuid::try_parse(name).is_ok() { name.to_owned() } else { find(client, name)? };
+fn delete(client: &Client, format: Format, name: &str) -> Result<()> {
+    let id = lookup::id_by_name(client, PATH, "token", name)?;
     client.delete(&format!("{PATH}{}/", segment(&id)))?;
-    note(&format!("Deleted the token {name}."));
-    Ok(())
-}
-
-/// The id of the token with this name. Fails if several tokens have it.
-fn find(client: &Client, name: &str) -> Result<String> {
-    let (found, count) = client.list(PATH, &[("name", name.to_owned())], 1)?;
-    match (found.first(), count) {
-        (Some(token), 1) => Ok(typed::<ApiToken>(token)?.id),
-        (None, _) => Err(Error::local(format!(
-            "You have no token {name:?}. `farhand tokens list` lists them."
-        ))),
-        (Some(_), count) => Err(Error::local(format!(
-            "{count} tokens have the name {name:?}. Delete by id: `farhand tokens list` shows the ids."
-        ))),
-    }
+    report_deleted(format, "token", name, &id)
 }
 
 fn table(items: &[Value]) -> Result<Table> {
