@@ -152,8 +152,11 @@ async fn unknown_fields_are_rejected_at_every_depth() {
             let errors = reply.expect(400);
             let messages = if place == "/acl" { &errors["acl"] } else { &errors["zzz"] };
             assert!(messages.to_string().contains("Unknown field."), "{what} {place}: {errors}");
-            let code =
-                if path.starts_with("/api/events/") { "INVALID_COMMAND" } else { "INVALID_INPUT" };
+            let code = if path.starts_with("/api/events/commands/") {
+                "INVALID_COMMAND"
+            } else {
+                "INVALID_INPUT"
+            };
             assert_eq!(reply.header("X-Error-Code"), code, "{what}");
         }
     }

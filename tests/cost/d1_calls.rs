@@ -158,7 +158,8 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
 
 /// Calls the endpoints of batches, for a server without an agent.
 async fn call_batch_endpoints(admin: &Api) {
-    let skipped = json!({"targets": {"servers": ["web-2"]}, "line": "id"});
+    send(admin, "POST", SERVERS, json!({"name": "offline"})).await;
+    let skipped = json!({"targets": {"servers": ["offline"]}, "line": "id"});
     let batch = send(admin, "POST", BATCHES, skipped).await;
     let path = item_path(BATCHES, &batch);
     // It ends when the stream ends.
@@ -169,7 +170,7 @@ async fn call_batch_endpoints(admin: &Api) {
     send(admin, "GET", BATCHES, Value::Null).await;
     send(admin, "POST", &format!("{path}retry-failed/"), Value::Null).await;
     let later =
-        json!({"targets": {"servers": ["web-2"]}, "line": "id", "scheduled_at": far_ahead()});
+        json!({"targets": {"servers": ["offline"]}, "line": "id", "scheduled_at": far_ahead()});
     for action in ["cancel", "kill"] {
         let batch = send(admin, "POST", BATCHES, later.clone()).await;
         send(admin, "POST", &format!("{}{action}/", item_path(BATCHES, &batch)), Value::Null).await;
