@@ -25,8 +25,9 @@ const MAX_RETRY_DELAY: i64 = 60;
 const RECOVERY_DELAY: Duration = Duration::from_secs(5);
 /// The delay before D1 is read again after it refused a request.
 const MISMATCH_DELAY: Duration = Duration::from_secs(1);
-/// The delay before a batch of a deleted workspace is read again.
-const SUSPENDED_DELAY: Duration = Duration::from_secs(300);
+/// D1 is read again after this time, even if reports arrive all the time, or the workspace is
+/// deleted.
+const MAX_READ_INTERVAL: Duration = Duration::from_secs(300);
 /// The object's storage is deleted this long after the end.
 pub const LOG_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -55,6 +56,8 @@ pub struct Machine {
     call_retries: BTreeMap<Position, Timestamp>,
     /// When D1 was read or a report arrived for the last time.
     news_at: Timestamp,
+    /// When D1 was read.
+    loaded_at: Timestamp,
     pub(super) waves: Waves,
 }
 
@@ -74,6 +77,7 @@ impl Machine {
             calls: BTreeSet::new(),
             call_retries: BTreeMap::new(),
             news_at: now,
+            loaded_at: now,
             waves: Waves::default(),
         }
     }
@@ -243,7 +247,7 @@ impl Machine {
                 }
             }
             // After `EndRest`, some targets may have a command that a late request inserted.
-            _ => self.is_stale = true,
+            _ => self.reload(now),
         }
     }
 
@@ -259,7 +263,8 @@ impl Machine {
             }
         }
         step.changed.extend(0..Position::try_from(batch.targets.len()).unwrap_or(Position::MAX));
-        (self.batch, self.is_stale, self.news_at) = (Some(batch), false, now);
+        (self.batch, self.is_stale) = (Some(batch), false);
+        (self.news_at, self.loaded_at) = (now, now);
         for change in std::mem::take(&mut self.early) {
             self.apply_change(&change, step);
         }
@@ -339,11 +344,12 @@ impl Machine {
     fn read_at(&self) -> Option<Timestamp> {
         let batch = self.batch.as_ref().filter(|batch| batch.finished_at.is_none())?;
         if batch.is_workspace_deleted {
-            return Some(self.news_at.plus(SUSPENDED_DELAY));
+            return Some(self.loaded_at.plus(MAX_READ_INTERVAL));
         }
         let is_open = |target: &Target| target.is_open() || target.state == TargetState::Queued;
         let quiet = fraction(batch.scheduled_at, self.news_at, 8, 5);
-        batch.targets.iter().any(is_open).then(|| self.news_at.plus(quiet))
+        let at = self.news_at.plus(quiet).min(self.loaded_at.plus(MAX_READ_INTERVAL));
+        batch.targets.iter().any(is_open).then_some(at)
     }
 
     fn wipe_at(&self) -> Option<Timestamp> {

@@ -113,7 +113,9 @@ impl D1 {
                 Answer::Written
             }
             Request::EndRest(rest) => {
-                if *rest == Rest::TooManyErrors && self.batch.state == BatchState::Running {
+                let may_stop =
+                    matches!(self.batch.state, BatchState::Scheduled | BatchState::Running);
+                if *rest == Rest::TooManyErrors && may_stop {
                     self.batch.state = BatchState::Stopping;
                 }
                 let is_allowed = match rest {

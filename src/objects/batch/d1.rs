@@ -255,7 +255,7 @@ fn end_rest(data: &BatchData, rest: Rest) -> Vec<Statement> {
     };
     let stop = Statement::new(
         "UPDATE batches SET state = 'stopping', stopped_by = 'errors'
-         WHERE id = :id AND workspace_id = :workspace_id AND state = 'running'",
+         WHERE id = :id AND workspace_id = :workspace_id AND state IN ('scheduled', 'running')",
     )
     .bind_all(params! { id, workspace_id });
     let end = Statement::new(format!(
