@@ -82,7 +82,7 @@ pub struct CommandSpec {
     pub line: String,
     /// The program and its arguments, to run without a shell.
     pub argv: Option<Vec<String>>,
-    /// The script to run instead of the line. Until [`CommandSpec::freeze`], `line` is empty.
+    /// The script to run instead of the line. Until its version is frozen, `line` is empty.
     pub script: Option<ScriptCall>,
     /// The remote account; `None`: the default of each server.
     pub username: Option<String>,

@@ -92,7 +92,7 @@ impl Timing {
         self.ends_at.is_none_or(|end| due <= end).then_some(due)
     }
 
-    /// Returns the next due times, at most [`STORED_RUNS`].
+    /// Returns the next due times, at most eight.
     pub fn next_runs(
         &self,
         next: impl Fn(Timestamp) -> Option<Timestamp>,
