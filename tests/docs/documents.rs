@@ -186,6 +186,11 @@ async fn the_tutorial_runs_as_it_stands() {
 }
 
 #[tokio::test]
+async fn the_page_about_fleets_runs_as_it_stands() {
+    run("fleets.md", 13).await;
+}
+
+#[tokio::test]
 async fn the_how_to_of_ci_runs_as_it_stands() {
     run("how-to/ci-deploy.md", 4).await;
 }

@@ -28,6 +28,7 @@ pub mod machine;
 mod memory;
 mod outbox;
 mod queue;
+mod refusal;
 mod reports;
 mod resync;
 pub mod server_facts;
