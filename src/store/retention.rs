@@ -14,6 +14,7 @@ use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use worker::Env;
 
+use super::Progress;
 use super::db::{self, params};
 
 /// The maximum number of workspaces that one statement searches.
@@ -23,6 +24,13 @@ const WORKSPACES_PER_SCAN: u64 = 500;
 /// Without its command, a target would start again.
 const OF_NO_OPEN_BATCH: &str = "(c.batch_id IS NULL OR NOT EXISTS (
     SELECT 1 FROM batches b WHERE b.id = c.batch_id AND b.finished_at IS NULL))";
+
+/// SQL for the condition that a row of `batches b` ended by `:until` and has no command any more.
+const IS_OLD_BATCH: &str = "b.added_at <= :until AND b.finished_at <= :until AND NOT EXISTS (
+    SELECT 1 FROM commands c INDEXED BY commands_by_batch
+    WHERE c.workspace_id = b.workspace_id AND c.batch_id = b.id)";
+/// The maximum number of batches that [`delete_batches`] deletes. Each has up to 5,000 targets.
+const BATCHES_PER_STEP: u64 = 5;
 
 /// A command that is old enough to be deleted.
 #[derive(Clone, Debug, Deserialize)]
@@ -35,13 +43,13 @@ pub struct OldCommand {
 /// The outcome of a search through some workspaces.
 #[derive(Debug, Deserialize)]
 pub struct WorkspaceScan {
-    /// The first workspace that has old commands.
+    /// The first workspace that has old commands or batches.
     pub found: Option<i64>,
     /// The last workspace that was searched, or `None` if no workspaces are left.
     pub last: Option<i64>,
 }
 
-/// Searches the next workspaces for commands that ended by `until`, in the order of the workspaces'
+/// Searches the next workspaces for commands and batches that ended by `until`, in the order of the workspaces'
 /// ids after `after`.
 pub async fn scan_workspaces(
     env: &Env,
@@ -53,6 +61,7 @@ pub async fn scan_workspaces(
          SELECT (SELECT n.id FROM next n WHERE EXISTS (
                 SELECT 1 FROM commands c INDEXED BY commands_by_id
                 WHERE c.workspace_id = n.id AND c.id < :created_before AND c.handled_at <= :until AND {OF_NO_OPEN_BATCH})
+                OR EXISTS (SELECT 1 FROM batches b INDEXED BY batches_by_time WHERE b.workspace_id = n.id AND {IS_OLD_BATCH})
             ORDER BY n.id LIMIT 1) AS found, (SELECT max(id) FROM next) AS last"
     );
     let result = db::run(
@@ -88,6 +97,33 @@ pub async fn find(
         workspace_id, after, until, created_before: created_before(until), limit,
     });
     db::rows(&db::run(env, statement).await?)
+}
+
+/// Deletes the next batches of a workspace that ended by `until`, with their targets. Batches that
+/// still have commands are kept.
+pub async fn delete_batches(
+    env: &Env,
+    workspace_id: i64,
+    until: Timestamp,
+) -> Result<Progress, Error> {
+    let old = format!(
+        "SELECT b.id FROM batches b INDEXED BY batches_by_time
+         WHERE b.workspace_id = :workspace_id AND {IS_OLD_BATCH}
+         ORDER BY b.added_at, b.id LIMIT {BATCHES_PER_STEP}"
+    );
+    let statements = [
+        format!(
+            "DELETE FROM batch_targets WHERE workspace_id = :workspace_id AND batch_id IN ({old})"
+        ),
+        format!(
+            "DELETE FROM batches WHERE workspace_id = :workspace_id AND id IN ({old}) RETURNING id AS body"
+        ),
+    ];
+    let statements =
+        statements.map(|sql| Statement::new(sql).bind_all(params! { workspace_id, until }));
+    let results = db::batch(env, statements.to_vec()).await?;
+    let deleted = results.last().map(db::column::<String>).transpose()?.unwrap_or_default();
+    Ok(if deleted.is_empty() { Progress::Done } else { Progress::More })
 }
 
 /// Deletes commands that their servers' objects have already deleted, all in one transaction. This

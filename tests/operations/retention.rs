@@ -186,6 +186,52 @@ fn used_objects(instance: &Instance) -> usize {
 }
 
 #[tokio::test]
+async fn old_batches_are_deleted_after_their_commands() {
+    const BATCHES: &str = "/api/events/batches/";
+    let (instance, state) = Instance::new().await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    let boss = workspace.admin.clone();
+    let (online, _) = (workspace.server("online").await, workspace.server("offline").await);
+    let mut agent = ScriptedAgent::connect(&workspace, &online).await;
+    for (server, name) in
+        [("offline", "old"), ("online", "old"), ("online", "has commands"), ("offline", "young")]
+    {
+        let body = json!({"name": name, "line": name, "targets": {"servers": [server]}, "username": "root"});
+        let batch = boss.post(BATCHES, &body).await.expect(201);
+        if server == "online" {
+            let id = agent.next_command().await["id"].as_str().unwrap().to_owned();
+            agent.ack(&id).await;
+            agent.fin(&id, 0, "done").await;
+        }
+        let path = format!("{BATCHES}{}/", batch["id"].as_str().unwrap());
+        eventually("the end of the batch", || async {
+            let batch = boss.get(&path).await.expect(200);
+            (batch["state"] == "finished").then_some(())
+        })
+        .await;
+    }
+    instance.stop_when_d1_is_current().await;
+    assert_eq!(age(&state, "old", 31), 1);
+    let at = days_ago(31);
+    let sql =
+        format!("UPDATE batches SET added_at = '{at}', finished_at = '{at}' WHERE name <> 'young'");
+    assert_eq!(change_d1(state.path(), &sql), 3);
+
+    let (instance, deleted) = run_retention(&state, "30").await;
+    assert_eq!(deleted, 1);
+    let left = boss.with_url(&instance.url).get(BATCHES).await.expect(200);
+    let left: BTreeSet<String> = left["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|batch| batch["name"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(left, BTreeSet::from(["has commands".to_owned(), "young".to_owned()]));
+    let targets = instance.d1("SELECT count(*) AS count FROM batch_targets");
+    assert_eq!(targets[0]["count"], 2);
+}
+
+#[tokio::test]
 async fn old_commands_are_deleted_everywhere_and_no_others() {
     let (instance, state) = Instance::new().await;
     let workspace = Workspace::create_with(&instance.operator(), "acme").await;

@@ -234,17 +234,18 @@ impl DurableObject for Janitor {
 
     async fn alarm(&self) -> worker::Result<Response> {
         self.alarm.went_off();
-        // A step that fails does not prevent the other steps.
+        // A step that fails does not prevent the other steps. They are boxed, because
+        // V8 compiles large functions slowly (docs/contributing/performance.md).
         let steps = [
-            self.suspend_next().await,
-            self.cancel_revoked_commands().await,
-            self.delete_unapproved().await,
-            self.detach_deleted_user().await,
-            self.purge_next().await,
-            self.continue_pass().await,
-            self.resync_next().await,
-            self.notify_sealers().await,
-            self.wake_batches().await,
+            Box::pin(self.suspend_next()).await,
+            Box::pin(self.cancel_revoked_commands()).await,
+            Box::pin(self.delete_unapproved()).await,
+            Box::pin(self.detach_deleted_user()).await,
+            Box::pin(self.purge_next()).await,
+            Box::pin(self.continue_pass()).await,
+            Box::pin(self.resync_next()).await,
+            Box::pin(self.notify_sealers()).await,
+            Box::pin(self.wake_batches()).await,
         ];
         let has_any = |wanted: Progress| {
             steps.iter().any(|step| step.as_ref().is_ok_and(|progress| *progress == wanted))

@@ -1,4 +1,4 @@
-//! Deletes commands that ended long ago, in bounded steps of a pass.
+//! Deletes commands and batches that ended long ago, in bounded steps of a pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,7 +26,7 @@ const FORGET_TIMEOUT: Duration = Duration::from_secs(20);
 const COMMANDS_PER_STEP: u64 = 100;
 
 impl Janitor {
-    /// Deletes the next old commands of the pass, or moves on to the next workspace.
+    /// Deletes the next old commands of the pass, then old batches, or moves on to the next workspace.
     pub(super) async fn continue_pass(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
         let Some(mut pass) = storage.get::<Pass>(PASS_KEY).await? else {
@@ -46,6 +46,10 @@ impl Janitor {
         let (old, find_cost) = cost::measure(found).await;
         let old = old?;
         let Some(last) = old.last() else {
+            let batches = retention::delete_batches(&self.env, pass.workspace, until).await?;
+            if batches == Progress::More {
+                return Ok(Progress::More);
+            }
             let scan = retention::scan_workspaces(&self.env, pass.workspace, until).await?;
             let Some(next) = scan.found.or(scan.last) else {
                 self.end_pass(&pass).await?;
