@@ -39,6 +39,11 @@ const LIMITS = { keepAliveTimeout: 1000, headersTimeout: 2 * RESULT_TIMEOUT_S * 
 /** The maximum size of the service's state, in bytes. */
 const STATE_BYTES = 6 * 2 ** 30;
 const COMMANDS = "/api/events/commands/";
+const BATCHES = "/api/events/batches/";
+/** The maximum duration of a batch, in seconds. */
+const BATCH_TIMEOUT_S = 300;
+/** The limit of the batch that has one. */
+const CONCURRENCY = 50;
 
 /** Calls `work` for each item, `AT_ONCE` items concurrently. */
 async function each(things, work) {
@@ -76,7 +81,11 @@ function connect(url, reports, server, deliveries, failed) {
   });
   const run = async ({ id }) => {
     deliveries.times.set(id, (deliveries.times.get(id) ?? 0) + 1);
+    deliveries.open += 1;
+    deliveries.most = Math.max(deliveries.most, deliveries.open);
     await report(id, "ack");
+    // The fin ends the command when the service gets it, which is before the response.
+    deliveries.open -= 1;
     await report(id, "fin", { success: true, result: "done\n", elapsed_time: 0.001, exit_code: 0, chunks: 0 });
   };
   socket.on("message", (data) => {
@@ -150,6 +159,30 @@ async function load(post, servers, length) {
   return { times, commands };
 }
 
+/** Runs a batch on all servers. Returns its duration, its result, and its cost in D1 calls. */
+async function runBatch({ users, headers, deliveries, logFile }, limits) {
+  deliveries.times.clear();
+  deliveries.most = deliveries.open;
+  const began = performance.now();
+  const body = { targets: { all: true }, line: "true", username: "worker", ...limits };
+  const requestId = `bench-${limits.name}`;
+  const { id } = await users.json("POST", BATCHES, { headers: { ...headers, "x-request-id": requestId }, body, expected: 201 });
+  let batch;
+  do {
+    if (performance.now() - began > BATCH_TIMEOUT_S * 1000) fail(`the batch ${limits.name} does not end`);
+    await pause(100);
+    batch = await users.json("GET", `${BATCHES}${id}/`, { headers });
+  } while (batch.finished_at === null);
+  const seconds = (Date.parse(batch.finished_at) - Date.parse(batch.added_at)) / 1000;
+  const once = [...deliveries.times.values()].filter((times) => times === 1).length;
+  const isOurs = (line) => line.includes('"batch_finished"') ? line.includes(id) : line.includes(requestId);
+  const lines = () => readFileSync(logFile, "utf8").split("\n").filter((line) => line.includes('"d1_calls"') && isOurs(line));
+  while (lines().length < 2) await pause(100);
+  const calls = lines().reduce((sum, line) => sum + JSON.parse(line.slice(line.indexOf("{"))).d1_calls, 0);
+  say(`fleet: batch ${limits.name}: ${seconds.toFixed(1)} s, ${JSON.stringify(batch.counts)}, ${once} once, at most ${deliveries.most} open, ${calls} calls to D1`);
+  return { seconds, once, calls, success: batch.counts.success, most: deliveries.most };
+}
+
 await build();
 // Keeps the state in memory if it fits, because a thousand databases are written concurrently and
 // the bench should not measure the disk.
@@ -173,7 +206,7 @@ try {
   const before = runtime.memory();
 
   say("fleet: connecting the agents");
-  const deliveries = { times: new Map(), retries: [] };
+  const deliveries = { times: new Map(), retries: [], open: 0, most: 0 };
   const sockets = [];
   const failures = [];
   const failed = (error) => failures.push(error);
@@ -221,6 +254,22 @@ try {
         ["workerd's memory for each agent that has just connected", perAgent(connected), ""],
         ["the same when all are idle and their objects out of memory", perAgent(hibernated), ""],
         ["workerd's memory before any server was made, and with so many that no agent ever used", `${(fresh / 1024).toFixed(0)} and ${(before / 1024).toFixed(0)} MB`, ""],
+      ],
+    ),
+  );
+  const context = { users, headers, deliveries, logFile: instance.logFile };
+  const [free, limited] = [await runBatch(context, { name: "free", max_concurrency: 5000 }), await runBatch(context, { name: "limited", max_concurrency: CONCURRENCY, ramp: true })];
+  if (failures.length > 0) throw failures[0];
+  publish(
+    "batch",
+    table(
+      [`a batch on ${agents} agents`, "no limit", "must reach", `\`max_concurrency: ${CONCURRENCY}\`, \`ramp\``, "must reach"],
+      [
+        ["until all have ended", `${free.seconds.toFixed(1)} s`, judged(free.seconds, { most: 15, unit: " s" }), `${limited.seconds.toFixed(1)} s`, ""],
+        ["targets that succeeded", `${free.success}`, judged(free.success, { least: agents }), `${limited.success}`, judged(limited.success, { least: agents })],
+        ["targets whose agent got the command once", `${free.once}`, judged(free.once, { least: agents }), `${limited.once}`, judged(limited.once, { least: agents })],
+        ["most commands at a time", `${free.most}`, "", `${limited.most}`, judged(limited.most, { most: CONCURRENCY })],
+        ["calls to D1, without those of the agents' reports", `${free.calls}`, judged(free.calls, { most: 60 }), `${limited.calls}`, ""],
       ],
     ),
   );
