@@ -1,25 +1,20 @@
 //! The live stream of a batch: the changes of its targets' states (contract 13.11).
 
-use farhand_domain::error::{Error, NON_FIELD};
+use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
-use futures_util::{Stream, stream};
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::Env;
 
 use super::batch_creation::MAX_FOLLOW_WAIT;
+use super::event_stream::{self, EventSource, MAX_SUBREQUESTS, last_event};
 use crate::auth::credential::{Credential, Watch};
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::batch::calls::{self, BatchEvent};
 use crate::platform;
-use crate::platform::log;
 use crate::store::batch_reads;
 use crate::store::batch_targets::{self, VisibleTargets};
-
-/// The maximum number of subrequests of a stream. The stream then closes without `end`, and the
-/// client resumes with a new request. The platform allows 10,000 subrequests per request.
-const MAX_SUBREQUESTS: u32 = 8_000;
 
 /// The state of a stream.
 struct Follower {
@@ -39,16 +34,6 @@ struct Follower {
     has_ended: bool,
 }
 
-/// Reads the number of the last event that the client received; 0: none.
-fn last_event(call: &Call) -> Result<u64, Error> {
-    let Some(text) = call.header("Last-Event-ID").filter(|id| !id.is_empty()) else { return Ok(0) };
-    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
-    let number = is_number.then(|| text.parse::<u32>().ok()).flatten().map(u64::from);
-    number.ok_or_else(|| {
-        Error::field(NON_FIELD, "The header Last-Event-ID takes the id of an event of this stream.")
-    })
-}
-
 /// `GET /api/events/batches/<id>/stream/`: the changes of the targets' states as Server-Sent
 /// Events, and at last the batch.
 pub async fn stream(call: &Call) -> Result<Reply, Error> {
@@ -57,7 +42,7 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let query = batch_targets::visible(id);
     let (caller, visible) = credential.find::<VisibleTargets>(query.clone()).await?;
     let visible = visible.ok_or_else(Error::not_found)?;
-    let after = last_event(call)?;
+    let after = last_event(call)?.map_or(0, u64::from);
     let follower = Follower {
         env: call.env.clone(),
         workspace_id: caller.workspace_id,
@@ -70,35 +55,18 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         next_check: call.now.plus(MAX_FOLLOW_WAIT),
         has_ended: false,
     };
-    Ok(Reply::event_stream(events(follower)))
+    Ok(event_stream::respond(follower))
 }
 
-/// The texts of the events. If the stream cannot continue, it closes without an `end` event. The
-/// client then reconnects, and gets a refusal if it may no longer read the batch.
-fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
-    stream::unfold(
-        (follower, Some("retry: 1000\n\n".to_owned())),
-        |(mut follower, first)| async move {
-            if let Some(text) = first {
-                return Some((Ok(text), (follower, None)));
-            }
-            if follower.has_ended {
-                return None;
-            }
-            match follower.next_text().await {
-                Ok(Some(text)) => Some((Ok(text), (follower, None))),
-                Ok(None) => None,
-                Err(error) => {
-                    log::error("stream_cut_off", json!({"batch": follower.id}), &error.detail);
-                    None
-                }
-            }
-        },
-    )
-}
+impl EventSource for Follower {
+    fn has_ended(&self) -> bool {
+        self.has_ended
+    }
 
-impl Follower {
-    /// The text of the next events. Returns `None` if the stream cannot continue.
+    fn subject(&self) -> Value {
+        json!({"batch": self.id})
+    }
+
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         loop {
             if self.subrequests >= MAX_SUBREQUESTS {
@@ -134,7 +102,9 @@ impl Follower {
             }
         }
     }
+}
 
+impl Follower {
     /// The text of an event, if the caller can see its target. The event of the batch's own end has
     /// no target, and `end` replaces it.
     fn event(&self, event: &BatchEvent) -> String {

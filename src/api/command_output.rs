@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use farhand_domain::command_object::OrderedCommand;
-use farhand_domain::error::{self, Error, NON_FIELD};
+use farhand_domain::error::{self, Error};
 use farhand_domain::page::{Page, Query, last_value};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Chunk;
-use futures_util::{Stream, stream};
+use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -15,6 +15,7 @@ use worker::{Delay, Env};
 
 use super::commands::{command_not_found, find};
 use super::envelope;
+use super::event_stream::{self, EventSource, MAX_SUBREQUESTS, event_number, last_event};
 use crate::auth::audit;
 use crate::auth::credential::{Credential, Watch};
 use crate::http::request::Call;
@@ -24,7 +25,6 @@ use crate::objects::server_link::calls::{
     Refusal,
 };
 use crate::platform;
-use crate::platform::log;
 use crate::store::commands;
 
 /// How often a stream sends a comment and checks the credential.
@@ -36,9 +36,6 @@ const GATHER_DELAY: Duration = Duration::from_millis(100);
 /// report after about half a minute of retries (agent-protocol 4.3), and its command may run for
 /// hours.
 const GAP_TIMEOUT: Duration = Duration::from_secs(40);
-/// The maximum number of subrequests of a stream. The stream then closes without `end`, and the
-/// client resumes with a new request. The platform allows 10,000 subrequests per request.
-const MAX_SUBREQUESTS: u32 = 8_000;
 
 /// The maximum number of chunks that one call to the object returns for the full output.
 const CHUNKS_PER_CALL: u64 = 64;
@@ -47,16 +44,11 @@ fn is_whole_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Parses a chunk number, which fits into `u32`.
-fn seq(text: &str) -> Option<u64> {
-    is_whole_number(text).then(|| text.parse::<u32>().ok()).flatten().map(u64::from)
-}
-
 /// Reads the query parameter `seq__gte`. A number that is too large for `seq` selects no chunks.
 fn lowest_seq(query: &Query) -> Result<u64, Error> {
     let Some(text) = last_value(query, "seq__gte") else { return Ok(0) };
     let is_number = is_whole_number(text);
-    let seq = is_number.then(|| seq(text).unwrap_or(u64::from(u32::MAX) + 1));
+    let seq = is_number.then(|| event_number(text).map_or(u64::from(u32::MAX) + 1, u64::from));
     seq.ok_or_else(|| Error::field("seq__gte", "Enter a whole number of at least 0."))
 }
 
@@ -189,17 +181,11 @@ struct Follower {
 /// `GET /api/events/commands/<id>/stream/`: the output as Server-Sent Events, as it arrives.
 pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
-    let malformed = || {
-        Error::field(NON_FIELD, "The header Last-Event-ID takes the id of an event of this stream.")
-    };
-    let next = match call.header("Last-Event-ID").filter(|id| !id.is_empty()) {
-        None => Ok(0),
-        Some(id) => seq(&id).map(|seq| seq + 1).ok_or_else(malformed),
-    };
+    let last = last_event(call);
     let id = credential.require_input(call.path_id(command_not_found)).await?;
     let (caller, body) = find(&credential, id).await?;
     audit::record_read(call, &caller, id);
-    let next = next?;
+    let next = last?.map_or(0, |last| u64::from(last) + 1);
     let follower = Follower {
         env: call.env.clone(),
         watch: credential.watch(commands::is_readable(id)),
@@ -214,35 +200,18 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         next_check: call.now.plus(KEEP_ALIVE_INTERVAL),
         has_ended: false,
     };
-    Ok(Reply::event_stream(events(follower)))
+    Ok(event_stream::respond(follower))
 }
 
-/// The texts of the events. If the stream cannot continue, it closes without an `end` event. The
-/// client then reconnects, and gets a refusal if it may no longer read the command.
-fn events(follower: Follower) -> impl Stream<Item = worker::Result<String>> {
-    stream::unfold(
-        (follower, Some("retry: 1000\n\n".to_owned())),
-        |(mut follower, first)| async move {
-            if let Some(text) = first {
-                return Some((Ok(text), (follower, None)));
-            }
-            if follower.has_ended {
-                return None;
-            }
-            match follower.next_text().await {
-                Ok(Some(text)) => Some((Ok(text), (follower, None))),
-                Ok(None) => None,
-                Err(error) => {
-                    log::error("stream_cut_off", json!({"command": follower.id}), &error.detail);
-                    None
-                }
-            }
-        },
-    )
-}
+impl EventSource for Follower {
+    fn has_ended(&self) -> bool {
+        self.has_ended
+    }
 
-impl Follower {
-    /// The text of the next events. Returns `None` if the stream cannot continue.
+    fn subject(&self) -> Value {
+        json!({"command": self.id})
+    }
+
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         loop {
             if std::mem::take(&mut self.delays_next_request) {
@@ -278,7 +247,9 @@ impl Follower {
             }
         }
     }
+}
 
+impl Follower {
     /// Requests the next output from the server's object. Returns `None` if the object no longer
     /// has the command and the command had not ended when the stream began. Then a new stream can
     /// read the command from D1.
@@ -336,17 +307,6 @@ fn chunk_event(chunk: &Chunk) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn chunk_numbers_fit_into_u32() {
-        assert_eq!(
-            (seq("0"), seq("17"), seq("4294967295")),
-            (Some(0), Some(17), Some(4_294_967_295))
-        );
-        for bad in ["", "-1", "+1", "1.0", "x", " 1", "4294967296"] {
-            assert_eq!(seq(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn a_chunk_event_has_one_data_line() {

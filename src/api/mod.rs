@@ -13,6 +13,7 @@ pub mod command_output;
 pub mod commands;
 pub mod dispatch;
 pub mod docs;
+mod event_stream;
 pub mod groups;
 pub mod idempotency;
 pub mod operator;
