@@ -1,12 +1,16 @@
 //! The live stream of a batch: the changes of its targets' states (contract 13.11).
 
+use std::time::Duration;
+
 use farhand_domain::error::Error;
+use farhand_domain::page::boolean_parameter;
 use farhand_domain::time::Timestamp;
 use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::Env;
 
 use super::batch_creation::MAX_FOLLOW_WAIT;
+use super::batch_live_output::LiveOutput;
 use super::event_stream::{self, EventSource, MAX_SUBREQUESTS, last_event};
 use crate::auth::credential::{Credential, Watch};
 use crate::http::request::Call;
@@ -15,6 +19,9 @@ use crate::objects::batch::calls::{self, BatchEvent};
 use crate::platform;
 use crate::store::batch_reads;
 use crate::store::batch_targets::{self, VisibleTargets};
+
+/// The time between two events with the output of one target.
+const OUTPUT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of a stream.
 struct Follower {
@@ -28,6 +35,12 @@ struct Follower {
     visible: VisibleTargets,
     /// The number of the last event that was read.
     after: u64,
+    /// The number of the last event that the client has.
+    sent: u64,
+    /// With `output=true`: the targets whose output is sent.
+    output: Option<LiveOutput>,
+    /// When output is read next.
+    next_output: Timestamp,
     subrequests: u32,
     /// When the credential is checked next.
     next_check: Timestamp,
@@ -42,7 +55,8 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let query = batch_targets::visible(id);
     let (caller, visible) = credential.find::<VisibleTargets>(query.clone()).await?;
     let visible = visible.ok_or_else(Error::not_found)?;
-    let after = last_event(call)?.map_or(0, u64::from);
+    let sent = last_event(call)?.map_or(0, u64::from);
+    let has_output = boolean_parameter(&call.query(), "output")?.unwrap_or(false);
     let follower = Follower {
         env: call.env.clone(),
         workspace_id: caller.workspace_id,
@@ -50,7 +64,11 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         watch: credential.watch(query),
         batch: credential.watch(batch_reads::by_id(id)),
         visible,
-        after,
+        // All events say which targets run.
+        after: if has_output { 0 } else { sent },
+        sent,
+        output: has_output.then(LiveOutput::default),
+        next_output: call.now,
         subrequests: 0,
         next_check: call.now.plus(MAX_FOLLOW_WAIT),
         has_ended: false,
@@ -73,7 +91,10 @@ impl EventSource for Follower {
                 return Ok(None);
             }
             self.subrequests += 1;
-            let left = self.next_check.seconds_since(platform::now());
+            let has_output = self.output.as_ref().is_some_and(LiveOutput::is_expected);
+            let until =
+                if has_output { self.next_check.min(self.next_output) } else { self.next_check };
+            let left = until.seconds_since(platform::now());
             let wait_millis =
                 ((left * 1_000.0) as i64).clamp(0, MAX_FOLLOW_WAIT.as_millis() as i64) as u64;
             let followed =
@@ -90,7 +111,22 @@ impl EventSource for Follower {
             }
             for event in &followed.events {
                 self.after = event.seq;
-                text.push_str(&self.event(event));
+                if let Some(output) = &mut self.output {
+                    output.note(event);
+                }
+                if event.seq > self.sent {
+                    text.push_str(&self.event(event));
+                }
+            }
+            if let Some(output) = &mut self.output
+                && (self.next_output <= now || followed.is_finished)
+            {
+                let visible = &self.visible;
+                let (events, calls) =
+                    output.read(&self.env, |server| visible.contains(server)).await;
+                self.subrequests += calls;
+                self.next_output = now.plus(OUTPUT_INTERVAL);
+                text.push_str(&events);
             }
             if followed.is_finished {
                 let Some(batch) = self.batch.read(now).await? else { return Ok(None) };

@@ -5,6 +5,7 @@ pub mod acl_check;
 pub mod agent;
 pub mod audit;
 pub mod batch_creation;
+mod batch_live_output;
 pub mod batch_stream;
 pub mod batches;
 pub mod change;

@@ -30,6 +30,8 @@ pub enum Block {
         /// The data.
         change: Value,
     },
+    /// The newest output of a batch's target: the data.
+    Output(Value),
     /// The last event, with the command or the batch.
     End(Value),
 }
@@ -172,6 +174,11 @@ fn parse(block: &str) -> Block {
             let resource = if end.get("counts").is_some() { "batches" } else { "commands" };
             check_event(resource, "end", &end);
             Block::End(end)
+        }
+        [("event", "output"), ("data", data)] => {
+            let output = serde_json::from_str(data).unwrap();
+            check_event("batches", "output", &output);
+            Block::Output(output)
         }
         [("id", id), ("event", "target"), ("data", data)] => {
             let change = serde_json::from_str(data).unwrap();

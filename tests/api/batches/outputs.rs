@@ -107,6 +107,32 @@ async fn a_stream_shows_each_change_once_and_resumes() {
     workspace.admin.send(bad).await.expect_fields(400, &["non_field_errors"]);
 }
 
+#[tokio::test]
+async fn a_stream_can_show_the_newest_output() {
+    let workspace = Workspace::new().await;
+    let all = servers(&workspace, &["a", "b"]).await;
+    let mut agents = connect_all(&workspace, &all[..1]).await;
+    let body = json!({"targets": {"all": true}, "line": "id"});
+    let batch = workspace.admin.post(BATCHES, &body).await.expect(201);
+    let command = agents[0].next_command().await["id"].as_str().unwrap().to_owned();
+    agents[0].ack(&command).await;
+    agents[0].chunk(&command, 0, &"x".repeat(5_000)).await;
+    let path = format!("{}stream/?output=true", item_path(BATCHES, &batch));
+    // A stream that resumes shows the output of targets that run already.
+    let mut events = Events::resume(&workspace.admin, &path, Some("1000")).await.unwrap();
+    let output = |content: &str| {
+        Block::Output(json!({"server": all[0]["id"], "command": command, "content": content}))
+    };
+    assert_eq!(events.next_event().await, Some(output(&"x".repeat(4_096))));
+    agents[0].chunk(&command, 1, "ünd mehr\n").await;
+    assert_eq!(events.next_event().await, Some(output("ünd mehr\n")));
+    agents[0].fin(&command, 0, "").await;
+    let end = events.next_event().await;
+    assert!(matches!(&end, Some(Block::End(batch)) if batch["counts"]["success"] == 1), "{end:?}");
+    let bad = format!("{}stream/?output=maybe", item_path(BATCHES, &batch));
+    workspace.admin.get(&bad).await.expect_fields(400, &["output"]);
+}
+
 /// The changes until the end of a stream. Asserts that the end event has the finished batch.
 async fn changes(events: &mut Events) -> Vec<(u32, Value)> {
     let mut changes = Vec::new();
