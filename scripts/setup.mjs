@@ -137,8 +137,14 @@ async function createWorkspace(operatorToken) {
 }
 
 async function exists(headers) {
-  const response = await fetch(`${operatorUrl}/operator/workspaces/?page_size=100`, { headers });
-  return response.ok && (await response.json()).results.some(({ slug }) => slug === workspace);
+  for (let url = `${operatorUrl}/operator/workspaces/?page_size=100`; url; ) {
+    const response = await fetch(url, { headers });
+    if (!response.ok) return false;
+    const { results, next } = await response.json();
+    if (results.some(({ slug }) => slug === workspace)) return true;
+    url = next;
+  }
+  return false;
 }
 
 await npmPackages();

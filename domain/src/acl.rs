@@ -641,7 +641,7 @@ mod tests {
             yes.iter()
                 .for_each(|line| assert!(acl.allows_line(line), "{pattern} should allow {line}"));
             no.iter().for_each(|line| {
-                assert!(!acl.allows_line(line), "{pattern} should not allow {line}")
+                assert!(!acl.allows_line(line), "{pattern} should not allow {line}");
             });
         };
         check("id", &["id"], &["id ", " id", "id -u", "Id", ""]);
@@ -809,10 +809,10 @@ mod tests {
         let check = |patterns: Value, yes: &[&[&str]], no: &[&[&str]]| {
             let acl = acl(json!({"argv": patterns}));
             yes.iter().for_each(|some| {
-                assert!(acl.allows_words(&words(some)), "{patterns} should allow {some:?}")
+                assert!(acl.allows_words(&words(some)), "{patterns} should allow {some:?}");
             });
             no.iter().for_each(|some| {
-                assert!(!acl.allows_words(&words(some)), "{patterns} should refuse {some:?}")
+                assert!(!acl.allows_words(&words(some)), "{patterns} should refuse {some:?}");
             });
         };
         check(
@@ -1005,10 +1005,10 @@ mod tests {
         let check = |networks: Value, yes: &[&str], no: &[&str]| {
             let acl = acl(json!({"networks": networks}));
             yes.iter().for_each(|address| {
-                assert!(acl.allows_address(address), "{networks} should hold {address}")
+                assert!(acl.allows_address(address), "{networks} should hold {address}");
             });
             no.iter().for_each(|address| {
-                assert!(!acl.allows_address(address), "{networks} should not hold {address}")
+                assert!(!acl.allows_address(address), "{networks} should not hold {address}");
             });
         };
         let odd = ["", "localhost", "10.0.0.1/8", "10.0.0.1:80", "010.0.0.1"];

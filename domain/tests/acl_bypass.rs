@@ -430,7 +430,7 @@ fn patterns_hold_for_very_long_lines() {
         ("ls * --dry-run", format!("ls {long}# --dry-run"), false),
         ("ls * --dry-run", format!("ls {long} --dry-run {long}"), false),
     ] {
-        assert_eq!(with(pattern).allows_line(&line), is_allowed, "{pattern:?} {:.40?}", line);
+        assert_eq!(with(pattern).allows_line(&line), is_allowed, "{pattern:?} {line:.40?}");
     }
 }
 

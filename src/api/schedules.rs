@@ -143,7 +143,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 }
 
 /// Checks the permission on the servers that a schedule selects now. It may select none: targets are
-/// resolved again at each run. Named servers and groups must exist.
+/// resolved again at each run. Named servers, groups and scripts must exist.
 fn check_targets(
     call: &Call,
     caller: &Caller,
@@ -153,7 +153,11 @@ fn check_targets(
     let origin = caller.origin(call.remote_ip(), batch.command.has_inputs());
     match authorize(batch, caller, &origin, found, false) {
         Err(error) if error.kind == ErrorKind::Forbidden => Err(error),
-        Err(error) if ["servers", "groups"].iter().any(|name| error.fields.contains_key(*name)) => {
+        Err(error)
+            if ["servers", "groups", "script", "params"]
+                .iter()
+                .any(|name| error.fields.contains_key(*name)) =>
+        {
             Err(error)
         }
         _ => Ok(()),

@@ -199,7 +199,7 @@ pub fn count_failed_login(
         match anonymous_events::write_anonymous(&env, statements).await {
             Ok(()) => audit_sealer::notify(&env, workspace_id).await,
             Err(error) => {
-                log::error("audit_event_lost", json!({"action": "session.login"}), &error.detail)
+                log::error("audit_event_lost", json!({"action": "session.login"}), &error.detail);
             }
         }
     });

@@ -871,7 +871,7 @@ async fn commands_and_idempotency_keys_write_few_rows() {
         "INSERT INTO commands (seq, id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname,
             timeout, added_at, scheduled_at, expires_at, handled_at, state, status_message)
          WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
-         SELECT c.seq + n.i, format('%s%03d', substr(c.id, 1, 33), n.i), workspace_id, server_id, server_name, requested_by, shell,
+         SELECT c.seq + n.i, format('%s%012d', substr(c.id, 1, 24), n.i), workspace_id, server_id, server_name, requested_by, shell,
             line, username, groupname, timeout, added_at, scheduled_at, expires_at, handled_at, state, status_message
          FROM n, (SELECT * FROM commands ORDER BY seq DESC LIMIT 1) c",
     );

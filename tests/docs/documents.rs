@@ -187,7 +187,7 @@ async fn the_tutorial_runs_as_it_stands() {
 
 #[tokio::test]
 async fn the_page_about_fleets_runs_as_it_stands() {
-    run("fleets.md", 13).await;
+    run("fleets.md", 12).await;
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farhand_domain::id;
 use farhand_domain::time::Timestamp;
-use farhand_tests::agents::{ScriptedAgent, credential};
+use farhand_tests::agents::{ScriptedAgent, credential, wait_until_connected};
 use farhand_tests::client::encoded;
 use farhand_tests::instance::{change_d1, change_objects};
 use farhand_tests::{Api, Instance, Workspace, eventually, eventually_within, now};
@@ -193,6 +193,7 @@ async fn old_batches_are_deleted_after_their_commands() {
     let boss = workspace.admin.clone();
     let (online, _) = (workspace.server("online").await, workspace.server("offline").await);
     let mut agent = ScriptedAgent::connect(&workspace, &online).await;
+    wait_until_connected(&workspace, online["id"].as_str().unwrap(), true).await;
     for (server, name) in
         [("offline", "old"), ("online", "old"), ("online", "has commands"), ("offline", "young")]
     {

@@ -190,7 +190,7 @@ async fn a_server_is_unregistered_if_its_file_is_not_written() {
         // Another registration writes the file first.
         let path = config.clone();
         service.respond_with(REGISTER, 201, &registered(), move || {
-            fs::write(path, "another").unwrap()
+            fs::write(path, "another").unwrap();
         });
         service.respond("/unregister/", &[status]);
         let (code, _, errors) = end(&mut register(&service, &config)).await;

@@ -34,7 +34,7 @@ pub fn check(data: &[u8]) {
     assert!(kept.len() <= output::MAX_RESULT && (is_cut || kept == text));
     match output::in_list(&text) {
         Some(beginning) => {
-            assert!(text.starts_with(beginning) && beginning.chars().count() == output::MAX_RESULT_IN_LIST)
+            assert!(text.starts_with(beginning) && beginning.chars().count() == output::MAX_RESULT_IN_LIST);
         }
         None => assert!(text.chars().count() <= output::MAX_RESULT_IN_LIST),
     }

@@ -59,7 +59,8 @@ pub struct ReadLimit {
     pub until_gap: bool,
 }
 
-/// The object's storage.
+/// The object's storage. An error of a method means that the storage failed.
+#[expect(clippy::missing_errors_doc, reason = "all methods have the same error")]
 pub trait Store {
     /// Stores the server's state. `is_first`: nothing was stored since the object was created or
     /// wiped.

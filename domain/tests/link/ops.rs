@@ -137,7 +137,7 @@ impl Op {
         let kind = (bits & 0xff) as u8;
         let (a, b, c) = ((bits >> 8) as u8, (bits >> 16) as u8, (bits >> 24) as u8);
         // Prefers the newest commands and connections.
-        let (near, age) = (a % 4, if b % 8 == 0 { 1 } else { 0 });
+        let (near, age) = (a % 4, u8::from(b % 8 == 0));
         match kind {
             0..18 => Self::Pass(
                 [

@@ -364,7 +364,7 @@ impl World {
                 }
             }
             Effect::Accept { ticket, kind, generation, features } => {
-                self.accept(ticket, kind, generation, features)?
+                self.accept(ticket, kind, generation, features)?;
             }
             Effect::Reply(ticket, answer) => deferred.replies.push((ticket, answer)),
             Effect::SetAlarm(at) => deferred.alarm = Some(at),

@@ -37,7 +37,7 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
     ];
     // Half of the queries have only states of commands that have not ended.
     let states = if dice.once_in(2) { &states[..4] } else { &states };
-    let picked: Vec<&str> = (0..1 + dice.roll(4)).map(|_| *dice.pick(states)).collect();
+    let picked: Vec<&str> = (0..=dice.roll(4)).map(|_| *dice.pick(states)).collect();
     add(dice.once_in(4), "state", picked.join(","));
     add(dice.once_in(6), "success", (*dice.pick(&["true", "false"])).to_owned());
     add(dice.once_in(8), "exit_code", (*dice.pick(&["-1", "0", "1", "7"])).to_owned());
@@ -45,10 +45,10 @@ fn random_query(dice: &mut Dice, model: &Model) -> Vec<(&'static str, String)> {
     for name in ["added_at__gte", "added_at__lt"] {
         add(dice.once_in(8), name, format!("2026-01-01T00:00:{:02}.000000+00:00", dice.roll(13)));
     }
-    let words: Vec<&str> = (0..1 + dice.roll(3)).map(|_| *dice.pick(&WORDS)).collect();
+    let words: Vec<&str> = (0..=dice.roll(3)).map(|_| *dice.pick(&WORDS)).collect();
     add(dice.once_in(2), "search", words.join(" "));
     let mut names = TIMES.to_vec();
-    let keys = (0..1 + dice.roll(3)).map(|_| {
+    let keys = (0..=dice.roll(3)).map(|_| {
         let name = names.remove(dice.roll(names.len()));
         format!("{}{name}", dice.pick(&["", "-"]))
     });
