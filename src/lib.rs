@@ -37,6 +37,9 @@ fn start() {
 ///
 /// If the response is ready immediately, it is returned without a promise, which saves a turn of
 /// the event loop. The `fetch` macro of the `worker` crate always returns a promise.
+///
+/// # Errors
+/// The response cannot be converted into one of the runtime.
 #[wasm_bindgen]
 pub fn fetch(
     request: web_sys::Request,

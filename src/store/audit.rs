@@ -5,7 +5,7 @@
 //! rows that triggers affected. So an event exists if and only if its change was made, and it costs
 //! no extra round trip.
 
-use farhand_domain::audit::{ActorType, AuditEvent, AuditOutcome, EventFilter};
+use farhand_domain::audit::{ActorType, AuditEvent, AuditOutcome, EventFilter, Source};
 use farhand_domain::audit_chain::COLUMNS;
 use farhand_domain::error::Error;
 use farhand_domain::link::stored_command::PendingEvent;
@@ -196,7 +196,7 @@ pub fn pending(
 /// An event whose actor is the service itself: no request caused it.
 pub fn service_event(action: &str) -> Result<AuditEvent, Error> {
     let now = platform::now();
-    Ok(AuditEvent::new(platform::new_id(now)?, now, Default::default(), action).with_actor(
+    Ok(AuditEvent::new(platform::new_id(now)?, now, Source::default(), action).with_actor(
         ActorType::Service,
         None,
         None,

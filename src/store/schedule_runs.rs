@@ -129,10 +129,7 @@ pub async fn due(env: &Env, workspace_id: i64, now: Timestamp, limit: u64) -> Re
     let due = Statement::new(due).bind_all(params! { workspace_id, now, ended, limit });
     let next = Statement::new(next).bind_all(params! { workspace_id, now });
     let results = db::batch(env, vec![due, next]).await?;
-    let (due, next) = match &results[..] {
-        [due, next] => (due, next),
-        _ => return Err(Error::internal("D1: no result")),
-    };
+    let [due, next] = &results[..] else { return Err(Error::internal("D1: no result")) };
     let schedules = db::column::<String>(due)?;
     let schedules =
         schedules.iter().map(|row| serde_json::from_str(row)).collect::<Result<_, _>>()?;

@@ -28,6 +28,9 @@ const SEQUENCES: u32 = 100_000;
 const TESTS: u32 = 4;
 
 /// Runs operations one after the other, then lets all pending work finish.
+///
+/// # Errors
+/// An invariant is broken.
 pub fn play(ops: &[Op]) -> Check {
     let mut world = World::default();
     for op in ops {
