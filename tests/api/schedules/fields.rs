@@ -27,7 +27,7 @@ async fn a_new_schedule_shows_its_fields_and_their_defaults() {
         "name": "nightly", "cron": "30 2 * * *", "timezone": "UTC", "enabled": true, "starts_at": null,
         "ends_at": null, "misfire": "run_once", "overlap": "skip", "last_run": null,
         "targets": {"servers": [], "groups": [], "selector": null, "all": true},
-        "shell": "system", "line": "id", "argv": null, "username": null, "groupname": "", "timeout": 1800,
+        "shell": "system", "line": "id", "argv": null, "script": null, "script_version": null, "username": null, "groupname": "", "timeout": 1800,
         "max_concurrency": 50, "max_errors": null, "ramp": false, "on_offline": "skip",
     });
     assert_eq!(fields, expected);
