@@ -9,6 +9,7 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSyn
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { announce, digest, fail, once, output, root, run as show, say, tools } from "./lib.mjs";
+import { isAtLeast } from "./machine.mjs";
 
 const TARGET = "wasm32-unknown-unknown";
 const CARGO_DENY = "0.20.2";
@@ -30,16 +31,6 @@ export async function npmPackages(run = show) {
     say("npm: installing the packages of package-lock.json");
     await run("npm", ["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
   });
-}
-
-/** The parts of a version, as numbers. */
-const parts = (version) => version.split(".").map((part) => parseInt(part, 10) || 0);
-
-/** Whether `version` is at least `least`. */
-export function isAtLeast(version, least) {
-  const [have, want] = [parts(version), parts(least)];
-  const at = want.findIndex((part, index) => part !== (have[index] ?? 0));
-  return at === -1 || (have[at] ?? 0) > want[at];
 }
 
 /**
