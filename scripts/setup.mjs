@@ -146,10 +146,7 @@ async function exists(headers) {
   return false;
 }
 
-if (release === null) {
-  const { npmPackages } = await import("./toolchain.mjs");
-  await npmPackages();
-}
+if (release === null) await (await import("./toolchain.mjs")).npmPackages();
 if (!isDryRun && call(["whoami"]).includes("not authenticated")) fail("wrangler is not logged in; run `npx wrangler login`");
 await addEnvironment();
 const { OPERATOR_TOKEN: operatorToken } = setSecrets();
