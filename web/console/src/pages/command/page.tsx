@@ -77,7 +77,7 @@ function Shown({ command }: { command: CommandObject }) {
           </>
         )}
       </p>
-      {command.status.message && <p className="command-message">{command.status.message}</p>}
+      {command.state !== "success" && command.status.message && <p className="command-message">{command.status.message}</p>}
       <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} onDownload={() => save.mutate()}>
         <span className="output-live" role="status">
           {stream === "cut" ? "Connection lost. It continues when the service answers." : isLive && command.state === "acked" ? "live" : isDownloaded ? "Downloaded" : ""}
