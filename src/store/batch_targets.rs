@@ -62,27 +62,37 @@ fn visible_targets() -> String {
 const SERVER_NAME: &str = "coalesce((SELECT s.name FROM servers s WHERE s.id = t.server_id AND s.workspace_id = t.workspace_id), t.server_name)";
 
 /// The targets of a batch in the order in which they start, optionally only those with one of some
-/// states.
+/// states. A caller who sees all targets reads only those of the page, if the list has no filter.
 pub fn list(batch: Uuid, states: Option<&Vec<&'static str>>) -> List {
-    let (state, visible_targets) = (target_state!(), visible_targets());
+    let (state, targets) = (target_state!(), visible_targets_of_row());
+    let (join_command, is_visible, is_readable) = (join_command!(), is_visible(), is_readable());
     let Filters { sql: filter, mut parameters } = Filters::default().with(
-        "state IN (SELECT value FROM json_each(:states))",
+        &format!("{state} IN (SELECT value FROM json_each(:states))"),
         "states",
         states.map(Value::list),
     );
     parameters.add("id", batch);
+    let knows_total = match states {
+        None => format!("{} AND NOT b.lost_commands", sees_all()),
+        Some(_) => "false".to_owned(),
+    };
     let tables = format!(
-        ", targets AS MATERIALIZED (SELECT t.position, t.server_id, {SERVER_NAME} AS server_name, c.id AS command,
-                {state} AS state, c.exit_code, c.elapsed_time, c.added_at, c.handled_at,
-                coalesce(t.reason, iif(c.state IN ('failed', 'cancelled', 'expired', 'stuck'), c.status_message, NULL)) AS reason
-            FROM me CROSS JOIN {visible_targets}),
-         total AS (SELECT count(*) AS total FROM targets WHERE true{filter})"
+        ", batch AS MATERIALIZED (SELECT b.workspace_id, b.id, b.total, b.finished_at, b.lost_commands
+            FROM me CROSS JOIN batches b WHERE b.id = :id AND {is_readable}),
+         total AS (SELECT coalesce((SELECT iif({knows_total}, b.total, (SELECT count(*) FROM {targets}{filter}))
+            FROM batch b), 0) AS total FROM me)"
     );
+    // The targets come first, so that SQLite reads them in the order of their positions.
     let items = format!(
-        "SELECT json_object('server', server_id, 'server_name', server_name, 'command', command, 'state', state,
-            'exit_code', exit_code, 'elapsed_time', elapsed_time, 'started_at', added_at, 'handled_at', handled_at,
-            'reason', reason) AS body
-         FROM targets WHERE true{filter} ORDER BY position LIMIT :page_size + 0 OFFSET :page_offset"
+        "SELECT json_object('server', t.server_id, 'server_name', {SERVER_NAME}, 'command', c.id, 'state', {state},
+            'exit_code', c.exit_code, 'elapsed_time', c.elapsed_time, 'started_at', c.added_at,
+            'handled_at', c.handled_at,
+            'reason', coalesce(t.reason, iif(c.state IN ('failed', 'cancelled', 'expired', 'stuck'), c.status_message, NULL))) AS body
+         FROM batch_targets t CROSS JOIN batch b CROSS JOIN me {join_command}
+         WHERE t.workspace_id = (SELECT workspace_id FROM batch) AND t.batch_id = (SELECT id FROM batch)
+            AND {is_visible}{filter}
+            AND (:page_offset = 0 OR (SELECT total FROM total) > :page_offset)
+         ORDER BY t.position LIMIT :page_size + 0 OFFSET :page_offset"
     );
     let select = Select { tables, items, max_in_one_text: 0, parameters };
     List { select, full_access: None, narrow: None }
