@@ -23,14 +23,14 @@ fn fill(instance: &Instance, workspace: i64, requester: i64, (batches, targets):
          INSERT INTO batches (id, workspace_id, name, requested_by, shell, line, username, groupname, timeout,
             max_concurrency, on_offline, added_at, scheduled_at, expires_at, state, total, pending)
          SELECT {batch}, {workspace}, '', {requester}, 'system', 'id', 'root', '', 60, 50, 'skip',
-            strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2026-01-01', b.i || ' seconds'), '2026', '2999-01-01T00:00:00.000000+00:00',
+            strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2026-01-01', b.i || ' seconds'), '2026-01-01T00:00:00.000000+00:00', '2999-01-01T00:00:00.000000+00:00',
             'running', {targets}, {targets} FROM {of_batches} b;
          INSERT INTO batch_targets (workspace_id, batch_id, position, server_id, server_name)
          SELECT {workspace}, {batch}, t.i - 1, {server}, 'web-' || t.i FROM {of_batches} b CROSS JOIN {of_targets} t;
          INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username, groupname,
             timeout, added_at, scheduled_at, expires_at, state, status_message, batch_id)
          SELECT ({workspace} << 40) + b.i * 10000 + t.i, {workspace}, printf('%08x-0000-7000-a000-%06x%06x', {workspace}, b.i, t.i),
-            {server}, 'web-' || t.i, {requester}, 'system', 'id', 'root', '', 60, '2026', '2026', '2999', 'acked', '', {batch}
+            {server}, 'web-' || t.i, {requester}, 'system', 'id', 'root', '', 60, '2026-01-01T00:00:00.000000+00:00', '2026-01-01T00:00:00.000000+00:00', '2999-01-01T00:00:00.000000+00:00', 'acked', '', {batch}
          FROM {of_batches} b CROSS JOIN {of_targets} t WHERE t.i % 2 = 0;
          UPDATE batches SET finished_at = '2026-01-02T00:00:00.000000+00:00', state = 'finished', pending = 0,
             counts = json_object('total', total, 'pending', 0, 'queued', 0, 'sent', 0, 'running', 0, 'success', total,
