@@ -29,6 +29,7 @@ pub mod command_list;
 pub mod command_object;
 pub mod contest;
 pub mod cors;
+pub mod dialect;
 pub mod endpoints;
 pub mod error;
 pub mod features;
