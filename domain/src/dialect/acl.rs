@@ -66,13 +66,18 @@ fn with(acl: &Value, name: &str, value: Value) -> Value {
 ///
 /// # Errors
 /// A field error if the other commands of the token need other accounts.
-pub fn add_command(acl: &Value, command: &str, accounts: &Accounts) -> Result<Option<Value>, Error> {
+pub fn add_command(
+    acl: &Value,
+    command: &str,
+    accounts: &Accounts,
+) -> Result<Option<Value>, Error> {
     let mut commands = entries(acl, "commands").unwrap_or_default();
     let has_usernames = acl["usernames"].is_array();
     // A list without commands, but with accounts, is a limit that its owner has set natively.
     let is_tied = !commands.is_empty() || (has_usernames && acl["commands"].is_null());
     if is_tied && acl["usernames"] != accounts.native() {
-        let present = entries(acl, "usernames").map_or_else(|| "*".to_owned(), |names| names.join(", "));
+        let present =
+            entries(acl, "usernames").map_or_else(|| "*".to_owned(), |names| names.join(", "));
         let message = format!(
             "All commands of a token have the same accounts, here: {present}. Use another token."
         );
@@ -206,7 +211,10 @@ mod tests {
         let acl = add_servers(&json!(null), &both).unwrap();
         assert_eq!(acl, json!({"servers": ["a", "b"]}));
         assert_eq!(add_servers(&acl, &both), None);
-        assert_eq!(add_servers(&json!({"servers": ["b"]}), &both), Some(json!({"servers": ["b", "a"]})));
+        assert_eq!(
+            add_servers(&json!({"servers": ["b"]}), &both),
+            Some(json!({"servers": ["b", "a"]}))
+        );
     }
 
     #[test]

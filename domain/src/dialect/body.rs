@@ -115,7 +115,8 @@ mod tests {
 
     #[test]
     fn only_named_fields_are_ignored() {
-        let rules: Rules = &[(Rule::Ignored, &["tags"]), (Rule::IgnoredIfEmpty, &["scopes", "data"])];
+        let rules: Rules =
+            &[(Rule::Ignored, &["tags"]), (Rule::IgnoredIfEmpty, &["scopes", "data"])];
         for nothing in [json!(null), json!(""), json!([]), json!({}), json!(false), json!(["*"])] {
             let body = json!({"tags": "x", "scopes": nothing, "name": "ci", "other": 1});
             assert_eq!(rewritten(&body, rules, Client::Cli), json!({"name": "ci", "other": 1}));

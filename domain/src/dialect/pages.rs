@@ -7,7 +7,8 @@ use crate::page::{MAX_SIZE, MAX_SIZE_OF_SERVERS, Page};
 /// The envelope of a list. `page` is the requested page.
 fn envelope(page: Page, count: u64, results: Value) -> Value {
     let last = count.div_ceil(page.size).max(1);
-    let (previous, next) = (page.number.checked_sub(1).filter(|number| *number > 0), page.number + 1);
+    let (previous, next) =
+        (page.number.checked_sub(1).filter(|number| *number > 0), page.number + 1);
     json!({
         "count": count,
         "current": page.number,

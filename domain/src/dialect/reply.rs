@@ -133,7 +133,8 @@ fn membership(fields: &mut Map<String, Value>, names: &Names) {
 }
 
 fn audit_event(event: &Value) -> Value {
-    let (app, verb) = event["action"].as_str().and_then(|action| action.split_once('.')).unwrap_or_default();
+    let (app, verb) =
+        event["action"].as_str().and_then(|action| action.split_once('.')).unwrap_or_default();
     let status = match event["outcome"].as_str() {
         Some("success") => 200,
         Some("denied") => 403,

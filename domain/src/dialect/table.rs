@@ -34,6 +34,8 @@ pub enum Steps {
     CommandList,
     /// The chunks of a command, up to `seq__lte`.
     Chunks,
+    /// Memberships; without `page` all of them, as an array.
+    Memberships,
     /// A copy of an API token.
     DuplicateToken,
     /// The allowed commands of API tokens.
@@ -117,7 +119,10 @@ const GROUP: Rules = &[
 ];
 const MEMBERSHIP: Rules = &[(Ignored, &["group_name"]), (Id, &["group", "user"])];
 const SERVER: Rules = &[
-    (Ignored, &["status", "commissioned", "starred", "cpu_physical_cores", "cpu_type", "boot_time"]),
+    (
+        Ignored,
+        &["status", "commissioned", "starred", "cpu_physical_cores", "cpu_type", "boot_time"],
+    ),
     (Id, &["owner"]),
     (Ids, &["groups"]),
 ];
@@ -160,7 +165,7 @@ pub const TABLE: &[Row] = &[
     row("GET", "/api/iam/groups/{id}/").shows(Group),
     row("PUT", "/api/iam/groups/{id}/").body(GROUP).shows(Group),
     row("PATCH", "/api/iam/groups/{id}/").body(GROUP).shows(Group),
-    row("GET", "/api/iam/memberships/").shows(Membership),
+    row("GET", "/api/iam/memberships/").by(Steps::Memberships).shows(Membership),
     row("POST", "/api/iam/memberships/").body(MEMBERSHIP).shows(Membership),
     row("GET", "/api/iam/memberships/{id}/").shows(Membership),
     row("PUT", "/api/iam/memberships/{id}/").body(MEMBERSHIP).shows(Membership),
