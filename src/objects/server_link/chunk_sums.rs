@@ -3,8 +3,6 @@
 //! To find the end of a range, SQLite loads whole rows of a table without rowids, with their
 //! content. So the sums over 16 MB of output take milliseconds, and each chunk needs them.
 
-use std::collections::HashMap;
-
 use farhand_domain::link::store::Result;
 use farhand_domain::link::stored_command::ChunkSums;
 use serde::Deserialize;
@@ -14,9 +12,6 @@ use super::tables::{Tables, failed, text};
 
 /// The maximum number of commands whose sums are in memory. Beyond it, all are read again.
 const MAX_COMMANDS: usize = 1_000;
-
-/// The sums of commands, by the command's id. They are always equal to the stored rows.
-pub type SumsByCommand = HashMap<Uuid, ChunkSums>;
 
 #[derive(Deserialize)]
 struct SumsRow {

@@ -1,18 +1,20 @@
 //! The tables in the SQLite database of a server's object, and methods that run statements on them.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::rc::Rc;
 
 use farhand_domain::link::state::ServerState;
 use farhand_domain::link::store::{Failed, Result};
+use farhand_domain::link::stored_command::ChunkSums;
 use futures_util::{FutureExt, future};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use uuid::Uuid;
 use worker::{SqlStorage, SqlStorageValue, State};
 
-use super::chunk_sums::SumsByCommand;
 use crate::objects::alarm::Alarm;
 use crate::platform::log;
 
@@ -84,7 +86,8 @@ pub struct Tables {
     sql: SqlStorage,
     /// Rows written since [`Tables::take_rows_written`], including index entries.
     rows_written: Cell<usize>,
-    pub(super) sums: RefCell<SumsByCommand>,
+    /// The sums of chunk rows by the command's id. They are always equal to the stored rows.
+    pub(super) sums: RefCell<HashMap<Uuid, ChunkSums>>,
 }
 
 pub(super) fn failed(error: impl Display) -> Failed {
