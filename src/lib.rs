@@ -8,9 +8,9 @@ mod http;
 mod mail;
 mod objects;
 mod platform;
-#[cfg(test)]
-mod rooms;
 mod store;
+#[cfg(test)]
+mod structure_tests;
 
 use std::task::{self, Poll, Waker};
 

@@ -17,20 +17,20 @@ use crate::connection::websocket::{self, Finished};
 use crate::host::account::AgentAccount;
 use crate::host::facts;
 use crate::host::program::Program;
+use crate::host::system_log::SystemLog;
 use crate::journal::file::Stage;
-use crate::journal::host_journal::HostJournal;
 #[cfg(test)]
 use crate::journal::writer;
 use crate::journal::writer::JournalWriter;
 use crate::reports::Reports;
 use crate::runner::cgroup::Cgroups;
-use crate::runner::group::{GRACE, Groups};
+use crate::runner::group::{Groups, KILL_DELAY};
+use crate::runner::host_settings::HostSettings;
 use crate::runner::policy::PolicyFile;
-use crate::runner::site::Site;
 use crate::runner::{Runner, Shutdown};
 use crate::service::checkin;
 
-/// The time limit for stopping running commands, in addition to [`GRACE`].
+/// The time limit for stopping running commands, in addition to [`KILL_DELAY`].
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time limit for sending the remaining reports before exit.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ const SIGNAL_DELIVERY_TIME: Duration = Duration::from_millis(50);
 /// themselves.
 #[cfg(test)]
 pub const MAX_SHUTDOWN: Duration = Duration::from_secs(
-    GRACE.as_secs()
+    KILL_DELAY.as_secs()
         + STOP_TIMEOUT.as_secs()
         + websocket::CLOSE_TIMEOUT.as_secs()
         + FLUSH_TIMEOUT.as_secs()
@@ -91,18 +91,18 @@ pub async fn run(
     let reports = Reports::new(client.clone(), journal.clone(), flushing.clone());
     let uses_https = settings.service.tls;
     let policy = PolicyFile::new(settings.policy, uses_https);
-    let site = Site {
+    let host = HostSettings {
         own,
         policy,
-        host_journal: HostJournal::new(settings.syslog),
+        system_log: SystemLog::new(settings.syslog),
         cgroups: Cgroups::find(),
     };
-    if !site.cgroups.is_available() {
+    if !host.cgroups.is_available() {
         log::info!("no control groups: each command gets a supervisor instead");
     }
     let runner = Runner::new(
         settings.max_running,
-        site,
+        host,
         reports.clone(),
         groups.clone(),
         shutdown.clone(),
@@ -150,7 +150,7 @@ pub async fn run(
         if timeout(drain_time, runner.finished()).await.is_err() {
             log::warn!("commands still run and will be stopped");
             shutdown.stopping.cancel();
-            if timeout(GRACE + STOP_TIMEOUT, runner.finished()).await.is_err() {
+            if timeout(KILL_DELAY + STOP_TIMEOUT, runner.finished()).await.is_err() {
                 log::error!("some commands could not be stopped");
             }
         }

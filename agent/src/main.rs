@@ -14,10 +14,10 @@ mod journal;
 mod labels;
 mod logging;
 mod reports;
-#[cfg(test)]
-mod rooms;
 mod runner;
 mod service;
+#[cfg(test)]
+mod structure_tests;
 
 use std::future::Future;
 use std::path::PathBuf;

@@ -50,7 +50,7 @@ const FIN_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// timeout of the first attempts, because a slow connection may be the reason for the failures.
 const LATE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval between attempts to send a chunk while the service is unavailable.
-const AWAY_PAUSE: Duration = Duration::from_secs(5);
+const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(5);
 /// The maximum pause between attempts while the agent shuts down.
 const FLUSH_PAUSE: Duration = Duration::from_millis(500);
 /// The maximum number of a command's chunks that wait to be sent. It is small, so that the pump
@@ -61,10 +61,10 @@ const MAX_PENDING_FINS: usize = 1_000;
 /// The maximum total size of all waiting fins, in bytes. Beyond this size, a new fin is shortened.
 const MAX_TOTAL_FIN_BYTES: usize = 64 * 1024 * 1024;
 /// The maximum number of concurrent first attempts to send reports.
-const FIRST_CALLS: usize = 16;
+const MAX_FIRST_CALLS: usize = 16;
 /// The maximum number of concurrent later attempts to send fins. They have their own limit, so that
 /// the waiting fins of a whole day cannot delay the reports of running commands.
-const LATE_CALLS: usize = 4;
+const MAX_LATE_CALLS: usize = 4;
 
 /// How reports are sent. Tests use a scripted implementation.
 pub trait Transport: Clone + Send + Sync + 'static {
@@ -146,8 +146,8 @@ impl<T: Transport> Reports<T> {
     pub fn new(transport: T, journal: JournalWriter, flushing: CancellationToken) -> Self {
         Self {
             transport,
-            first_calls: Arc::new(Semaphore::new(FIRST_CALLS)),
-            late_calls: Arc::new(Semaphore::new(LATE_CALLS)),
+            first_calls: Arc::new(Semaphore::new(MAX_FIRST_CALLS)),
+            late_calls: Arc::new(Semaphore::new(MAX_LATE_CALLS)),
             pending_fins: PendingFins::default(),
             journal,
             flushing,
@@ -270,7 +270,8 @@ impl<T: Transport> Reports<T> {
         let path_of_chunks = path("chunk");
         while let Some(report) = reports.recv().await {
             match report {
-                Report::Chunk(_) if away.is_some_and(|at: Instant| at.elapsed() < AWAY_PAUSE) => {}
+                Report::Chunk(_)
+                    if away.is_some_and(|at: Instant| at.elapsed() < UNAVAILABLE_PAUSE) => {}
                 Report::Chunk(chunk) => {
                     let retries = if away.is_some() { 0 } else { RETRY_PAUSES.len() };
                     let sent = self.deliver(&path_of_chunks, json(&chunk), retries).await;

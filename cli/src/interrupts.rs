@@ -18,12 +18,12 @@ const EXIT_INTERRUPTED: i32 = 130;
 
 /// What a signal kills.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub enum KillTarget {
     Command,
     Batch,
 }
 
-impl Kind {
+impl KillTarget {
     fn collection(self) -> &'static str {
         match self {
             Self::Command => "/api/events/commands/",
@@ -49,8 +49,8 @@ impl Kind {
 }
 
 #[derive(Clone)]
-struct Job {
-    kind: Kind,
+struct RunningJob {
+    kind: KillTarget,
     /// What messages call it: the name of its server, or `Batch`.
     label: String,
 }
@@ -59,7 +59,7 @@ struct Job {
 struct State {
     is_stopping: bool,
     /// The running commands and batches by their ids.
-    jobs: BTreeMap<String, Job>,
+    jobs: BTreeMap<String, RunningJob>,
 }
 
 /// What runs, shared with the thread that handles signals.
@@ -95,7 +95,7 @@ impl Running {
         let jobs = {
             let mut state = self.state();
             if state.is_stopping {
-                for (id, Job { kind, label }) in &state.jobs {
+                for (id, RunningJob { kind, label }) in &state.jobs {
                     let follow = kind.follow();
                     note(&format!(
                         "{label}: {id} has not ended yet. Follow it with `{follow} {id}`."
@@ -116,7 +116,7 @@ impl Running {
         });
     }
 
-    fn kill(&self, id: &str, job: &Job) {
+    fn kill(&self, id: &str, job: &RunningJob) {
         let path = format!("{}{}/kill/", job.kind.collection(), segment(id));
         match self.client.post(&path, &serde_json::json!({})) {
             Ok(_) => {}
@@ -131,8 +131,8 @@ impl Running {
 
     /// Adds a command or a batch that was just created. Kills it if the first signal has already
     /// arrived.
-    pub fn add(&self, kind: Kind, id: &str, label: &str) {
-        let job = Job { kind, label: label.to_owned() };
+    pub fn add(&self, kind: KillTarget, id: &str, label: &str) {
+        let job = RunningJob { kind, label: label.to_owned() };
         let is_stopping = {
             let mut state = self.state();
             state.jobs.insert(id.to_owned(), job.clone());

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::error::{EXIT_FAILURE, Result};
 use crate::output::{Format, has_colours, json_text, note, write};
-use crate::stream::End;
+use crate::stream::EndedCommand;
 use crate::text::visible;
 use crate::types::Command;
 
@@ -81,7 +81,7 @@ impl View {
     }
 
     /// Shows the end of the command.
-    pub fn end(&mut self, end: &End) -> Result<()> {
+    pub fn end(&mut self, end: &EndedCommand) -> Result<()> {
         match self {
             Self::Prefixed { prefix, pending } if !pending.is_empty() => {
                 write_alone(&format!("{prefix}{pending}\n"))?;

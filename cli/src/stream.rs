@@ -19,7 +19,7 @@ const RECONNECT_PAUSES: [u64; 8] = [0, 1, 2, 4, 8, 15, 30, 60];
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// How a command ended.
-pub struct End {
+pub struct EndedCommand {
     pub command: Command,
     /// The command with all fields of the API.
     pub json: Value,
@@ -90,7 +90,7 @@ fn read<T>(
 fn command_event(
     event: &Event,
     on_chunk: &mut impl FnMut(&str) -> Result<()>,
-) -> Result<Option<End>> {
+) -> Result<Option<EndedCommand>> {
     match event.name.as_str() {
         "chunk" => on_chunk(&parse::<Chunk>(&event.data)?.content).map(|()| None),
         "end" => {
@@ -98,7 +98,7 @@ fn command_event(
             let command = parse(&event.data)?;
             let end: CommandEnd = parse(&event.data)?;
             let output_truncated = end.output_truncated;
-            Ok(Some(End { command, json, output_truncated }))
+            Ok(Some(EndedCommand { command, json, output_truncated }))
         }
         _ => Ok(None),
     }
@@ -109,7 +109,7 @@ pub fn follow(
     client: &Client,
     id: &str,
     mut on_chunk: impl FnMut(&str) -> Result<()>,
-) -> Result<End> {
+) -> Result<EndedCommand> {
     let path = format!("/api/events/commands/{}/stream/", segment(id));
     follow_events(client, &path, id, |event| command_event(event, &mut on_chunk))
 }
@@ -176,7 +176,7 @@ mod tests {
         "success": false, "exit_code": 3, "output_bytes": 4, "elapsed_time": 0.1,
         "scheduled_at": "2026-11-21T01:23:45.678901+00:00", "output_truncated": true}"#;
 
-    fn events(text: &str) -> (String, Option<String>, Option<End>) {
+    fn events(text: &str) -> (String, Option<String>, Option<EndedCommand>) {
         let (mut output, mut last) = (String::new(), None);
         let mut on_chunk = |content: &str| {
             output.push_str(content);

@@ -19,7 +19,7 @@ const MAX_PHRASE: usize = 64;
 /// Maximum length of a pattern in D1, in bytes.
 const MAX_PATTERN: usize = 50;
 /// The length of the index's tokens, in characters: it is a trigram index.
-const TOKEN: usize = 3;
+const TOKEN_CHARS: usize = 3;
 /// The index covers this number of characters of each line (see the migration).
 pub const INDEXED_CHARACTERS: u64 = 1_024;
 /// Maximum number of characters that a search for one short ASCII word reads in lines longer than
@@ -95,7 +95,7 @@ impl SearchWord {
     /// of thousands of them, would cost the square of their number.
     pub fn query(&self) -> Option<String> {
         let length = self.0.chars().count();
-        if length >= TOKEN {
+        if length >= TOKEN_CHARS {
             return Some(format!("line:{}", phrase(self.part())));
         }
         if !self.0.is_ascii() {
@@ -104,7 +104,8 @@ impl SearchWord {
         // Every character that can follow the word in an ASCII line. The index ignores case.
         let next = (1..=127_u8).filter(|next| !next.is_ascii_uppercase()).map(char::from);
         let phrases: Vec<String> = next.map(|next| phrase(&format!("{}{next}", self.0))).collect();
-        (length + 1 == TOKEN).then(|| format!("line:({}) OR wide:\"yes\"", phrases.join(" OR ")))
+        (length + 1 == TOKEN_CHARS)
+            .then(|| format!("line:({}) OR wide:\"yes\"", phrases.join(" OR ")))
     }
 
     /// The longest part of at most [`MAX_PHRASE`] characters in which no three characters repeat,
@@ -116,11 +117,11 @@ impl SearchWord {
             self.0.chars().map(|letter| letter.to_lowercase().collect()).collect();
         let mut seen: HashMap<&[String], usize> = HashMap::new();
         let (mut start, mut longest) = (0, 0..0);
-        for (at, token) in folded.windows(TOKEN).enumerate() {
+        for (at, token) in folded.windows(TOKEN_CHARS).enumerate() {
             if let Some(before) = seen.insert(token, at) {
                 start = start.max(before + 1);
             }
-            let end = at + TOKEN;
+            let end = at + TOKEN_CHARS;
             start = start.max(end.saturating_sub(MAX_PHRASE));
             if end - start > longest.len() {
                 longest = start..end;
@@ -131,7 +132,7 @@ impl SearchWord {
 
     /// Whether [`SearchWord::query`] finds only lines that have the word.
     pub fn is_exact(&self) -> bool {
-        self.0.chars().count() >= TOKEN && self.part().len() == self.0.len()
+        self.0.chars().count() >= TOKEN_CHARS && self.part().len() == self.0.len()
     }
 
     /// Whether the word is all ASCII. Then [`SearchWord::name`] and [`SearchWord::in_line`] are

@@ -33,15 +33,16 @@ const MAX_UNKNOWN: usize = 16;
 /// cut.
 const MAX_UNKNOWN_NAME: usize = 64;
 /// From this number upwards, JSON does not hold all whole numbers exactly.
-const INEXACT: f64 = (1_u64 << 53) as f64;
+const FIRST_INEXACT_INTEGER: f64 = (1_u64 << 53) as f64;
 /// Keys of an error body that hold something other than messages.
 const RESERVED: [&str; 4] = ["code", "detail", "request_id", NON_FIELD];
 
 /// Reads a whole number. As in JSON Schema, `2509.0` is a whole number.
 pub fn as_integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
-        let number =
-            value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < INEXACT)?;
+        let number = value
+            .as_f64()
+            .filter(|number| number.fract() == 0.0 && number.abs() < FIRST_INEXACT_INTEGER)?;
         Some(number as i64)
     })
 }

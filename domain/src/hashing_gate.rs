@@ -8,7 +8,7 @@
 //! All workspaces share the queue, so one user must not fill it. A known user has at most
 //! `MAX_PLACES_PER_USER` places. The user's other requests are parked. They take no place from
 //! other users, and enter the queue at its end when the user's places become free. Every
-//! `OLDEST_EVERY`th turn goes to the oldest request in the queue, so strangers always make
+//! `TURNS_PER_OLDEST`th turn goes to the oldest request in the queue, so strangers always make
 //! progress.
 //!
 //! If a request is cut off, the runtime does not report it. So each entry is a lease. The request
@@ -19,15 +19,15 @@ use std::time::Duration;
 use crate::time::Timestamp;
 
 /// Maximum number of strangers' requests in the queue.
-const MAX_STRANGERS: usize = 8;
+const MAX_QUEUED_STRANGERS: usize = 8;
 /// Maximum number of known callers' requests in the queue.
-const MAX_KNOWN: usize = 32;
+const MAX_QUEUED_KNOWN: usize = 32;
 /// Maximum number of a known user's requests in the queue, including a request that hashes.
 const MAX_PLACES_PER_USER: usize = 2;
 /// Maximum number of a known user's requests, including parked requests.
 const MAX_REQUESTS_PER_USER: usize = 32;
 /// One of this number of turns goes to the oldest request, even if a stranger sent it.
-const OLDEST_EVERY: u64 = 4;
+const TURNS_PER_OLDEST: u64 = 4;
 /// A lease that is not renewed ends after this time. It is much longer than a slice of hashing.
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -120,7 +120,8 @@ impl Gate {
             .waiting
             .iter()
             .filter(|waiting| waiting.place.is_some() && is_alike(&waiting.ticket.rank));
-        queued.count() >= if *rank == CallerClass::Stranger { MAX_STRANGERS } else { MAX_KNOWN }
+        queued.count()
+            >= if *rank == CallerClass::Stranger { MAX_QUEUED_STRANGERS } else { MAX_QUEUED_KNOWN }
     }
 
     /// Whether a request of this class would be refused.
@@ -171,7 +172,7 @@ impl Gate {
     fn first(&self) -> Option<&Ticket> {
         let queued =
             self.waiting.iter().filter_map(|waiting| Some((&waiting.ticket, waiting.place?)));
-        let is_for_oldest = self.turns % OLDEST_EVERY == OLDEST_EVERY - 1;
+        let is_for_oldest = self.turns % TURNS_PER_OLDEST == TURNS_PER_OLDEST - 1;
         let order = |(ticket, place): &(&Ticket, u64)| {
             (!is_for_oldest && ticket.rank == CallerClass::Stranger, *place)
         };
@@ -258,13 +259,14 @@ mod tests {
         let mut gate = Gate::default();
         let running = gate.enter(CallerClass::Stranger, at(0)).unwrap();
         assert_eq!(gate.poll(&running, at(0)), Turn::Go);
-        let strangers: Vec<_> =
-            (0..MAX_STRANGERS).map(|_| gate.enter(CallerClass::Stranger, at(0)).unwrap()).collect();
+        let strangers: Vec<_> = (0..MAX_QUEUED_STRANGERS)
+            .map(|_| gate.enter(CallerClass::Stranger, at(0)).unwrap())
+            .collect();
         assert!(gate.is_full(&CallerClass::Stranger, at(0)));
         assert_eq!(gate.enter(CallerClass::Stranger, at(0)), None);
         let known: Vec<_> =
-            (0..MAX_KNOWN).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
-        assert_eq!(gate.enter(user(MAX_KNOWN), at(0)), None);
+            (0..MAX_QUEUED_KNOWN).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
+        assert_eq!(gate.enter(user(MAX_QUEUED_KNOWN), at(0)), None);
         gate.leave(&running);
         assert_eq!(gate.poll(&strangers[0], at(1)), Turn::Wait);
         assert_eq!(gate.poll(&known[1], at(1)), Turn::Wait);
@@ -294,7 +296,7 @@ mod tests {
             gate.leave(&known);
             turns += 1;
         }
-        assert!(turns < OLDEST_EVERY as usize, "{turns}");
+        assert!(turns < TURNS_PER_OLDEST as usize, "{turns}");
     }
 
     #[test]
@@ -303,10 +305,10 @@ mod tests {
         let greedy: Vec<_> =
             (0..MAX_REQUESTS_PER_USER).map(|_| gate.enter(user(0), at(0)).unwrap()).collect();
         // Other users still get all other places, before the user's parked requests.
-        let places = MAX_KNOWN - MAX_PLACES_PER_USER;
+        let places = MAX_QUEUED_KNOWN - MAX_PLACES_PER_USER;
         let others: Vec<_> =
             (1..=places).map(|number| gate.enter(user(number), at(0)).unwrap()).collect();
-        assert_eq!(gate.enter(user(MAX_KNOWN), at(0)), None);
+        assert_eq!(gate.enter(user(MAX_QUEUED_KNOWN), at(0)), None);
         let stranger = gate.enter(CallerClass::Stranger, at(0)).unwrap();
         assert!(gate.is_full(&user(0), at(0)));
         let order = drain(&mut gate, [greedy.clone(), others.clone(), vec![stranger]].concat());

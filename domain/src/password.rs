@@ -35,12 +35,12 @@ pub struct PersonalTexts<'a> {
 
 /// The alphabet and rows of keys. A password that is part of one of them, forwards or backwards,
 /// counts as common.
-const RUNS: [&str; 5] =
+const SEQUENCES: [&str; 5] =
     ["abcdefghijklmnopqrstuvwxyz", "01234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"];
 /// A password that only repeats a unit of at most this number of characters counts as common.
 const MAX_REPEATED: usize = 4;
 
-/// Whether a password only repeats a short unit, or is part of one of the [`RUNS`]. A list of
+/// Whether a password only repeats a short unit, or is part of one of the [`SEQUENCES`]. A list of
 /// common passwords cannot contain all such passwords.
 fn is_pattern(lower: &str) -> bool {
     let characters: Vec<char> = lower.chars().collect();
@@ -49,7 +49,7 @@ fn is_pattern(lower: &str) -> bool {
     };
     let reversed: String = characters.iter().rev().collect();
     (1..=MAX_REPEATED).any(repeats)
-        || RUNS.iter().any(|row| row.contains(lower) || row.contains(&reversed))
+        || SEQUENCES.iter().any(|row| row.contains(lower) || row.contains(&reversed))
 }
 
 /// The messages for all rules that a new password violates (contract 4.11). Returns no message if
@@ -146,9 +146,9 @@ pub struct PasswordCheck {
 }
 
 /// The length of a block of SHA-256, in bytes.
-const BLOCK: usize = 64;
+const BLOCK_BYTES: usize = 64;
 /// The length of a SHA-256 hash, and of a password's hash, in bytes.
-const HASH: usize = 32;
+const HASH_BYTES: usize = 32;
 /// The initial state of SHA-256 (FIPS 180-4, 5.3.3).
 const INITIAL: [u32; 8] = [
     0x6a09_e667,
@@ -167,7 +167,7 @@ pub enum Progress {
     /// Some rounds are not computed yet.
     More,
     /// The derived key.
-    Done([u8; HASH]),
+    Done([u8; HASH_BYTES]),
 }
 
 /// PBKDF2-HMAC-SHA-256 with a key of 32 bytes (RFC 8018, 5.2), in steps. The caller can do other
@@ -184,15 +184,15 @@ pub struct Derivation {
     outer: [u32; 8],
     /// The last U of the RFC, in a block that is padded like the end of a message of one pad and
     /// one hash.
-    block: [[u8; BLOCK]; 1],
+    block: [[u8; BLOCK_BYTES]; 1],
     /// The exclusive or of all U so far.
-    key: [u8; HASH],
+    key: [u8; HASH_BYTES],
     rounds: u32,
     left: u32,
 }
 
-fn bytes_of(state: [u32; 8]) -> [u8; HASH] {
-    let mut bytes = [0; HASH];
+fn bytes_of(state: [u32; 8]) -> [u8; HASH_BYTES] {
+    let mut bytes = [0; HASH_BYTES];
     for (bytes, word) in bytes.chunks_exact_mut(4).zip(state) {
         bytes.copy_from_slice(&word.to_be_bytes());
     }
@@ -202,15 +202,15 @@ fn bytes_of(state: [u32; 8]) -> [u8; HASH] {
 impl Derivation {
     /// Begins a derivation with at least one round.
     pub fn new(password: &str, salt: &[u8], rounds: u32) -> Self {
-        let mut padded = [0; BLOCK];
-        if password.len() > BLOCK {
-            padded[..HASH].copy_from_slice(&Sha256::digest(password));
+        let mut padded = [0; BLOCK_BYTES];
+        if password.len() > BLOCK_BYTES {
+            padded[..HASH_BYTES].copy_from_slice(&Sha256::digest(password));
         } else {
             padded[..password.len()].copy_from_slice(password.as_bytes());
         }
         let (inner_pad, outer_pad) =
             (padded.map(|byte| byte ^ 0x36), padded.map(|byte| byte ^ 0x5c));
-        let keyed = |pad: [u8; BLOCK]| {
+        let keyed = |pad: [u8; BLOCK_BYTES]| {
             let mut state = INITIAL;
             compress256(&mut state, &[pad]);
             state
@@ -222,11 +222,11 @@ impl Derivation {
             .chain_update(1u32.to_be_bytes())
             .finalize();
         let first = Sha256::new().chain_update(outer_pad).chain_update(first).finalize();
-        let mut block = [0; BLOCK];
-        block[..HASH].copy_from_slice(&first);
-        block[HASH] = 0x80;
-        let bits = 8 * (BLOCK + HASH) as u64;
-        block[BLOCK - 8..].copy_from_slice(&bits.to_be_bytes());
+        let mut block = [0; BLOCK_BYTES];
+        block[..HASH_BYTES].copy_from_slice(&first);
+        block[HASH_BYTES] = 0x80;
+        let bits = 8 * (BLOCK_BYTES + HASH_BYTES) as u64;
+        block[BLOCK_BYTES - 8..].copy_from_slice(&bits.to_be_bytes());
         let rounds = rounds.max(1);
         Self {
             inner: keyed(inner_pad),
@@ -245,7 +245,7 @@ impl Derivation {
             for keyed in [self.inner, self.outer] {
                 let mut state = keyed;
                 compress256(&mut state, &self.block);
-                self.block[0][..HASH].copy_from_slice(&bytes_of(state));
+                self.block[0][..HASH_BYTES].copy_from_slice(&bytes_of(state));
             }
             for (key, byte) in self.key.iter_mut().zip(&self.block[0]) {
                 *key ^= byte;
@@ -262,7 +262,7 @@ pub async fn hash(
     password: &str,
     salt: [u8; 16],
     rounds: u32,
-    derive: impl AsyncFn(Derivation) -> [u8; HASH],
+    derive: impl AsyncFn(Derivation) -> [u8; HASH_BYTES],
 ) -> String {
     let derivation = Derivation::new(password, &salt, rounds.max(MIN_ROUNDS));
     let rounds = derivation.rounds;
@@ -270,7 +270,7 @@ pub async fn hash(
         Base64Unpadded::encode_string(&salt),
         Base64Unpadded::encode_string(&derive(derivation).await),
     );
-    format!("$pbkdf2-sha256$i={rounds},l={HASH}${salt}${key}")
+    format!("$pbkdf2-sha256$i={rounds},l={HASH_BYTES}${salt}${key}")
 }
 
 /// Parses a PHC string of [`hash`].
@@ -288,7 +288,7 @@ pub async fn check(
     password: &str,
     stored: Option<&str>,
     rounds: u32,
-    derive: impl AsyncFn(Derivation) -> [u8; HASH],
+    derive: impl AsyncFn(Derivation) -> [u8; HASH_BYTES],
 ) -> PasswordCheck {
     let wanted = rounds.max(MIN_ROUNDS);
     let mut work = 0;
@@ -381,7 +381,7 @@ mod tests {
     }
 
     /// Runs derivations in steps of this number of rounds.
-    fn in_steps(rounds: u32) -> impl AsyncFn(Derivation) -> [u8; HASH] {
+    fn in_steps(rounds: u32) -> impl AsyncFn(Derivation) -> [u8; HASH_BYTES] {
         async move |mut derivation: Derivation| {
             loop {
                 if let Progress::Done(key) = derivation.step(rounds) {
@@ -422,7 +422,7 @@ mod tests {
         fn derived_keys_equal_those_of_the_crate(
             password in ".{0,200}", salt in proptest::collection::vec(any::<u8>(), 0..100), rounds in 1u32..40, step in 1u32..50,
         ) {
-            let mut expected = [0; HASH];
+            let mut expected = [0; HASH_BYTES];
             pbkdf2::pbkdf2_hmac::<Sha256>(password.as_bytes(), &salt, rounds, &mut expected);
             let mut derivation = Derivation::new(&password, &salt, rounds);
             let mut steps = 0;
@@ -441,7 +441,7 @@ mod tests {
     fn passwords_longer_than_a_block_are_derived() {
         for length in [0, 1, 55, 56, 63, 64, 65, 128, 1_000] {
             let password = "p".repeat(length);
-            let mut expected = [0; HASH];
+            let mut expected = [0; HASH_BYTES];
             pbkdf2::pbkdf2_hmac::<Sha256>(password.as_bytes(), b"salt", 3, &mut expected);
             let mut derivation = Derivation::new(&password, b"salt", 3);
             assert_eq!(derivation.step(0), Progress::More);

@@ -17,7 +17,7 @@ pub const TOKEN_LENGTH: usize = 128;
 const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 /// Random bytes of this value or more are dropped, so that all characters of the alphabet are
 /// equally likely.
-const UNBIASED: u8 = 248;
+const UNBIASED_LIMIT: u8 = 248;
 
 /// A credential in plain form. It has no `Display`, and its `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Secret {
         let mut bytes = [0; TOKEN_LENGTH + 32];
         while token.len() < TOKEN_LENGTH {
             random(&mut bytes)?;
-            let unbiased = bytes.iter().filter(|b| **b < UNBIASED);
+            let unbiased = bytes.iter().filter(|b| **b < UNBIASED_LIMIT);
             let characters =
                 unbiased.map(|b| char::from(ALPHABET[usize::from(*b) % ALPHABET.len()]));
             token.extend(characters.take(TOKEN_LENGTH - token.len()));
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn every_character_is_equally_likely() {
         let mut counts = [0; 256];
-        for byte in 0..UNBIASED {
+        for byte in 0..UNBIASED_LIMIT {
             counts[usize::from(ALPHABET[usize::from(byte) % ALPHABET.len()])] += 1;
         }
         assert!(ALPHABET.iter().all(|c| counts[usize::from(*c)] == 4));

@@ -504,7 +504,7 @@ mod tests {
 
     /// The meaning of a term, and one way to write it.
     #[derive(Clone, Debug)]
-    enum Meant {
+    enum ExpectedTerm {
         Has(String),
         Lacks(String),
         Is(String, String, bool),
@@ -513,7 +513,7 @@ mod tests {
         NoneOf(String, Vec<String>),
     }
 
-    impl Meant {
+    impl ExpectedTerm {
         fn written(&self, gap: &str) -> String {
             match self {
                 Self::Has(key) => format!("{gap}{key}{gap}"),
@@ -545,7 +545,7 @@ mod tests {
         }
     }
 
-    fn meant() -> impl Strategy<Value = Meant> {
+    fn meant() -> impl Strategy<Value = ExpectedTerm> {
         let key = || "a|b|c[.]d/e|in|notin|0";
         // An empty value alone in a list cannot be written: `()` has no value.
         let values = || {
@@ -555,13 +555,13 @@ mod tests {
             })
         };
         prop_oneof![
-            key().prop_map(Meant::Has),
-            key().prop_map(Meant::Lacks),
+            key().prop_map(ExpectedTerm::Has),
+            key().prop_map(ExpectedTerm::Lacks),
             (key(), "|x|y|Z_1|notin", any::<bool>())
-                .prop_map(|(key, value, double)| Meant::Is(key, value, double)),
-            (key(), "|x|y|Z_1").prop_map(|(key, value)| Meant::IsNot(key, value)),
-            (key(), values()).prop_map(|(key, values)| Meant::OneOf(key, values)),
-            (key(), values()).prop_map(|(key, values)| Meant::NoneOf(key, values)),
+                .prop_map(|(key, value, double)| ExpectedTerm::Is(key, value, double)),
+            (key(), "|x|y|Z_1").prop_map(|(key, value)| ExpectedTerm::IsNot(key, value)),
+            (key(), values()).prop_map(|(key, values)| ExpectedTerm::OneOf(key, values)),
+            (key(), values()).prop_map(|(key, values)| ExpectedTerm::NoneOf(key, values)),
         ]
     }
 

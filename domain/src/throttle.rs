@@ -52,7 +52,7 @@ const MAX_ADDRESS_FAILURES: u32 = 50;
 /// Maximum number of failures of a username, in an hour.
 const MAX_USERNAME_FAILURES: u32 = 100;
 /// Maximum number of failures of one address that count for a username, in an hour.
-const MAX_SHARE: u32 = 20;
+const MAX_ADDRESS_SHARE: u32 = 20;
 /// The prefix length of the IPv6 network that belongs to one host.
 const HOST_BITS: u32 = 64;
 /// The prefix length of the IPv6 network that may belong to one customer: a site.
@@ -229,7 +229,7 @@ impl Attempt {
             window_seconds: settings.hour_seconds,
             share: Some(Share {
                 key: key("login-share", &[scope, &username, &site]),
-                most: MAX_SHARE,
+                most: MAX_ADDRESS_SHARE,
             }),
             cleared_by_success: false,
         };
@@ -388,11 +388,11 @@ impl Attempt {
 
 /// The attempts that have begun and not ended, in the memory of an object.
 #[derive(Default, Debug)]
-pub struct PendingAttempts(BTreeMap<Uuid, Begun>);
+pub struct PendingAttempts(BTreeMap<Uuid, AttemptInProgress>);
 
 /// An attempt in progress.
 #[derive(Debug)]
-struct Begun {
+struct AttemptInProgress {
     /// When its lease ends.
     until: Timestamp,
     attempt: Attempt,
@@ -411,7 +411,10 @@ impl PendingAttempts {
         if verdict == Verdict::Go {
             self.0.insert(
                 id,
-                Begun { until: now.plus_seconds(LEASE_SECONDS), attempt: attempt.clone() },
+                AttemptInProgress {
+                    until: now.plus_seconds(LEASE_SECONDS),
+                    attempt: attempt.clone(),
+                },
             );
         }
         verdict

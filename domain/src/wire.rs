@@ -31,8 +31,8 @@ pub const FEATURE_CWD: &str = "cwd";
 /// A message from the service on the backhaul WebSocket.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "query", rename_all = "snake_case")]
-pub enum ToAgent {
-    /// Reply with [`FromAgent::Pong`].
+pub enum MessageToAgent {
+    /// Reply with [`MessageFromAgent::Pong`].
     Ping,
     /// Run a command.
     Command {
@@ -57,8 +57,8 @@ pub enum ToAgent {
 /// A message from an agent on the backhaul WebSocket.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "query", rename_all = "snake_case")]
-pub enum FromAgent {
-    /// The reply to [`ToAgent::Ping`].
+pub enum MessageFromAgent {
+    /// The reply to [`MessageToAgent::Ping`].
     Pong,
     /// A message that this version does not support. The service ignores it.
     #[serde(other)]
@@ -299,24 +299,26 @@ mod tests {
             allow_sh: true,
             ..AgentCommand::default()
         };
-        let sent = serde_json::to_value(ToAgent::Command { command: Box::new(order) }).unwrap();
+        let sent =
+            serde_json::to_value(MessageToAgent::Command { command: Box::new(order) }).unwrap();
         let expected = json!({"query": "command", "command": {
             "id": "00000000-0000-0000-0000-000000000000", "shell": "system", "line": "id", "user": "deploy",
             "group": "", "env": null, "allow_sh": true, "data": null,
         }});
         assert_eq!(sent, expected);
-        assert_eq!(serde_json::to_value(ToAgent::Ping).unwrap(), json!({"query": "ping"}));
+        assert_eq!(serde_json::to_value(MessageToAgent::Ping).unwrap(), json!({"query": "ping"}));
     }
 
     #[test]
     fn unknown_messages_are_read_as_unknown() {
         assert_eq!(
-            serde_json::from_str::<ToAgent>(r#"{"query":"dance","tempo":3}"#).unwrap(),
-            ToAgent::Unknown
+            serde_json::from_str::<MessageToAgent>(r#"{"query":"dance","tempo":3}"#).unwrap(),
+            MessageToAgent::Unknown
         );
         assert_eq!(
-            serde_json::from_str::<FromAgent>(r#"{"query":"pong","timestamp":1.5}"#).unwrap(),
-            FromAgent::Pong
+            serde_json::from_str::<MessageFromAgent>(r#"{"query":"pong","timestamp":1.5}"#)
+                .unwrap(),
+            MessageFromAgent::Pong
         );
     }
 

@@ -21,7 +21,7 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform;
 use crate::store::db::Failure;
-use crate::store::groups::{self, ForJoining, GroupForChange, MembershipForChange};
+use crate::store::groups::{self, GroupForChange, GroupForJoining, MembershipForChange};
 
 /// `GET /api/iam/groups/`: the groups that the caller can see, oldest first.
 pub async fn list(call: &Call) -> Result<Reply, Error> {
@@ -213,7 +213,7 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         let (group, role) = requested.unwrap_or((0, Role::Member));
         let user = input.as_ref().map_or(0, |new| new.user);
         let (caller, found) =
-            find::<ForJoining>(&credential, groups::for_joining(group, user)).await?;
+            find::<GroupForJoining>(&credential, groups::for_joining(group, user)).await?;
         let standing = standing(&caller, found.role);
         let is_seen = found.has_group && standing.can_see();
         if is_seen && !standing.can_grant(role) {

@@ -75,14 +75,14 @@ pub async fn runs(call: &Call) -> Result<Reply, Error> {
 }
 
 /// The columns of a schedule that follow from its fields.
-struct Derived {
+struct DerivedColumns {
     definition: Map<String, Value>,
     /// The inputs, encrypted for the schedule's id.
     inputs: Option<String>,
     next_runs: Vec<Timestamp>,
 }
 
-impl Derived {
+impl DerivedColumns {
     fn new(id: Uuid, spec: &ScheduleSpec, key: &SecretKey, now: Timestamp) -> Result<Self, Error> {
         let StoredBatch { definition, hidden } = StoredBatch::new(&spec.batch);
         let inputs = Some(&hidden).filter(|hidden| !hidden.is_empty());
@@ -111,7 +111,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
     scheduler::announce_change(&call.env, caller.workspace_id).await?;
     let (id, key) = (platform::new_id(now)?, platform::secret_key(&call.env)?);
-    let derived = Derived::new(id, &spec, &key, now)?;
+    let derived = DerivedColumns::new(id, &spec, &key, now)?;
     let next_due = derived.next_runs.first().copied();
     let row = ScheduleRow {
         id,
@@ -175,7 +175,7 @@ async fn wake(call: &Call, caller: &Caller, next_due: Option<Timestamp>) {
 
 /// The JSON of [`schedules::for_change`].
 #[derive(Deserialize)]
-struct ForChange {
+struct ScheduleForChange {
     stored: StoredSchedule,
     has_credential: bool,
 }
@@ -188,7 +188,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
     let call = &*call;
     retry("schedule", async || {
-        let (caller, found) = find::<ForChange>(&credential, schedules::for_change(id)).await?;
+        let (caller, found) =
+            find::<ScheduleForChange>(&credential, schedules::for_change(id)).await?;
         let fields = fields.as_ref().map_err(Clone::clone)?.clone();
         change_once(call, &credential, &caller, found, extent, fields).await
     })
@@ -200,7 +201,7 @@ async fn change_once(
     call: &Call,
     credential: &Credential<'_>,
     caller: &Caller,
-    ForChange { stored, has_credential }: ForChange,
+    ScheduleForChange { stored, has_credential }: ScheduleForChange,
     extent: Extent,
     fields: Fields,
 ) -> Result<Option<Reply>, Error> {
@@ -227,7 +228,7 @@ async fn change_once(
         ));
     }
     scheduler::announce_change(&call.env, caller.workspace_id).await?;
-    let derived = Derived::new(id, &spec, &key, now)?;
+    let derived = DerivedColumns::new(id, &spec, &key, now)?;
     let next_due = due_times(&spec.cron, &spec.timezone).and_then(|next| {
         spec.timing.next_due_after_change(next, &old.timing, stored.next_due, now)
     });
@@ -279,7 +280,7 @@ pub async fn run(call: &mut Call) -> Result<Reply, Error> {
     let input = call.no_fields().await;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let (_, found) = find::<ForChange>(&credential, schedules::for_change(id)).await?;
+    let (_, found) = find::<ScheduleForChange>(&credential, schedules::for_change(id)).await?;
     input?;
     // The same key for another schedule is another request.
     let body = Some(Secret::new(id.to_string()));

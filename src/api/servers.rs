@@ -25,7 +25,7 @@ use crate::objects::server_link::calls::{
 use crate::platform;
 use crate::platform::log;
 use crate::store::db::Failure;
-use crate::store::servers::{self, ForApproval, ServerForChange};
+use crate::store::servers::{self, ServerForApproval, ServerForChange};
 
 /// The path of the collection of servers.
 pub const SERVERS: &str = "/api/servers/servers/";
@@ -315,7 +315,7 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let (caller, found) = find::<ForApproval>(&credential, servers::for_approval(id)).await?;
+    let (caller, found) = find::<ServerForApproval>(&credential, servers::for_approval(id)).await?;
     require_staff(&caller)?;
     let fingerprint = fields.and_then(registration_token::read_fingerprint)?;
     let wrong =

@@ -30,7 +30,7 @@ fn line(name: &'static str, fields: Value) -> Value {
 mod tests {
     use std::collections::BTreeSet;
 
-    use crate::rooms::sources;
+    use crate::structure_tests::sources;
 
     #[test]
     fn the_documentation_lists_every_event() {

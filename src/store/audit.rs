@@ -150,7 +150,7 @@ pub fn after_change_by(scope: &Scope<'_>, event: &AuditEvent) -> Result<Statemen
 
 /// The kinds of objects whose ids D1 assigns.
 #[derive(Clone, Copy, Debug)]
-pub enum Numbered {
+pub enum NumberedResource {
     User,
     Group,
 }
@@ -159,14 +159,14 @@ pub enum Numbered {
 /// a group. The event's object gets the id that D1 assigned.
 pub fn after_insert_by(
     scope: &Scope<'_>,
-    what: Numbered,
+    what: NumberedResource,
     event: &AuditEvent,
 ) -> Result<Statement, Error> {
     let id = match what {
-        Numbered::User => {
+        NumberedResource::User => {
             "(SELECT CAST(w.last_user_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)"
         }
-        Numbered::Group => {
+        NumberedResource::Group => {
             "(SELECT CAST(w.last_group_id AS TEXT) FROM workspaces w WHERE w.id = me.workspace_id)"
         }
     };

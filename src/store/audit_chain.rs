@@ -48,7 +48,7 @@ fn read_rows(result: &Outcome) -> Result<Vec<ChainEntry>, Error> {
 }
 
 /// The pending work of a workspace's sealer.
-pub struct Unsealed {
+pub struct UnsealedWork {
     /// The next events after the end of the chain, in the order in which they were written. Empty
     /// if the workspace is deleted.
     pub rows: Vec<ChainEntry>,
@@ -66,7 +66,7 @@ pub async fn unsealed(
     workspace_id: i64,
     end: i64,
     limit: u64,
-) -> Result<Unsealed, Error> {
+) -> Result<UnsealedWork, Error> {
     let (end_key, sealed) = (key(WORKSPACE, ":end"), sealed(WORKSPACE));
     let highest = highest("audit_events", "seq", WORKSPACE);
     let renumber = format!(
@@ -90,7 +90,7 @@ pub async fn unsealed(
     let [_, rows, uncounted] = results.as_slice() else {
         return Err(Error::internal("D1 gave no result"));
     };
-    Ok(Unsealed { rows: read_rows(rows)?, uncounted: db::first_value(uncounted)?.unwrap_or(0) })
+    Ok(UnsealedWork { rows: read_rows(rows)?, uncounted: db::first_value(uncounted)?.unwrap_or(0) })
 }
 
 /// Adds the uncounted commands to the counters of lists.
@@ -260,7 +260,7 @@ pub async fn expire(env: &Env, workspace_id: i64, rows: &[ChainEntry]) -> Result
 /// The cutoffs of retention: events before these times are to be deleted. `None` means that events
 /// are kept forever.
 #[derive(Clone, Copy)]
-pub struct KeptUntil {
+pub struct RetentionCutoffs {
     /// For all events of workspaces.
     pub all: Option<Timestamp>,
     /// For anonymous events.
@@ -272,7 +272,7 @@ pub struct KeptUntil {
 pub async fn workspaces_to_seal(
     env: &Env,
     after: i64,
-    until: KeptUntil,
+    until: RetentionCutoffs,
     limit: u64,
 ) -> Result<Vec<i64>, Error> {
     let (sealed, last, first) = (sealed("w.id"), numbering::last("w.id"), first_anonymous("w.id"));

@@ -1,13 +1,14 @@
 //! The statements of one change, in order. D1 runs them as one transaction.
 //!
 //! A store function returns a batch, and `Credential::write` runs it. Each statement has a role
-//! ([`Part`]), which says how its result is used. So no code depends on the index of a statement.
+//! ([`StatementRole`]), which says how its result is used. So no code depends on the index of a
+//! statement.
 
 use farhand_sql::statement::Statement;
 
 /// The role of a statement in a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum StatementRole {
     /// The result is not used.
     Step,
     /// Makes the change. It has a `body` if it changed something.
@@ -17,31 +18,31 @@ pub enum Part {
     /// Selects the hashes of the login tokens that the change invalidates, as a JSON array in
     /// `body`.
     EndedTokens,
-    /// Makes the change by deleting a session. Its `body` is used for both [`Part::Change`] and
-    /// [`Part::EndedTokens`].
+    /// Makes the change by deleting a session. Its `body` is used for both
+    /// [`StatementRole::Change`] and [`StatementRole::EndedTokens`].
     DeleteSession,
 }
 
-/// The statements of one change, in order. Without a [`Part::Reply`], the `body` of the
-/// [`Part::Change`] is the reply.
+/// The statements of one change, in order. Without a [`StatementRole::Reply`], the `body` of the
+/// [`StatementRole::Change`] is the reply.
 #[derive(Default, Debug)]
-pub struct Batch(Vec<(Part, Statement)>);
+pub struct Batch(Vec<(StatementRole, Statement)>);
 
 impl Batch {
-    fn add(mut self, part: Part, statement: impl Into<Statement>) -> Self {
+    fn add(mut self, part: StatementRole, statement: impl Into<Statement>) -> Self {
         self.0.push((part, statement.into()));
         self
     }
 
     /// Adds a statement whose result is not used.
     pub fn then(self, statement: impl Into<Statement>) -> Self {
-        self.add(Part::Step, statement)
+        self.add(StatementRole::Step, statement)
     }
 
     /// Adds the statement that makes the change. Directly after it, adds the statement for the
     /// audit event, which reads `changes()`.
     pub fn change(self, change: impl Into<Statement>, event: impl Into<Statement>) -> Self {
-        self.add(Part::Change, change).then(event)
+        self.add(StatementRole::Change, change).then(event)
     }
 
     /// Adds the statement for the audit event, and then the statement that makes the change. Use
@@ -53,7 +54,7 @@ impl Batch {
         event: impl Into<Statement>,
         change: impl Into<Statement>,
     ) -> Self {
-        self.then(event).add(Part::Change, change)
+        self.then(event).add(StatementRole::Change, change)
     }
 
     /// Adds the statement for the audit event, and then the statement that deletes a session. The
@@ -63,22 +64,22 @@ impl Batch {
         event: impl Into<Statement>,
         end: impl Into<Statement>,
     ) -> Self {
-        self.then(event).add(Part::DeleteSession, end)
+        self.then(event).add(StatementRole::DeleteSession, end)
     }
 
     /// Adds a statement that selects the reply.
     pub fn returning(self, reply: impl Into<Statement>) -> Self {
-        self.add(Part::Reply, reply)
+        self.add(StatementRole::Reply, reply)
     }
 
     /// Adds a statement that selects the hashes of the login tokens that the change invalidates.
     /// Call this before the change is added.
     pub fn ending(self, tokens: impl Into<Statement>) -> Self {
-        self.add(Part::EndedTokens, tokens)
+        self.add(StatementRole::EndedTokens, tokens)
     }
 
     /// The roles and the statements, in the same order.
-    pub fn into_parts(self) -> (Vec<Part>, Vec<Statement>) {
+    pub fn into_parts(self) -> (Vec<StatementRole>, Vec<Statement>) {
         self.0.into_iter().unzip()
     }
 }
@@ -94,15 +95,15 @@ pub struct BatchResult {
 
 impl BatchResult {
     /// Interprets the `body` of each statement by its role.
-    pub fn new(parts: &[Part], bodies: Vec<Option<String>>) -> Self {
+    pub fn new(parts: &[StatementRole], bodies: Vec<Option<String>>) -> Self {
         let (mut change, mut reply, mut ended_tokens) = (None, None, None);
         for (part, body) in parts.iter().zip(bodies) {
             match part {
-                Part::Step => {}
-                Part::Change => change = body,
-                Part::Reply => reply = Some(body),
-                Part::EndedTokens => ended_tokens = body,
-                Part::DeleteSession => (change, ended_tokens) = (body.clone(), body),
+                StatementRole::Step => {}
+                StatementRole::Change => change = body,
+                StatementRole::Reply => reply = Some(body),
+                StatementRole::EndedTokens => ended_tokens = body,
+                StatementRole::DeleteSession => (change, ended_tokens) = (body.clone(), body),
             }
         }
         let is_changed = change.is_some();

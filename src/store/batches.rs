@@ -19,7 +19,7 @@ use super::audit::{self, Insert};
 use super::batch::Batch;
 use super::db::params;
 use super::idempotency_keys::ReplaySource;
-use super::scope::{Me, Query, Scope};
+use super::scope::{CallerTable, Query, Scope};
 use super::scripts;
 use super::servers::{IS_ACCESSIBLE, MAY_USE_ANY_ACCOUNT};
 use crate::platform::{self, Quotas};
@@ -161,7 +161,7 @@ pub fn encrypt(key: &SecretKey, id: Uuid, inputs: &impl Serialize) -> Result<Str
 /// Creates a batch of the caller with its targets, unless it exceeds a quota. The reply is the
 /// batch. `event` has its actor.
 pub fn insertion(
-    me: &impl Me,
+    me: &impl CallerTable,
     new: &NewBatchRow<'_>,
     quotas: Quotas,
     event: &AuditEvent,

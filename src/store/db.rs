@@ -271,7 +271,7 @@ pub fn boolean<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
 mod tests {
     use std::fs;
 
-    use crate::rooms::sources;
+    use crate::structure_tests::sources;
 
     #[test]
     fn every_parameter_after_a_limit_is_part_of_a_sum() {

@@ -10,7 +10,7 @@ use farhand_sql::statement::Value;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::audit::{self, Numbered};
+use super::audit::{self, NumberedResource};
 use super::batch::Batch;
 use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
@@ -179,7 +179,7 @@ pub fn insert(
              CROSS JOIN groups g ON g.id = m.group_id AND g.workspace_id = m.workspace_id"
         ))
         .bind("membership", membership);
-    let event = audit::after_insert_by(scope, Numbered::Group, event)?;
+    let event = audit::after_insert_by(scope, NumberedResource::Group, event)?;
     Ok(Batch::default().change(insert, event).then(own).then(join).returning(select))
 }
 
@@ -304,7 +304,7 @@ pub fn list_memberships(filter: MembershipFilter) -> List {
 
 /// The data that the checks of a new membership need.
 #[derive(Debug, Deserialize)]
-pub struct ForJoining {
+pub struct GroupForJoining {
     /// Whether the group exists.
     pub has_group: bool,
     /// The caller's role in the group.
@@ -313,7 +313,7 @@ pub struct ForJoining {
     pub has_user: bool,
 }
 
-/// Reads a group and a user as [`ForJoining`].
+/// Reads a group and a user as [`GroupForJoining`].
 pub fn for_joining(group: i64, user: i64) -> Query {
     let sql = format!(
         "json_object('has_group', json(iif(EXISTS (SELECT 1 FROM groups g

@@ -145,7 +145,7 @@ pub struct RegisteringServer<'a> {
 
 /// A server that was registered.
 #[derive(Debug, Deserialize)]
-pub struct Registered {
+pub struct RegisteredServer {
     pub workspace_id: i64,
     /// The server's name, with a number if the requested name was in use.
     pub name: String,
@@ -252,7 +252,7 @@ pub async fn register(
     token_hash: &str,
     new: RegisteringServer<'_>,
     now: Timestamp,
-) -> Result<Option<Registered>, Failure> {
+) -> Result<Option<RegisteredServer>, Failure> {
     let statement = |sql: String| {
         Statement::new(sql).bind_all(params! { slug: workspace, token_hash, now, id: new.id })
     };
@@ -311,5 +311,5 @@ pub async fn register(
     };
     let insert_event = statement(insert_event.sql()).bind("event", audit::text(new.event)?);
     let results = db::batch(env, vec![insert, insert_event, join, use_token]).await?;
-    Ok(results.first().map(db::first::<Registered>).transpose()?.flatten())
+    Ok(results.first().map(db::first::<RegisteredServer>).transpose()?.flatten())
 }

@@ -8,7 +8,7 @@
 
 use farhand_domain::error::Error;
 use farhand_domain::schedule::Timing;
-use farhand_domain::schedule::claim::IN_TIME;
+use farhand_domain::schedule::claim::MISSED_AFTER_SECONDS;
 use farhand_domain::schedule::decision::{Decision, Progress, Skipped};
 use farhand_domain::schedule::request::{ScheduleSpec, StoredBatch};
 use farhand_domain::secret::SecretKey;
@@ -21,7 +21,7 @@ use worker::Env;
 
 use super::db::{self, Failure, params};
 use super::schedules::STORED;
-use super::scope::Me;
+use super::scope::CallerTable;
 use super::stored_requester::StoredRequester;
 
 /// A schedule as D1 has it.
@@ -125,7 +125,7 @@ pub async fn due(env: &Env, workspace_id: i64, now: Timestamp, limit: u64) -> Re
             (SELECT min(queued) FROM schedules WHERE workspace_id = :workspace_id AND queued IS NOT NULL) AS queued
          WHERE {is_live}"
     );
-    let ended = now.plus_seconds(-IN_TIME);
+    let ended = now.plus_seconds(-MISSED_AFTER_SECONDS);
     let due = Statement::new(due).bind_all(params! { workspace_id, now, ended, limit });
     let next = Statement::new(next).bind_all(params! { workspace_id, now });
     let results = db::batch(env, vec![due, next]).await?;
@@ -226,7 +226,7 @@ pub fn is_batch_refused(failure: &Failure) -> bool {
 
 /// The statement that adds a run on request to the history, if its batch was inserted before it.
 pub fn insert_manual(
-    scope: &impl Me,
+    scope: &impl CallerTable,
     schedule: Uuid,
     Start { run, due_at, batch }: Start,
 ) -> Statement {

@@ -71,7 +71,7 @@ const ME: &str = concat!(caller_json!("credential"), " AS me");
 
 /// A source of statements on the common table `me`: the credential of a request, or a stored
 /// requester ([`super::stored_requester`]).
-pub trait Me {
+pub trait CallerTable {
     /// A statement on the common table `me`. With an invalid credential, `me` is empty.
     fn statement(&self, sql: &str) -> Statement;
 }
@@ -124,7 +124,7 @@ pub struct Scope<'a> {
     limited: LimitedTokens,
 }
 
-impl Me for Scope<'_> {
+impl CallerTable for Scope<'_> {
     fn statement(&self, sql: &str) -> Statement {
         Scope::statement(self, sql)
     }

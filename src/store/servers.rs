@@ -251,7 +251,7 @@ pub fn update(
 
 /// The data that the checks of a server's approval need.
 #[derive(Debug, Deserialize)]
-pub struct ForApproval {
+pub struct ServerForApproval {
     pub name: String,
     pub is_pending: bool,
     /// The fingerprint of the agent's key. `None` if the server was not registered with a token
@@ -259,7 +259,7 @@ pub struct ForApproval {
     pub fingerprint: Option<String>,
 }
 
-/// Reads a server as [`ForApproval`].
+/// Reads a server as [`ServerForApproval`].
 pub fn for_approval(id: Uuid) -> Query {
     let sql = format!(
         "(SELECT json_object('name', s.name, 'is_pending', json(iif(s.registration = 'pending', 'true', 'false')),
@@ -290,7 +290,7 @@ pub fn approve(
 
 /// A server that was not approved in time.
 #[derive(Debug, Deserialize)]
-pub struct Unapproved {
+pub struct UnapprovedServer {
     /// The workspace's slug.
     pub workspace: String,
     pub workspace_id: i64,
@@ -305,7 +305,7 @@ pub async fn unapproved(
     before: Timestamp,
     after: &str,
     limit: u64,
-) -> Result<Vec<Unapproved>, Error> {
+) -> Result<Vec<UnapprovedServer>, Error> {
     let sql = "SELECT w.slug AS workspace, s.workspace_id, s.id, s.name FROM servers s
         JOIN workspaces w ON w.id = s.workspace_id AND w.deleted_at IS NULL
         WHERE s.registration = 'pending' AND s.added_at <= :before AND s.id > :after ORDER BY s.id LIMIT :limit + 0";

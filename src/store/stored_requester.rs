@@ -12,7 +12,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::db::{self, Outcome, params};
-use super::scope::{Me, Query, caller_json};
+use super::scope::{CallerTable, Query, caller_json};
 
 /// The common table `requesters`, with a row for each of some stored requesters. It has the columns
 /// of `me`, and also:
@@ -77,7 +77,7 @@ pub struct StoredScope {
     pub now: Timestamp,
 }
 
-impl Me for StoredScope {
+impl CallerTable for StoredScope {
     fn statement(&self, sql: &str) -> Statement {
         Statement::new(format!("WITH {REQUESTERS}, {ME}\n{sql}")).bind_all(parameters(
             self.workspace_id,

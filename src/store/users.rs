@@ -10,7 +10,7 @@ use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use worker::Env;
 
-use super::audit::{self, Insert, Numbered};
+use super::audit::{self, Insert, NumberedResource};
 use super::batch::Batch;
 use super::db::{self, params};
 use super::groups::is_only_owner;
@@ -44,7 +44,7 @@ pub fn list(filter: &UserFilter) -> List {
 
 /// The data that the checks of a login need.
 #[derive(Debug, Deserialize)]
-pub struct ForLogin {
+pub struct UserForLogin {
     pub workspace_id: i64,
     /// The active user with this name.
     pub user_id: Option<i64>,
@@ -58,7 +58,7 @@ pub async fn for_login(
     env: &Env,
     workspace: &str,
     username: &str,
-) -> Result<Option<ForLogin>, Error> {
+) -> Result<Option<UserForLogin>, Error> {
     let sql = "SELECT w.id AS workspace_id, u.id AS user_id, u.password AS password
         FROM workspaces w LEFT JOIN users u ON u.workspace_id = w.id AND u.username = :username AND u.is_active = 1
         WHERE w.slug = :slug AND w.deleted_at IS NULL";
@@ -180,7 +180,8 @@ pub fn insert(
             is_staff: rest.is_staff.unwrap_or(false),
             is_superuser: rest.is_superuser.unwrap_or(false),
         });
-    Ok(Batch::default().change(insert, audit::after_insert_by(scope, Numbered::User, event)?))
+    Ok(Batch::default()
+        .change(insert, audit::after_insert_by(scope, NumberedResource::User, event)?))
 }
 
 /// SQL for the condition that caller and user are unchanged since they were read, and that the

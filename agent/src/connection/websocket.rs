@@ -7,7 +7,7 @@
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farhand_domain::wire::{AgentCommand, FEATURES_HEADER, FromAgent, ToAgent};
+use farhand_domain::wire::{AgentCommand, FEATURES_HEADER, MessageFromAgent, MessageToAgent};
 use futures_util::{SinkExt, StreamExt};
 use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, USER_AGENT};
 use serde_json::Value;
@@ -198,18 +198,18 @@ async fn session<S: AsyncRead + AsyncWrite + Unpin>(
         };
         silent.as_mut().reset(Instant::now() + MAX_SILENCE);
         match parse(&text) {
-            ToAgent::Ping => match timeout(PONG_TIMEOUT, socket.send(pong())).await {
+            MessageToAgent::Ping => match timeout(PONG_TIMEOUT, socket.send(pong())).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => return SessionEnd::Dropped(causes(&error)),
                 Err(_) => {
                     return SessionEnd::Dropped("the pong could not be sent in time".to_owned());
                 }
             },
-            ToAgent::Command { command } => handler.accept(*command),
-            ToAgent::Kill { id } => handler.kill(id),
-            ToAgent::Reconnect => break SessionEnd::Reconnect,
-            ToAgent::Quit => break SessionEnd::Finished(Finished::Quit),
-            ToAgent::Unknown => {
+            MessageToAgent::Command { command } => handler.accept(*command),
+            MessageToAgent::Kill { id } => handler.kill(id),
+            MessageToAgent::Reconnect => break SessionEnd::Reconnect,
+            MessageToAgent::Quit => break SessionEnd::Finished(Finished::Quit),
+            MessageToAgent::Unknown => {
                 log::warn!("an unknown or invalid message was ignored")
             }
         }
@@ -232,8 +232,8 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(
         while let Some(Ok(message)) = socket.next().await {
             let Message::Text(text) = message else { continue };
             match parse(&text) {
-                ToAgent::Command { command } => handler.accept(*command),
-                ToAgent::Kill { id } => handler.kill(id),
+                MessageToAgent::Command { command } => handler.accept(*command),
+                MessageToAgent::Kill { id } => handler.kill(id),
                 _ => {}
             }
         }
@@ -246,13 +246,13 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Parses a message. Invalid messages are treated as unknown.
-fn parse(text: &str) -> ToAgent {
-    serde_json::from_str(text).unwrap_or(ToAgent::Unknown)
+fn parse(text: &str) -> MessageToAgent {
+    serde_json::from_str(text).unwrap_or(MessageToAgent::Unknown)
 }
 
 fn pong() -> Message {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    let mut pong = serde_json::to_value(FromAgent::Pong).unwrap_or_default();
+    let mut pong = serde_json::to_value(MessageFromAgent::Pong).unwrap_or_default();
     pong["timestamp"] = Value::from(now);
     Message::text(pong.to_string())
 }

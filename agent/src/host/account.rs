@@ -40,13 +40,13 @@ pub struct Account {
     pub shell: PathBuf,
     /// The ids that the child process takes before it runs the command. It is `None` if the agent
     /// is not root, because the agent then already runs as this account.
-    pub switch: Option<Switch>,
+    pub child_ids: Option<ChildIds>,
 }
 
 /// The ids for a child process. They are looked up before the fork, because a forked process may
 /// only make system calls.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Switch {
+pub struct ChildIds {
     pub uid: Uid,
     /// The group that the order names, or the account's primary group.
     pub gid: Gid,
@@ -90,8 +90,8 @@ pub fn resolve(user: &str, group: &str, own: AgentAccount) -> Result<Account, St
     let name = CString::new(user).map_err(|_| "The account's name is not valid.".to_owned())?;
     let groups = getgrouplist(&name, found.gid).map_err(|error| lookup_failed(&error))?;
     let gid = if group.is_empty() { found.gid } else { member_of(user, group, &groups)? };
-    let switch = own.uid.is_root().then_some(Switch { uid: found.uid, gid, groups });
-    Ok(Account { name: found.name, uid: found.uid, home: found.dir, shell: found.shell, switch })
+    let child_ids = own.uid.is_root().then_some(ChildIds { uid: found.uid, gid, groups });
+    Ok(Account { name: found.name, uid: found.uid, home: found.dir, shell: found.shell, child_ids })
 }
 
 /// Returns the id of the group `group`, which must be one of `groups`.
@@ -131,11 +131,11 @@ mod tests {
     fn root_runs_as_any_account_by_name() {
         let nobody = User::from_name("nobody").unwrap().unwrap();
         let account = resolve("nobody", "", ROOT).unwrap();
-        let switch = account.switch.unwrap();
-        assert_eq!((switch.uid, switch.gid), (nobody.uid, nobody.gid));
-        assert!(switch.groups.contains(&nobody.gid) && !switch.groups.contains(&ROOT.gid));
+        let child_ids = account.child_ids.unwrap();
+        assert_eq!((child_ids.uid, child_ids.gid), (nobody.uid, nobody.gid));
+        assert!(child_ids.groups.contains(&nobody.gid) && !child_ids.groups.contains(&ROOT.gid));
         assert_eq!((account.name.as_str(), account.home), ("nobody", nobody.dir));
-        assert_eq!(resolve("root", "root", ROOT).unwrap().switch.unwrap().uid, ROOT.uid);
+        assert_eq!(resolve("root", "root", ROOT).unwrap().child_ids.unwrap().uid, ROOT.uid);
     }
 
     #[test]
@@ -170,13 +170,16 @@ mod tests {
         assert_eq!(refused("nobody", "root", ROOT), "The account nobody is not in the group root.");
         let nobody = User::from_name("nobody").unwrap().unwrap();
         let group = Group::from_gid(nobody.gid).unwrap().unwrap();
-        assert_eq!(resolve("nobody", &group.name, ROOT).unwrap().switch.unwrap().gid, nobody.gid);
+        assert_eq!(
+            resolve("nobody", &group.name, ROOT).unwrap().child_ids.unwrap().gid,
+            nobody.gid
+        );
     }
 
     #[test]
     fn an_ordinary_account_runs_as_itself_only() {
         let nobody = own("nobody");
-        assert_eq!(resolve("nobody", "", nobody).unwrap().switch, None);
+        assert_eq!(resolve("nobody", "", nobody).unwrap().child_ids, None);
         for other in ["root", "daemon", "no-such-user"] {
             let expected =
                 format!("This agent runs as nobody and cannot run a command as {other}.");

@@ -23,13 +23,13 @@ pub struct Facts {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_username: Option<String>,
     /// The hardware.
-    pub info: Info,
+    pub info: Hardware,
     pub os: Os,
 }
 
 /// The hardware.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
-pub struct Info {
+pub struct Hardware {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
     /// The processor architecture, such as `x86_64`.
@@ -116,7 +116,7 @@ fn parse_memory(text: &str) -> Option<u64> {
 }
 
 /// Parses `/proc/cpuinfo`. On ARM, the file lists threads only, without product name and cores.
-fn parse_cpus(text: &str) -> Info {
+fn parse_cpus(text: &str) -> Hardware {
     let fields = |text: &str| -> HashMap<String, String> {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned())).collect()
@@ -135,11 +135,11 @@ fn parse_cpus(text: &str) -> Info {
             ))
         })
         .collect();
-    Info {
+    Hardware {
         cpu_brand: processors.iter().find_map(|processor| processor.get("model name").cloned()),
         cpu_physical_cores: Some(cores.len()).filter(|count| *count > 0),
         cpu_logical_cores: Some(processors.len()).filter(|count| *count > 0),
-        ..Info::default()
+        ..Hardware::default()
     }
 }
 

@@ -1,6 +1,8 @@
-//! This host: its accounts, its processes, the facts that it reports, and the agent's own program.
+//! This host: its accounts, its processes, its system log, the facts that the agent reports, and
+//! the agent's own program.
 
 pub mod account;
 pub mod facts;
 pub mod process;
 pub mod program;
+pub mod system_log;

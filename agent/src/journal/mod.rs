@@ -1,6 +1,5 @@
-//! Records of commands: in the agent's own journal, and in the host's system log.
+//! The journal: what the agent keeps of commands across restarts.
 
 pub mod file;
-pub mod host_journal;
 pub mod shorten;
 pub mod writer;

@@ -12,7 +12,7 @@ use crate::host::program::Program;
 use crate::runner::fin::NOT_FOUND;
 
 /// The `shell` of orders for built-ins.
-pub const SHELL: &str = "internal";
+pub const BUILTIN_SHELL: &str = "internal";
 
 /// The result of a built-in.
 pub struct BuiltinResult {

@@ -16,8 +16,8 @@ use crate::runner::fin::{
     KILLED, REFUSED, TERMINATED, TIMED_OUT, failure, killed_before_start, stopped_before_start,
 };
 use crate::runner::group::{Group, Groups};
+use crate::runner::host_settings::HostSettings;
 use crate::runner::pump::{PumpControl, pump};
-use crate::runner::site::Site;
 use crate::runner::spawn::{SpawnedCommand, child_id};
 use crate::runner::start::start;
 
@@ -81,10 +81,10 @@ impl StopReason {
 
 /// Runs a command and returns its fin. Queues its output in `chunks`. When one of `stops` is
 /// cancelled or the order's timeout has passed, ends all processes of the command: it sends TERM,
-/// and KILL after [`crate::runner::group::GRACE`].
+/// and KILL after [`crate::runner::group::KILL_DELAY`].
 pub async fn execute(
     order: &AgentCommand,
-    site: &Site,
+    host: &HostSettings,
     groups: &Groups,
     stops: &StopSignals,
     journal: &JournalWriter,
@@ -102,7 +102,7 @@ pub async fn execute(
     };
     let began = Instant::now();
     let SpawnedCommand { mut child, output, containment, script: _script } =
-        match start(order, site, journal).await {
+        match start(order, host, journal).await {
             Ok(started) => started,
             Err(refusal) => return refusal,
         };
@@ -231,9 +231,9 @@ mod tests {
             order("sleep 3 & exit 4"),
         ];
         for order in orders {
-            let ends = [&*SITE, &*SUPERVISED].map(async |site| {
+            let ends = [&*HOST, &*SUPERVISED].map(async |host| {
                 let Fin { success, exit_code, result, reason, .. } =
-                    run_at(site, &order, &never()).await.0;
+                    run_at(host, &order, &never()).await.0;
                 (success, exit_code, result, reason)
             });
             let [one, other] = ends;
@@ -275,12 +275,12 @@ mod tests {
         };
         let ((fin, _), ()) = tokio::join!(run_until(&order, &stops), stop);
         assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
-        assert!(fin.elapsed_time.unwrap() >= crate::runner::group::GRACE.as_secs_f64());
+        assert!(fin.elapsed_time.unwrap() >= crate::runner::group::KILL_DELAY.as_secs_f64());
     }
 
     /// Runs a line, and kills the command after it has written `processes` process numbers to a
     /// file. Returns the fin and the process numbers.
-    async fn killed(site: &Site, line: &str, processes: usize) -> (Fin, Vec<String>) {
+    async fn killed(host: &HostSettings, line: &str, processes: usize) -> (Fin, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
         let stops = never();
@@ -289,15 +289,15 @@ mod tests {
             eventually(|| read(&pids).lines().count() >= processes).await;
             stops.killed.cancel();
         };
-        let ((fin, _), ()) = tokio::join!(run_at(site, &order, &stops), kill);
+        let ((fin, _), ()) = tokio::join!(run_at(host, &order, &stops), kill);
         (fin, read(&pids).lines().map(str::to_owned).collect())
     }
 
     #[tokio::test]
     async fn a_kill_ends_the_whole_group() {
-        for site in sites() {
+        for host in hosts() {
             let line = "sleep 60 & echo $! >> PIDS; echo $$ >> PIDS; echo out; wait";
-            let (fin, processes) = killed(site, line, 2).await;
+            let (fin, processes) = killed(host, line, 2).await;
             assert_eq!((fin.success, fin.exit_code, fin.chunks), (false, Some(143), Some(1)));
             assert_eq!(fin.result.unwrap(), "out\n\nThe command was killed.\n");
             assert!(!processes.iter().any(|pid| is_running(pid)));
@@ -309,8 +309,8 @@ mod tests {
         // The shell exits immediately. The background process ignores TERM.
         let line =
             "(trap '' TERM; sh -c 'echo $$ >> PIDS; sleep 60; sleep 60') & echo $$ >> PIDS; wait";
-        for site in sites() {
-            let (fin, processes) = killed(site, line, 2).await;
+        for host in hosts() {
+            let (fin, processes) = killed(host, line, 2).await;
             assert_eq!((fin.success, fin.exit_code), (false, Some(137)));
             assert!(!processes.iter().any(|pid| is_running(pid)));
         }
@@ -318,9 +318,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_kill_ends_stopped_processes() {
-        for site in sites() {
+        for host in hosts() {
             let (fin, processes) =
-                killed(site, "echo $$ >> PIDS; kill -STOP $$; sleep 60", 1).await;
+                killed(host, "echo $$ >> PIDS; kill -STOP $$; sleep 60", 1).await;
             assert_eq!(fin.exit_code, Some(143));
             assert!(!is_running(&processes[0]));
         }
@@ -338,8 +338,8 @@ mod tests {
             ),
             ("while :; do setsid sh -c 'echo $$ >> PIDS; exec sleep 60' & done", 143),
         ];
-        for (site, (line, code)) in sites().flat_map(|site| lines.map(|line| (site, line))) {
-            let (fin, processes) = killed(site, line, 1).await;
+        for (host, (line, code)) in hosts().flat_map(|host| lines.map(|line| (host, line))) {
+            let (fin, processes) = killed(host, line, 1).await;
             assert_eq!(fin.exit_code, Some(code), "{line}");
             assert!(!processes.iter().any(|pid| is_running(pid)), "{line}");
         }
@@ -347,12 +347,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_timeout_ends_processes_that_left_the_session() {
-        for site in sites() {
+        for host in hosts() {
             let directory = tempfile::tempdir().unwrap();
             let pids = directory.path().join("pids");
             let line = format!("setsid sh -c 'echo $$ > {}; exec sleep 60' & wait", pids.display());
             let (fin, _) =
-                run_at(site, &AgentCommand { timeout: Some(1), ..order(&line) }, &never()).await;
+                run_at(host, &AgentCommand { timeout: Some(1), ..order(&line) }, &never()).await;
             assert_eq!(fin.exit_code, Some(124));
             assert!(!read(&pids).is_empty() && !is_running(&read(&pids)));
         }
@@ -360,20 +360,20 @@ mod tests {
 
     #[tokio::test]
     async fn processes_that_left_the_session_survive_a_normal_end() {
-        for site in sites() {
+        for host in hosts() {
             let directory = tempfile::tempdir().unwrap();
             let pids = directory.path().join("pids");
             let line = format!(
                 "setsid -f sh -c 'echo $$ > {0}; exec sleep 60'; until [ -s {0} ]; do sleep 0.02; done; echo $PPID; exit 3",
                 pids.display()
             );
-            let (fin, _) = run_at(site, &order(&line), &never()).await;
+            let (fin, _) = run_at(host, &order(&line), &never()).await;
             let left = read(&pids);
             assert!(fin.exit_code == Some(3) && is_running(&left), "it was killed");
             // The command's supervisor, if it had one, has exited.
             let (parent, own) =
                 (fin.result.unwrap().trim().to_owned(), std::process::id().to_string());
-            assert_eq!(parent == own, site.cgroups.is_available());
+            assert_eq!(parent == own, host.cgroups.is_available());
             assert!(parent == own || !is_running(&parent));
             nix::sys::signal::kill(Pid::from_raw(left.parse().unwrap()), Signal::SIGKILL).unwrap();
         }
@@ -383,10 +383,10 @@ mod tests {
     async fn a_kill_ends_background_processes_that_still_write() {
         // On a busy machine, the background process can be silent long enough for the command to
         // end before the kill.
-        for site in sites() {
+        for host in hosts() {
             let mut killed = false;
             for _ in 0..5 {
-                killed = killed || kills_background_process(site).await;
+                killed = killed || kills_background_process(host).await;
             }
             assert!(killed, "the command ended before the kill each time");
         }
@@ -394,7 +394,7 @@ mod tests {
 
     /// Kills a command's background process while its output is read. Returns false if the command
     /// ended before the kill.
-    async fn kills_background_process(site: &Site) -> bool {
+    async fn kills_background_process(host: &HostSettings) -> bool {
         let directory = tempfile::tempdir().unwrap();
         let pids = directory.path().join("pids");
         let (stops, groups, journal) = (never(), Groups::default(), JournalWriter::default());
@@ -404,7 +404,7 @@ mod tests {
         let (queue, mut reports) = mpsc::channel(2);
         let execute = async {
             let queue = queue;
-            execute(&order, site, &groups, &stops, &journal, &queue).await
+            execute(&order, host, &groups, &stops, &journal, &queue).await
         };
         let kill = async {
             eventually(|| read(&pids).lines().count() == 2).await;
@@ -436,7 +436,7 @@ mod tests {
         let (stops, groups, journal) = (never(), Groups::default(), JournalWriter::default());
         let order = order(&format!("echo $$ > {}; exec yes", pids.display()));
         let (queue, mut reports) = mpsc::channel(2);
-        let mut execute = Box::pin(execute(&order, &SITE, &groups, &stops, &journal, &queue));
+        let mut execute = Box::pin(execute(&order, &HOST, &groups, &stops, &journal, &queue));
         let kill = async {
             eventually(|| !read(&pids).is_empty()).await;
             // More output than fits into the queue, so that some output is unsent.

@@ -20,7 +20,7 @@ use crate::runner::cgroup::Cgroup;
 use crate::runner::supervisor::Supervisor;
 
 /// The time between TERM and KILL.
-pub const GRACE: Duration = Duration::from_secs(5);
+pub const KILL_DELAY: Duration = Duration::from_secs(5);
 /// The first pause between two checks whether a group has ended. Each pause doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// The maximum pause between two checks.
@@ -192,13 +192,13 @@ impl Group {
         seen.is_ok_and(|seen| seen.unwrap_or_else(|_| !self.has_exited()))
     }
 
-    /// Ends the group: sends TERM, and KILL after [`GRACE`]. Returns when no process of the group
-    /// runs. The result is true if KILL was needed.
+    /// Ends the group: sends TERM, and KILL after [`KILL_DELAY`]. Returns when no process of the
+    /// group runs. The result is true if KILL was needed.
     pub async fn end(&self) -> bool {
         self.signal(Signal::SIGTERM).await;
         // A stopped process does not handle TERM.
         self.signal(Signal::SIGCONT).await;
-        if timeout(GRACE, self.wait_until_empty(None)).await.is_ok() {
+        if timeout(KILL_DELAY, self.wait_until_empty(None)).await.is_ok() {
             return false;
         }
         if timeout(KILL_LOG_DELAY, self.wait_until_empty(Some(Signal::SIGKILL))).await.is_err() {

@@ -17,13 +17,13 @@ mod execute;
 mod fin;
 mod gate;
 pub mod group;
+pub mod host_settings;
 mod leftover;
 mod output;
 pub mod policy;
 mod pump;
 mod queue;
 mod script;
-pub mod site;
 mod spawn;
 mod start;
 mod supervisor;
@@ -51,10 +51,10 @@ use crate::runner::fin::{
     KILLED, REFUSED, failure, killed_before_start, lost, stopped_before_start,
 };
 use crate::runner::group::Groups;
+use crate::runner::host_settings::HostSettings;
 use crate::runner::leftover::kill_leftover;
 use crate::runner::queue::{Job, MAX_WAITING, Queue};
 use crate::runner::script::ScriptFile;
-use crate::runner::site::Site;
 
 /// Signals for the steps of the agent's shutdown, in order.
 #[derive(Clone, Default)]
@@ -76,7 +76,7 @@ pub struct Runner<T> {
     groups: Groups,
     tasks: TaskTracker,
     program: Arc<Program>,
-    site: Arc<Site>,
+    host: Arc<HostSettings>,
     restarting: CancellationToken,
 }
 
@@ -85,14 +85,14 @@ impl<T: Transport> Runner<T> {
     /// `restart` checks `program` first.
     pub fn new(
         max_running: usize,
-        site: Site,
+        host: HostSettings,
         reports: Reports<T>,
         groups: Groups,
         shutdown: Shutdown,
         program: Program,
     ) -> Self {
         let queue = Arc::new(Queue::default());
-        let site = Arc::new(site);
+        let host = Arc::new(host);
         let tasks = TaskTracker::new();
         let runner = Self {
             queue: queue.clone(),
@@ -100,7 +100,7 @@ impl<T: Transport> Runner<T> {
             groups: groups.clone(),
             tasks: tasks.clone(),
             program: Arc::new(program),
-            site: site.clone(),
+            host: host.clone(),
             restarting: shutdown.restarting.clone(),
         };
         let journal = runner.reports.journal().clone();
@@ -120,13 +120,13 @@ impl<T: Transport> Runner<T> {
                     () = shutdown.draining.cancelled() => break,
                     job = queue.next() => job,
                 };
-                let (queue, groups, journal, site) =
-                    (queue.clone(), groups.clone(), journal.clone(), site.clone());
+                let (queue, groups, journal, host) =
+                    (queue.clone(), groups.clone(), journal.clone(), host.clone());
                 let stops = StopSignals { stopping: shutdown.stopping.clone(), killed };
                 running.spawn(async move {
                     written.wait().await;
                     let fin =
-                        execute(&order, &site, &groups, &stops, &journal, reporter.queue()).await;
+                        execute(&order, &host, &groups, &stops, &journal, reporter.queue()).await;
                     // Frees the slot now, because the next command need not wait for unsent reports.
                     drop(slot);
                     queue.remove_running(order.id);
@@ -163,7 +163,7 @@ impl<T: Transport> Runner<T> {
                 Stage::Started(process) => {
                     let (reporter, groups) =
                         (self.reports.begin(id, Written::already()), self.groups.clone());
-                    let cgroup = self.site.cgroups.find_leftover(id);
+                    let cgroup = self.host.cgroups.find_leftover(id);
                     self.tasks.spawn(async move {
                         let was_killed = kill_leftover(process, cgroup, &groups).await;
                         drop(ScriptFile(ScriptFile::path(id)));
@@ -189,11 +189,11 @@ impl<T: Transport> Runner<T> {
     /// Runs a built-in and reports its fin.
     fn run_builtin(&self, order: AgentCommand, reporter: Reporter, written: Written) {
         let (program, restarting) = (self.program.clone(), self.restarting.clone());
-        let (journal, site) = (self.reports.journal().clone(), self.site.clone());
+        let (journal, host) = (self.reports.journal().clone(), self.host.clone());
         self.tasks.spawn(async move {
             written.wait().await;
             let admitted = order.clone();
-            let admitted = tokio::task::spawn_blocking(move || site.admit_builtin(&admitted)).await;
+            let admitted = tokio::task::spawn_blocking(move || host.admit_builtin(&admitted)).await;
             if let Err(why) = admitted.unwrap_or_else(|error| Err(error.to_string())) {
                 return report_end(reporter, &order, failure(REFUSED, why)).await;
             }
@@ -234,7 +234,7 @@ impl<T: Transport> CommandHandler for Runner<T> {
         let reporter = self.reports.begin(id, written.clone());
         let refusal = if jobs.is_closed {
             stopped_before_start()
-        } else if order.shell == builtins::SHELL {
+        } else if order.shell == builtins::BUILTIN_SHELL {
             drop(jobs);
             return self.run_builtin(order, reporter, written);
         } else if jobs.waiting.len() >= MAX_WAITING {
@@ -346,7 +346,7 @@ mod tests {
         let (groups, shutdown) = (Groups::default(), Shutdown::default());
         let runner = Runner::new(
             1,
-            SITE.clone(),
+            HOST.clone(),
             reports.clone(),
             groups.clone(),
             shutdown.clone(),
@@ -382,7 +382,7 @@ mod tests {
         let (groups, shutdown) = (Groups::default(), Shutdown::default());
         let runner = Runner::new(
             1,
-            SITE.clone(),
+            HOST.clone(),
             reports.clone(),
             groups.clone(),
             shutdown.clone(),
@@ -405,7 +405,7 @@ mod tests {
     }
 
     /// A service, and a runner that runs one command at a time.
-    struct Host {
+    struct TestAgent {
         service: Service,
         reports: Reports<Service>,
         runner: Runner<Service>,
@@ -413,18 +413,18 @@ mod tests {
         shutdown: Shutdown,
     }
 
-    impl Host {
+    impl TestAgent {
         fn new(journal: JournalWriter) -> Self {
-            Self::at(&SITE, journal)
+            Self::at(&HOST, journal)
         }
 
-        fn at(site: &Site, journal: JournalWriter) -> Self {
+        fn at(host: &HostSettings, journal: JournalWriter) -> Self {
             let service = Service::default();
             let reports = Reports::new(service.clone(), journal, CancellationToken::new());
             let (groups, shutdown) = (Groups::default(), Shutdown::default());
             let runner = Runner::new(
                 1,
-                site.clone(),
+                host.clone(),
                 reports.clone(),
                 groups.clone(),
                 shutdown.clone(),
@@ -463,59 +463,60 @@ mod tests {
     async fn killing_a_waiting_command_frees_its_place_in_the_queue() {
         let directory = tempfile::tempdir().unwrap();
         let (go, ran) = (directory.path().join("go"), directory.path().join("ran"));
-        let host = Host::new(JournalWriter::default());
-        host.runner
+        let agent = TestAgent::new(JournalWriter::default());
+        agent
+            .runner
             .accept(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
-        eventually(|| !host.groups.ids().is_empty()).await;
+        eventually(|| !agent.groups.ids().is_empty()).await;
         for number in 1..=MAX_WAITING {
-            host.runner.accept(numbered(number, &format!("echo {number} >> {}", ran.display())));
+            agent.runner.accept(numbered(number, &format!("echo {number} >> {}", ran.display())));
         }
-        host.runner.kill(Uuid::from_u128(7));
-        host.runner.kill(Uuid::from_u128(7));
-        host.runner.kill(Uuid::from_u128(9_999));
+        agent.runner.kill(Uuid::from_u128(7));
+        agent.runner.kill(Uuid::from_u128(7));
+        agent.runner.kill(Uuid::from_u128(9_999));
         let killed = (7, 143, "The command was killed before it ran.".to_owned());
-        assert_eq!(host.ended(1).await, [killed]);
+        assert_eq!(agent.ended(1).await, [killed]);
         // The queue has room for one more command.
-        host.runner.accept(numbered(MAX_WAITING + 1, "true"));
-        host.runner.accept(numbered(MAX_WAITING + 2, "true"));
-        assert_eq!(host.ended(2).await[1].0, MAX_WAITING as u128 + 2);
-        host.runner.kill(Uuid::from_u128(0));
-        let ends = host.ended(MAX_WAITING + 3).await;
+        agent.runner.accept(numbered(MAX_WAITING + 1, "true"));
+        agent.runner.accept(numbered(MAX_WAITING + 2, "true"));
+        assert_eq!(agent.ended(2).await[1].0, MAX_WAITING as u128 + 2);
+        agent.runner.kill(Uuid::from_u128(0));
+        let ends = agent.ended(MAX_WAITING + 3).await;
         assert!(ends.contains(&(0, 143, "\nThe command was killed.\n".to_owned())));
         assert_eq!(ends.iter().filter(|(id, ..)| *id == 7).count(), 1);
         assert!(!read(&ran).lines().any(|line| line == "7"));
-        host.finish().await;
+        agent.finish().await;
     }
 
     #[tokio::test]
     async fn the_timeout_starts_with_the_process() {
-        let host = Host::new(JournalWriter::default());
-        host.runner.accept(numbered(1, "sleep 1.5"));
-        host.runner.accept(AgentCommand { timeout: Some(1), ..numbered(2, "echo x") });
-        assert_eq!(host.ended(2).await[1], (2, 0, "x\n".to_owned()));
-        host.finish().await;
+        let agent = TestAgent::new(JournalWriter::default());
+        agent.runner.accept(numbered(1, "sleep 1.5"));
+        agent.runner.accept(AgentCommand { timeout: Some(1), ..numbered(2, "echo x") });
+        assert_eq!(agent.ended(2).await[1], (2, 0, "x\n".to_owned()));
+        agent.finish().await;
     }
 
     #[tokio::test]
     async fn the_journal_has_a_command_and_its_process_before_the_command_runs() {
-        for site in sites() {
+        for host in hosts() {
             let directory = tempfile::tempdir().unwrap();
             let (journal, _) = JournalWriter::open(directory.path()).unwrap();
-            let host = Host::at(site, journal);
+            let agent = TestAgent::at(host, journal);
             let journal = directory.path().join("commands.journal");
             // The process number in the journal: of the command itself, or of its supervisor.
-            let pid = if site.cgroups.is_available() { "$$" } else { "$PPID" };
+            let pid = if host.cgroups.is_available() { "$$" } else { "$PPID" };
             let line = format!("exec grep -c \"taken\\|\\\"pid\\\":{pid},\" {}", journal.display());
-            host.runner.accept(numbered(1, &line));
-            assert_eq!(host.ended(1).await, [(1, 0, "2\n".to_owned())]);
+            agent.runner.accept(numbered(1, &line));
+            assert_eq!(agent.ended(1).await, [(1, 0, "2\n".to_owned())]);
             // Without a shell, so that no other program runs first.
             let line = format!("grep -c pid {}", journal.display());
-            host.runner.accept(AgentCommand { allow_sh: false, ..numbered(2, &line) });
-            assert_eq!(host.ended(2).await[1], (2, 0, "2\n".to_owned()));
+            agent.runner.accept(AgentCommand { allow_sh: false, ..numbered(2, &line) });
+            assert_eq!(agent.ended(2).await[1], (2, 0, "2\n".to_owned()));
             let refused = AgentCommand { allow_sh: false, ..numbered(3, "/no/such/program") };
-            host.runner.accept(refused);
-            assert_eq!(host.ended(3).await[2].1, 127);
-            host.finish().await;
+            agent.runner.accept(refused);
+            assert_eq!(agent.ended(3).await[2].1, 127);
+            agent.finish().await;
         }
     }
 
@@ -524,7 +525,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let ran = directory.path().join("ran");
         let (journal, disk) = JournalWriter::with_manual_disk();
-        let host = Host::new(journal);
+        let agent = TestAgent::new(journal);
         let next = async || {
             let found = std::cell::RefCell::new(None);
             eventually(|| {
@@ -536,11 +537,11 @@ mod tests {
         };
         // Waits a fixed time, because no condition shows that nothing happens.
         let moment = async || sleep(Duration::from_millis(200)).await;
-        host.runner.accept(numbered(1, &format!("echo x >> {}", ran.display())));
+        agent.runner.accept(numbered(1, &format!("echo x >> {}", ran.display())));
         let (event, guard) = next().await;
         moment().await;
         assert_eq!(
-            (event, host.service.1.load(Ordering::Relaxed), disk.next().is_none()),
+            (event, agent.service.1.load(Ordering::Relaxed), disk.next().is_none()),
             ("received", 0, true)
         );
         drop(guard);
@@ -551,12 +552,12 @@ mod tests {
         let (event, guard) = next().await;
         moment().await;
         // Only the ack was sent.
-        assert_eq!((event, read(&ran).as_str(), host.ends().len()), ("ended", "x", 0));
-        assert_eq!(host.service.1.load(Ordering::Relaxed), 1);
+        assert_eq!((event, read(&ran).as_str(), agent.ends().len()), ("ended", "x", 0));
+        assert_eq!(agent.service.1.load(Ordering::Relaxed), 1);
         drop(guard);
-        assert_eq!(host.ended(1).await[0].1, 0);
+        assert_eq!(agent.ended(1).await[0].1, 0);
         assert_eq!(next().await.0, "fin accepted");
-        host.finish().await;
+        agent.finish().await;
     }
 
     #[tokio::test]
@@ -567,13 +568,13 @@ mod tests {
         let line = format!("echo x >> {}; echo done", ran.display());
         for expected in 1..4 {
             let (journal, stored) = eventually_open(&state).await;
-            let host = Host::new(journal);
-            host.runner.recover(stored);
-            host.runner.accept(numbered(1, &line));
-            assert_eq!(host.ended(1).await[0], (1, 0, "done\n".to_owned()), "{expected}");
-            host.runner.accept(numbered(1, &line));
-            assert_eq!(host.ended(2).await[1], (1, 0, "done\n".to_owned()));
-            host.finish().await;
+            let agent = TestAgent::new(journal);
+            agent.runner.recover(stored);
+            agent.runner.accept(numbered(1, &line));
+            assert_eq!(agent.ended(1).await[0], (1, 0, "done\n".to_owned()), "{expected}");
+            agent.runner.accept(numbered(1, &line));
+            assert_eq!(agent.ended(2).await[1], (1, 0, "done\n".to_owned()));
+            agent.finish().await;
         }
         assert_eq!(read(&ran), "x");
     }
@@ -618,9 +619,9 @@ mod tests {
             std::fs::write(script, "left").unwrap();
         }
         let (journal, stored) = eventually_open(directory.path()).await;
-        let host = Host::new(journal);
-        host.runner.recover(stored);
-        let mut ends = host.ended(5).await;
+        let agent = TestAgent::new(journal);
+        agent.runner.recover(stored);
+        let mut ends = agent.ended(5).await;
         ends.sort();
         let died = |id, rest: &str| (id, 137, format!("The agent died {rest}"));
         let lost = "while the command ran. How it ended is not known.";
@@ -637,7 +638,7 @@ mod tests {
         own.wait().unwrap();
         stranger.kill().unwrap();
         stranger.wait().unwrap();
-        host.finish().await;
+        agent.finish().await;
         // The journal says that the service has all fins, so none is sent again.
         let (_, stored) = eventually_open(directory.path()).await;
         assert!(

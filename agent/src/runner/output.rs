@@ -15,11 +15,11 @@ pub const LARGE_CHUNK_BYTES: usize = 64 * 1024;
 const MAX_WAITING_BYTES: usize = 4 * 1024 * 1024;
 /// A cut result keeps this many bytes of its beginning and of its end, as
 /// [`farhand_domain::output::result`] does.
-const HALF_RESULT: usize = (MAX_RESULT - 64) / 2;
+const HALF_RESULT_BYTES: usize = (MAX_RESULT - 64) / 2;
 /// The maximum size of the text after the head, in bytes. Beyond this size, only its last
-/// [`HALF_RESULT`] bytes are kept. The limit must be at least [`MAX_RESULT`], because a shorter
-/// output is not cut. The extra 64 KiB make cuts rare.
-const MAX_REST: usize = MAX_RESULT + 64 * 1024;
+/// [`HALF_RESULT_BYTES`] bytes are kept. The limit must be at least [`MAX_RESULT`], because a
+/// shorter output is not cut. The extra 64 KiB make cuts rare.
+const MAX_TAIL_BYTES: usize = MAX_RESULT + 64 * 1024;
 
 /// Decodes a stream of bytes as UTF-8. An incomplete character at the end of a piece waits for the
 /// next piece. Invalid bytes become U+FFFD, exactly as in [`String::from_utf8_lossy`].
@@ -122,7 +122,7 @@ impl Chunker {
 pub struct FinOutput {
     head: String,
     head_is_full: bool,
-    rest: String,
+    tail: String,
     total: usize,
 }
 
@@ -131,7 +131,7 @@ impl FinOutput {
     pub fn push(&mut self, mut text: &str) {
         self.total += text.len();
         if !self.head_is_full {
-            let end = text.floor_char_boundary(HALF_RESULT - self.head.len());
+            let end = text.floor_char_boundary(HALF_RESULT_BYTES - self.head.len());
             let (head, behind) = text.split_at(end);
             self.head.push_str(head);
             // The head ends at the first character that does not fit, even if a later, shorter
@@ -139,10 +139,10 @@ impl FinOutput {
             self.head_is_full = !behind.is_empty();
             text = behind;
         }
-        self.rest.push_str(text);
-        if self.rest.len() > MAX_REST {
-            let start = self.rest.floor_char_boundary(self.rest.len() - HALF_RESULT);
-            self.rest.drain(..start);
+        self.tail.push_str(text);
+        if self.tail.len() > MAX_TAIL_BYTES {
+            let start = self.tail.floor_char_boundary(self.tail.len() - HALF_RESULT_BYTES);
+            self.tail.drain(..start);
         }
     }
 
@@ -153,12 +153,12 @@ impl FinOutput {
 
     /// The text for the fin, of at most [`MAX_RESULT`] bytes.
     pub fn finish(self) -> String {
-        let Self { mut head, rest, total, .. } = self;
+        let Self { mut head, tail, total, .. } = self;
         if total <= MAX_RESULT {
-            head.push_str(&rest);
+            head.push_str(&tail);
             return head;
         }
-        let tail = &rest[rest.ceil_char_boundary(rest.len() - HALF_RESULT)..];
+        let tail = &tail[tail.ceil_char_boundary(tail.len() - HALF_RESULT_BYTES)..];
         let cut = total - head.len() - tail.len();
         format!("{head}\n[... {cut} bytes cut ...]\n{tail}")
     }
@@ -250,11 +250,11 @@ mod tests {
             for length in [
                 0,
                 10,
-                HALF_RESULT,
+                HALF_RESULT_BYTES,
                 MAX_RESULT - 1,
                 MAX_RESULT,
                 MAX_RESULT + 1,
-                MAX_REST + HALF_RESULT,
+                MAX_TAIL_BYTES + HALF_RESULT_BYTES,
                 3 * MAX_RESULT,
             ] {
                 let text = unit.repeat(length / unit.len() + 1);
@@ -278,7 +278,7 @@ mod tests {
         let piece = "y\n".repeat(32 * 1024);
         for _ in 0..1_000 {
             kept.push(&piece);
-            assert!(kept.head.capacity() + kept.rest.capacity() < 4 * MAX_RESULT);
+            assert!(kept.head.capacity() + kept.tail.capacity() < 4 * MAX_RESULT);
         }
         assert!(kept.finish().len() <= MAX_RESULT);
     }

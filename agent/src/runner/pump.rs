@@ -18,9 +18,10 @@ const FLUSH_DELAY: Duration = Duration::from_millis(100);
 const MAX_SILENCE: Duration = Duration::from_secs(2);
 /// The maximum time that the pipe is read after the process has exited. [`MIN_READ_AFTER_EXIT`] can
 /// extend it.
-const LINGER: Duration = Duration::from_secs(10);
-/// The number of bytes that are read after the exit even beyond [`LINGER`]. It is more than a pipe
-/// holds, so that the process's own output is complete even if background processes keep writing.
+const MAX_READ_AFTER_EXIT: Duration = Duration::from_secs(10);
+/// The number of bytes that are read after the exit even beyond [`MAX_READ_AFTER_EXIT`]. It is more
+/// than a pipe holds, so that the process's own output is complete even if background processes
+/// keep writing.
 const MIN_READ_AFTER_EXIT: u64 = 1024 * 1024;
 /// The maximum size of a read, in bytes. It is the size of a pipe.
 const READ_BYTES: usize = 64 * 1024;
@@ -87,13 +88,13 @@ pub async fn pump(
                         break;
                     }
                 } else if control.exited.is_cancelled() {
-                    deadline = Some(now + LINGER);
+                    deadline = Some(now + MAX_READ_AFTER_EXIT);
                     silent_at = now + MAX_SILENCE;
                 }
             }
             () = control.exited.cancelled(), if deadline.is_none() => {
                 let now = Instant::now();
-                (deadline, silent_at) = (Some(now + LINGER), now + MAX_SILENCE);
+                (deadline, silent_at) = (Some(now + MAX_READ_AFTER_EXIT), now + MAX_SILENCE);
             }
             // Disabled while the buffer is full, because the pipe may then have unread output.
             () = sleep_until(silent_at), if deadline.is_some() && chunker.has_room() => break,
@@ -160,7 +161,7 @@ mod tests {
         let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
         let execute = async {
             let queue = queue;
-            execute(&order, &SITE, &groups, &never, &journal, &queue).await
+            execute(&order, &HOST, &groups, &never, &journal, &queue).await
         };
         let service = async {
             let mut calls: u32 = 0;
@@ -223,7 +224,7 @@ mod tests {
             go.display()
         ));
         let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
-        let execute = execute(&order, &SITE, &groups, &never, &journal, &queue);
+        let execute = execute(&order, &HOST, &groups, &never, &journal, &queue);
         let watch = async {
             let Some(Report::Chunk(chunk)) = reports.recv().await else { panic!("no chunk") };
             assert_eq!((chunk.seq, chunk.content.as_str()), (0, "a"));
@@ -243,7 +244,7 @@ mod tests {
         let (queue, mut reports) = mpsc::channel(2);
         let order = order(&format!("head -c 8000000 /dev/zero; touch {}", done.display()));
         let (groups, never, journal) = (Groups::default(), never(), JournalWriter::default());
-        let mut execute = Box::pin(execute(&order, &SITE, &groups, &never, &journal, &queue));
+        let mut execute = Box::pin(execute(&order, &HOST, &groups, &never, &journal, &queue));
         // The queue, the buffer and the pipe are full, so the command waits.
         assert!(tokio::time::timeout(Duration::from_millis(500), &mut execute).await.is_err());
         assert!(!done.exists());
@@ -264,7 +265,7 @@ mod tests {
         let groups = Groups::default();
         let execute = async {
             let queue = queue;
-            execute(&endless, &SITE, &groups, &stops, &JournalWriter::default(), &queue).await
+            execute(&endless, &HOST, &groups, &stops, &JournalWriter::default(), &queue).await
         };
         let most = farhand_domain::output::MAX_KEPT as usize;
         let sent = async {

@@ -28,8 +28,8 @@ impl ScriptFile {
         let written = Self(path);
         file.write_all(script.body.as_bytes())?;
         file.set_permissions(Permissions::from_mode(0o700))?;
-        if let Some(switch) = &account.switch {
-            fchown(&file, Some(switch.uid.as_raw()), Some(switch.gid.as_raw()))?;
+        if let Some(child_ids) = &account.child_ids {
+            fchown(&file, Some(child_ids.uid.as_raw()), Some(child_ids.gid.as_raw()))?;
         }
         Ok(written)
     }

@@ -88,11 +88,11 @@ pub fn spawn(
         if let Some(procs) = &procs {
             cgroup::enter(procs)?;
         }
-        if let Some(switch) = &account.switch {
+        if let Some(child_ids) = &account.child_ids {
             // Changes the user last, because an ordinary user may not change groups.
-            nix::unistd::setgroups(&switch.groups)?;
-            nix::unistd::setresgid(switch.gid, switch.gid, switch.gid)?;
-            nix::unistd::setresuid(switch.uid, switch.uid, switch.uid)?;
+            nix::unistd::setgroups(&child_ids.groups)?;
+            nix::unistd::setresgid(child_ids.gid, child_ids.gid, child_ids.gid)?;
+            nix::unistd::setresuid(child_ids.uid, child_ids.uid, child_ids.uid)?;
         }
         // Marks files that the agent inherited as close-on-exec. Files that the agent opened have
         // this flag already. Has no effect on Linux before 5.11.
@@ -183,18 +183,18 @@ mod tests {
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
         let line =
             format!("[ -e /proc/$$/fd/0 ] && echo input; [ -e /proc/$$/fd/{fd} ] || echo closed");
-        for site in sites() {
+        for host in hosts() {
             assert_eq!(
-                run_at(site, &order(&line), &never()).await.0.result.unwrap(),
+                run_at(host, &order(&line), &never()).await.0.result.unwrap(),
                 "input\nclosed\n"
             );
-            let stat = run_at(site, &order("cat /proc/$$/stat"), &never()).await.0.result.unwrap();
+            let stat = run_at(host, &order("cat /proc/$$/stat"), &never()).await.0.result.unwrap();
             let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
             // State, parent, group, session.
             let pid = stat.split(' ').next().unwrap();
             assert_eq!((fields[2], fields[3]), (pid, pid));
             // The command blocks no signals. Its supervisor blocks all of them.
-            let blocked = run_at(site, &order("grep ^SigBlk /proc/self/status"), &never())
+            let blocked = run_at(host, &order("grep ^SigBlk /proc/self/status"), &never())
                 .await
                 .0
                 .result
@@ -230,9 +230,9 @@ mod tests {
             "nobody\n{uid}\n{gid}\n{gid}\n{}\nUid: {uid} {uid} {uid} {uid}\nGid: {gid} {gid} {gid} {gid}\nCapEff: 0000000000000000\n",
             home.display()
         );
-        for site in sites() {
+        for host in hosts() {
             let order = AgentCommand { user: "nobody".into(), ..order(line) };
-            assert_eq!(run_at(site, &order, &never()).await.0.result.unwrap(), expected);
+            assert_eq!(run_at(host, &order, &never()).await.0.result.unwrap(), expected);
         }
         let (fin, _) =
             run(&AgentCommand { user: "nobody".into(), ..order("cat /etc/shadow") }).await;

@@ -14,12 +14,12 @@ use crate::journal::writer::JournalWriter;
 use crate::runner::environment::set_environment;
 use crate::runner::fin::{NOT_FOUND, REFUSED, failure};
 use crate::runner::gate::ExecGate;
+use crate::runner::host_settings::HostSettings;
 use crate::runner::script::ScriptFile;
-use crate::runner::site::Site;
 use crate::runner::spawn::{CANNOT_ENTER, SpawnOptions, SpawnedCommand, spawn};
 
 /// The `shell` of orders that run a program of the host.
-const SYSTEM: &str = "system";
+const SYSTEM_SHELL: &str = "system";
 
 /// Starts the process of a command. The process executes nothing before the journal has its
 /// identity.
@@ -28,14 +28,14 @@ const SYSTEM: &str = "system";
 /// The fin of a command that cannot be run.
 pub async fn start(
     order: &AgentCommand,
-    site: &Site,
+    host: &HostSettings,
     journal: &JournalWriter,
 ) -> Result<SpawnedCommand, Fin> {
     let failed = || failure(REFUSED, "The command could not be started.");
     let (child_end, gate) = ExecGate::new(journal).map_err(|_| failed())?.unzip();
-    let (for_start, site) = (order.clone(), site.clone());
+    let (for_start, host) = (order.clone(), host.clone());
     // On a blocking thread, because account databases and home directories can be on the network.
-    let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &site, child_end));
+    let mut started = tokio::task::spawn_blocking(move || prepare(&for_start, &host, child_end));
     let opened = async {
         if let Some(gate) = gate {
             gate.open(order.id, journal).await;
@@ -56,12 +56,12 @@ pub async fn start(
 /// The fin of a command that cannot be run.
 fn prepare(
     order: &AgentCommand,
-    site: &Site,
+    host: &HostSettings,
     gate: Option<OwnedFd>,
 ) -> Result<SpawnedCommand, Fin> {
     let refused = |why: String| failure(REFUSED, why);
-    let account = site.admit(order).map_err(refused)?;
-    if order.shell != SYSTEM {
+    let account = host.admit(order).map_err(refused)?;
+    if order.shell != SYSTEM_SHELL {
         return Err(refused("This agent has no such shell.".to_owned()));
     }
     let blanks = |text: &str| text.split_ascii_whitespace().map(str::to_owned).collect();
@@ -100,7 +100,7 @@ fn prepare(
                 .map(input)
                 .transpose()
                 .map_err(|_| refused("The input could not be prepared.".into()))?,
-            cgroup: site.cgroups.create(order.id),
+            cgroup: host.cgroups.create(order.id),
             directory: order.cwd.as_deref().map(CString::new).transpose().map_err(|_| {
                 refused("The directory's name contains a NUL character.".to_owned())
             })?,

@@ -14,36 +14,36 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::host::account::AgentAccount;
-use crate::journal::host_journal::HostJournal;
+use crate::host::system_log::SystemLog;
 use crate::journal::writer::JournalWriter;
 use crate::reports::Report;
 use crate::runner::cgroup::Cgroups;
 use crate::runner::execute::{StopSignals, execute};
 use crate::runner::group::Groups;
+use crate::runner::host_settings::HostSettings;
 use crate::runner::policy::PolicyFile;
-use crate::runner::site::Site;
 
 /// The time limit of every wait. It is much longer than any step takes.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A host without a policy and without a system log.
-pub static SITE: LazyLock<Site> = LazyLock::new(|| Site {
+pub static HOST: LazyLock<HostSettings> = LazyLock::new(|| HostSettings {
     own: AgentAccount::current(),
     policy: PolicyFile::absent(),
-    host_journal: HostJournal::new("/no/such/socket".into()),
+    system_log: SystemLog::new("/no/such/socket".into()),
     cgroups: Cgroups::find(),
 });
 
 /// The same host without control groups, so each command has a supervisor.
-pub static SUPERVISED: LazyLock<Site> =
-    LazyLock::new(|| Site { cgroups: Cgroups::default(), ..SITE.clone() });
+pub static SUPERVISED: LazyLock<HostSettings> =
+    LazyLock::new(|| HostSettings { cgroups: Cgroups::default(), ..HOST.clone() });
 
 /// The hosts to test: with control groups, if they can be created here, and with supervisors.
-pub fn sites() -> impl Iterator<Item = &'static Site> {
-    if !SITE.cgroups.is_available() {
+pub fn hosts() -> impl Iterator<Item = &'static HostSettings> {
+    if !HOST.cgroups.is_available() {
         eprintln!("control groups cannot be created here: testing with supervisors only");
     }
-    [&*SITE, &*SUPERVISED].into_iter().skip(usize::from(!SITE.cgroups.is_available()))
+    [&*HOST, &*SUPERVISED].into_iter().skip(usize::from(!HOST.cgroups.is_available()))
 }
 
 pub fn own_name() -> String {
@@ -72,10 +72,14 @@ pub fn never() -> StopSignals {
 }
 
 pub async fn run_until(order: &AgentCommand, stops: &StopSignals) -> (Fin, Vec<String>) {
-    run_at(&SITE, order, stops).await
+    run_at(&HOST, order, stops).await
 }
 
-pub async fn run_at(site: &Site, order: &AgentCommand, stops: &StopSignals) -> (Fin, Vec<String>) {
+pub async fn run_at(
+    host: &HostSettings,
+    order: &AgentCommand,
+    stops: &StopSignals,
+) -> (Fin, Vec<String>) {
     let (queue, mut reports) = mpsc::channel(2);
     let chunks = async {
         let mut chunks = Vec::new();
@@ -87,7 +91,7 @@ pub async fn run_at(site: &Site, order: &AgentCommand, stops: &StopSignals) -> (
     };
     let execute = async {
         let queue = queue;
-        execute(order, site, &Groups::default(), stops, &JournalWriter::default(), &queue).await
+        execute(order, host, &Groups::default(), stops, &JournalWriter::default(), &queue).await
     };
     tokio::time::timeout(PATIENCE, async { tokio::join!(execute, chunks) })
         .await

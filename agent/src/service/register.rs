@@ -55,7 +55,7 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     };
     // Create the file before the request, so that a local error does not leave a server in the
     // workspace.
-    let draft = Draft::begin(&config, force)?;
+    let draft = ConfigDraft::begin(&config, force)?;
     let client = Client::for_token(&service, &token)?;
     client.connect().await.map_err(|error| format!("{service} is unreachable: {error}"))?;
     let os = Facts::read().os;
@@ -69,7 +69,7 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     if status != 201 {
         return Err(format!("not registered: {}", describe_refusal(status, &body)));
     }
-    let server = Registered::read(&body)
+    let server = RegisteredServer::read(&body)
         .ok_or_else(|| format!("{service}: the response is not a server; {unknown}"))?;
     if let Err(why) = draft.finish(&server.file(&service, &labels)) {
         let undone = match undo(&service, &server).await {
@@ -87,13 +87,13 @@ pub async fn register(registration: Registration) -> Result<String, String> {
 }
 
 /// The server that the service created.
-struct Registered {
+struct RegisteredServer {
     id: Uuid,
     key: Secret,
     name: String,
 }
 
-impl Registered {
+impl RegisteredServer {
     fn read(body: &Value) -> Option<Self> {
         let text = |name: &str| body[name].as_str().map(str::to_owned);
         let key = Secret::new(text("key")?);
@@ -122,7 +122,7 @@ impl Registered {
 }
 
 /// Unregisters a server that was just registered.
-async fn undo(service: &Service, server: &Registered) -> Result<(), String> {
+async fn undo(service: &Service, server: &RegisteredServer) -> Result<(), String> {
     match call_unregister(&Client::for_server(service, server.id, &server.key)?).await? {
         (204, _) => Ok(()),
         (status, body) => Err(describe_refusal(status, &body)),
@@ -208,14 +208,14 @@ fn printable(text: &str) -> String {
 
 /// A config file under a temporary name in its final folder, so that the final path never has an
 /// incomplete file. Dropping the draft deletes the temporary file.
-struct Draft<'a> {
+struct ConfigDraft<'a> {
     path: &'a Path,
     temporary: PathBuf,
     file: File,
     force: bool,
 }
 
-impl<'a> Draft<'a> {
+impl<'a> ConfigDraft<'a> {
     /// Creates the temporary file, and checks that the final path can be used.
     fn begin(path: &'a Path, force: bool) -> Result<Self, String> {
         if !force && exists(path) {
@@ -261,7 +261,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-impl Drop for Draft<'_> {
+impl Drop for ConfigDraft<'_> {
     fn drop(&mut self) {
         // Fails after a rename, because the file has moved.
         let _ = fs::remove_file(&self.temporary);
@@ -303,12 +303,14 @@ mod tests {
     fn a_file_is_complete_and_private() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a/b/agent.toml");
-        Draft::begin(&path, false).unwrap().finish("one").unwrap();
+        ConfigDraft::begin(&path, false).unwrap().finish("one").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "one");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777, 0o755);
-        assert!(Draft::begin(&path, false).err().unwrap().contains("a file is there already"));
-        Draft::begin(&path, true).unwrap().finish("two").unwrap();
+        assert!(
+            ConfigDraft::begin(&path, false).err().unwrap().contains("a file is there already")
+        );
+        ConfigDraft::begin(&path, true).unwrap().finish("two").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "two");
         assert_eq!(names(path.parent().unwrap()), ["agent.toml"]);
     }
@@ -317,7 +319,7 @@ mod tests {
     fn a_file_created_concurrently_is_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("agent.toml");
-        let draft = Draft::begin(&path, false).unwrap();
+        let draft = ConfigDraft::begin(&path, false).unwrap();
         fs::write(&path, "another").unwrap();
         assert!(draft.finish("one").is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "another");
@@ -327,11 +329,13 @@ mod tests {
     #[test]
     fn an_unusable_path_is_refused_before_registering() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(Draft::begin(directory.path(), true).err().unwrap().ends_with("this is a folder"));
-        assert!(Draft::begin(Path::new("/dev/null/agent.toml"), false).is_err());
+        assert!(
+            ConfigDraft::begin(directory.path(), true).err().unwrap().ends_with("this is a folder")
+        );
+        assert!(ConfigDraft::begin(Path::new("/dev/null/agent.toml"), false).is_err());
         std::os::unix::fs::symlink("/no/such/file", directory.path().join("link")).unwrap();
         assert!(
-            Draft::begin(&directory.path().join("link"), false)
+            ConfigDraft::begin(&directory.path().join("link"), false)
                 .err()
                 .unwrap()
                 .contains("a file is there already")
@@ -359,7 +363,7 @@ mod tests {
     fn a_response_without_a_valid_server_is_refused() {
         let id = "01936d3e-7a00-7000-8000-000000000000";
         let server =
-            Registered::read(&json!({"id": id, "key": "sesame", "name": "web-1"})).unwrap();
+            RegisteredServer::read(&json!({"id": id, "key": "sesame", "name": "web-1"})).unwrap();
         let service = Service::parse("https://a.example/base/").unwrap();
         let file = format!("url = \"https://a.example/base\"\nid = \"{id}\"\nkey = \"sesame\"\n");
         assert_eq!(server.file(&service, &Labels::new()), file);
@@ -375,7 +379,7 @@ mod tests {
             json!({"id": id, "key": "k\"\n", "name": "a"}),
             json!({"id": id, "key": "", "name": "a"}),
         ] {
-            assert!(Registered::read(&bad).is_none(), "{bad}");
+            assert!(RegisteredServer::read(&bad).is_none(), "{bad}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::{LIMIT, note_rest, typed};
+use super::{DEFAULT_LIMIT, note_rest, typed};
 use crate::client::Client;
 use crate::connection::Options;
 use crate::error::Result;
@@ -50,7 +50,7 @@ struct Filters {
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// How many to show
-    #[arg(short = 'n', long, default_value = LIMIT)]
+    #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
     limit: usize,
 }
 

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::run_batch::{PATH, counts_text, follow_to_end, named, print_new};
-use super::{LIMIT, note_rest, typed};
+use super::{DEFAULT_LIMIT, note_rest, typed};
 use crate::client::{Client, segment};
 use crate::connection::Options;
 use crate::error::{EXIT_FAILURE, Result};
@@ -40,7 +40,7 @@ enum Action {
         #[arg(long)]
         name: Option<String>,
         /// How many to show
-        #[arg(short = 'n', long, default_value = LIMIT)]
+        #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
         limit: usize,
     },
     /// Show a batch, with the number of servers in each state
@@ -61,7 +61,7 @@ enum Action {
         #[arg(long)]
         state: Option<String>,
         /// How many to show
-        #[arg(short = 'n', long, default_value = LIMIT)]
+        #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
         limit: usize,
     },
     /// Compare the outputs: each different output once, the most frequent first
@@ -69,7 +69,7 @@ enum Action {
         /// The id of the batch
         id: String,
         /// How many to show
-        #[arg(short = 'n', long, default_value = LIMIT)]
+        #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
         limit: usize,
     },
     /// Start no further command. Running commands go on

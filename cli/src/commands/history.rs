@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::{LIMIT, lookup, note_rest, typed};
+use super::{DEFAULT_LIMIT, lookup, note_rest, typed};
 use crate::client::Client;
 use crate::connection::Options;
 use crate::error::Result;
@@ -50,7 +50,7 @@ pub struct Arguments {
     #[arg(long, value_name = "WORDS")]
     search: Option<String>,
     /// How many to show
-    #[arg(short = 'n', long, default_value = LIMIT)]
+    #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
     limit: usize,
 }
 

@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::output::{Format, json_text, note, write};
 
 /// The default of `--limit`.
-const LIMIT: &str = "50";
+const DEFAULT_LIMIT: &str = "50";
 
 /// Maximum number of commands that are followed concurrently.
 const MAX_PARALLEL: usize = 32;

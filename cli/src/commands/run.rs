@@ -12,7 +12,7 @@ use super::{MAX_PARALLEL, run_batch, typed};
 use crate::client::Client;
 use crate::connection::Options;
 use crate::error::{EXIT_FAILURE, Error, Result};
-use crate::interrupts::{Kind, Running};
+use crate::interrupts::{KillTarget, Running};
 use crate::output::{Format, note, write};
 use crate::run_output::{View, exit_code, print_json};
 use crate::stream::follow;
@@ -86,12 +86,12 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<u8> {
     let mut body = arguments.body(&client)?;
     if is_batch {
         arguments.fleet.add_to(&mut body, &servers);
-        let how = run_batch::How {
+        let run_options = run_batch::RunOptions {
             is_dry_run: arguments.dry_run,
             is_detached: arguments.is_detached(),
             asks: !arguments.yes,
         };
-        return run_batch::execute(&client, options.output, body, &how);
+        return run_batch::execute(&client, options.output, body, &run_options);
     }
     let is_single = servers.len() == 1;
     let running = Running::new(&client);
@@ -208,7 +208,7 @@ impl Run {
             self.print_id(&command)?;
             return Ok(Outcome { exit_code: 0, json: Some(json) });
         }
-        self.running.add(Kind::Command, &command.id, &command.server_name);
+        self.running.add(KillTarget::Command, &command.id, &command.server_name);
         let mut view = if self.servers.len() > 1 && self.format == Format::Table {
             let width = self.servers.iter().map(|name| name.chars().count()).max().unwrap_or(0);
             View::prefixed(server, position, width)

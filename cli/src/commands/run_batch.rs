@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::{MAX_PARALLEL, typed};
 use crate::client::Client;
 use crate::error::{Error, Result};
-use crate::interrupts::{Kind, Running};
+use crate::interrupts::{KillTarget, Running};
 use crate::output::{Format, Table, json_text, note, print_list, write, yes};
 use crate::run_output::{View, exit_code_of};
 use crate::stream::{follow, follow_batch};
@@ -24,7 +24,7 @@ const MAX_UNASKED: i64 = 20;
 const MAX_NAMED: usize = 10;
 
 /// What to do with a new batch.
-pub struct How {
+pub struct RunOptions {
     pub is_dry_run: bool,
     pub is_detached: bool,
     /// Whether to ask in a terminal before many servers are used.
@@ -36,20 +36,24 @@ pub fn execute(
     client: &Client,
     format: Format,
     fields: Map<String, Value>,
-    how: &How,
+    options: &RunOptions,
 ) -> Result<u8> {
     let body = Value::Object(fields);
-    if how.is_dry_run {
+    if options.is_dry_run {
         return show_plan(&dry_run(client, &body)?, format);
     }
-    if how.asks && io::stdin().is_terminal() && io::stderr().is_terminal() {
+    if options.asks && io::stdin().is_terminal() && io::stderr().is_terminal() {
         let plan: BatchDryRun = typed(&dry_run(client, &body)?)?;
         if plan.total > MAX_UNASKED {
             confirm(plan.total)?;
         }
     }
     let json = client.create(PATH, &body)?;
-    if how.is_detached { print_new(&json, format) } else { follow_to_end(client, &json, format) }
+    if options.is_detached {
+        print_new(&json, format)
+    } else {
+        follow_to_end(client, &json, format)
+    }
 }
 
 /// The targets of a batch that is not created.
@@ -99,7 +103,7 @@ pub fn print_new(json: &Value, format: Format) -> Result<u8> {
 }
 
 /// A command whose output is to be shown.
-struct Job {
+struct CommandToShow {
     command: String,
     server: String,
     /// The position of its server among the targets.
@@ -122,7 +126,7 @@ pub fn follow_to_end(client: &Client, json: &Value, format: Format) -> Result<u8
     let batch: Batch = typed(json)?;
     let running = Running::new(client);
     running.watch()?;
-    running.add(Kind::Batch, &batch.id, "Batch");
+    running.add(KillTarget::Batch, &batch.id, "Batch");
     let followed = show_all(client, &batch.id, format);
     if followed.is_err() {
         let id = &batch.id;
@@ -176,7 +180,7 @@ fn show_all(client: &Client, id: &str, format: Format) -> Result<(Value, u8)> {
                 let Some((position, server)) = names.remove(&change.server) else { continue };
                 unshown += 1;
                 // The workers wait for jobs until farhand ends.
-                let _ = jobs.send(Job { command, server, position });
+                let _ = jobs.send(CommandToShow { command, server, position });
             }
             Message::Shown { server, result } => {
                 unshown -= 1;
@@ -202,8 +206,8 @@ fn start_workers(
     width: usize,
     targets: usize,
     sender: &Sender<Message>,
-) -> Sender<Job> {
-    let (jobs, receiver) = mpsc::channel::<Job>();
+) -> Sender<CommandToShow> {
+    let (jobs, receiver) = mpsc::channel::<CommandToShow>();
     let receiver = Arc::new(Mutex::new(receiver));
     for _ in 0..targets.min(MAX_PARALLEL) {
         let (client, sender, receiver) = (client.clone(), sender.clone(), Arc::clone(&receiver));
@@ -221,12 +225,12 @@ fn start_workers(
 }
 
 /// Waits for the next job. Returns `None` if there will be no more.
-fn next_job(receiver: &Mutex<Receiver<Job>>) -> Option<Job> {
+fn next_job(receiver: &Mutex<Receiver<CommandToShow>>) -> Option<CommandToShow> {
     receiver.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
 }
 
 /// Shows the output of a command as it arrives.
-fn show(client: &Client, format: Format, width: usize, job: &Job) -> Result<()> {
+fn show(client: &Client, format: Format, width: usize, job: &CommandToShow) -> Result<()> {
     let mut view = match format {
         Format::Table => View::prefixed(&job.server, job.position, width),
         _ => View::single(format, &job.command, &job.server),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::fleet::Fleet;
 use super::task::{Task, line};
-use super::{LIMIT, lookup, note_rest, report_deleted, run_batch, typed};
+use super::{DEFAULT_LIMIT, lookup, note_rest, report_deleted, run_batch, typed};
 use crate::client::{Client, segment};
 use crate::connection::Options;
 use crate::error::Result;
@@ -30,11 +30,11 @@ enum Action {
     /// List schedules
     List {
         /// How many to show
-        #[arg(short = 'n', long, default_value = LIMIT)]
+        #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
         limit: usize,
     },
     /// Show a schedule, with its next and last runs
-    Show(Named),
+    Show(ScheduleName),
     Create(Box<Creation>),
     /// Delete schedules
     Delete {
@@ -43,23 +43,23 @@ enum Action {
         names: Vec<String>,
     },
     /// Start the runs of a schedule again
-    Enable(Named),
+    Enable(ScheduleName),
     /// Start no further runs of a schedule
-    Disable(Named),
+    Disable(ScheduleName),
     /// Run a schedule now, and print the id of the batch
-    Run(Named),
+    Run(ScheduleName),
     /// List the runs of a schedule, the latest first
     Runs {
         #[command(flatten)]
-        schedule: Named,
+        schedule: ScheduleName,
         /// How many to show
-        #[arg(short = 'n', long, default_value = LIMIT)]
+        #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
         limit: usize,
     },
 }
 
 #[derive(Args)]
-struct Named {
+struct ScheduleName {
     /// The name or the id of the schedule
     name: String,
 }
@@ -161,7 +161,7 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<()> {
     }
 }
 
-fn path(client: &Client, schedule: &Named, rest: &str) -> Result<String> {
+fn path(client: &Client, schedule: &ScheduleName, rest: &str) -> Result<String> {
     let id = lookup::id_by_name(client, PATH, "schedule", &schedule.name)?;
     Ok(format!("{PATH}{}/{rest}", segment(&id)))
 }
@@ -209,7 +209,12 @@ impl Creation {
     }
 }
 
-fn enable(client: &Client, format: Format, schedule: &Named, is_enabled: bool) -> Result<()> {
+fn enable(
+    client: &Client,
+    format: Format,
+    schedule: &ScheduleName,
+    is_enabled: bool,
+) -> Result<()> {
     let path = path(client, schedule, "")?;
     let json = client.patch(&path, &json!({"enabled": is_enabled}))?;
     if format != Format::Table {

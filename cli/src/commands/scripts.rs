@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, Read};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use super::{LIMIT, api, lookup, note_rest, report_deleted, typed};
+use super::{DEFAULT_LIMIT, api, lookup, note_rest, report_deleted, typed};
 use crate::client::{Client, segment};
 use crate::connection::Options;
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ enum Action {
         #[arg(long, value_name = "WORDS")]
         search: Option<String>,
         /// How many to show
-        #[arg(short = 'n', long, default_value = LIMIT)]
+        #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
         limit: usize,
     },
     /// Print the text of a script

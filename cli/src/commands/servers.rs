@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde_json::Value;
 
-use super::{LIMIT, note_rest, typed};
+use super::{DEFAULT_LIMIT, note_rest, typed};
 use crate::connection::Options;
 use crate::error::Result;
 use crate::output::{Table, or_dash, print_list};
@@ -28,7 +28,7 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "connected")]
     offline: bool,
     /// How many to show
-    #[arg(short = 'n', long, default_value = LIMIT)]
+    #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
     limit: usize,
 }
 

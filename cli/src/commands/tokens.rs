@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use super::{LIMIT, lookup, note_rest, report_deleted, typed};
+use super::{DEFAULT_LIMIT, lookup, note_rest, report_deleted, typed};
 use crate::client::{Client, segment};
 use crate::connection::Options;
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ enum Action {
     /// List your API tokens
     List {
         /// How many to show
-        #[arg(short = 'n', long, default_value = LIMIT)]
+        #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
         limit: usize,
     },
     Create(Creation),

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::{LIMIT, note_rest, typed};
+use super::{DEFAULT_LIMIT, note_rest, typed};
 use crate::connection::Options;
 use crate::error::Result;
 use crate::output::{Table, print_list, yes};
@@ -17,7 +17,7 @@ pub struct Arguments {
     #[arg(long, value_name = "WORDS")]
     search: Option<String>,
     /// How many to show
-    #[arg(short = 'n', long, default_value = LIMIT)]
+    #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
     limit: usize,
 }
 

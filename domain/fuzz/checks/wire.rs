@@ -2,15 +2,15 @@
 
 use std::fmt::Debug;
 
-use farhand_domain::wire::{Chunk, Fin, FromAgent, HostFacts, ToAgent};
+use farhand_domain::wire::{Chunk, Fin, MessageFromAgent, HostFacts, MessageToAgent};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    round_trip::<ToAgent>(text);
-    round_trip::<FromAgent>(text);
+    round_trip::<MessageToAgent>(text);
+    round_trip::<MessageFromAgent>(text);
     round_trip::<Chunk>(text);
     round_trip::<Fin>(text);
     let facts =

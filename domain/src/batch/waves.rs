@@ -10,7 +10,7 @@ use crate::time::Timestamp;
 /// Maximum number of targets in one request to D1.
 const MAX_WAVE: usize = 250;
 /// A wave does not wait for more free slots than this, nor for more than 60 % of all slots.
-const ENOUGH: u64 = 30;
+const MAX_WANTED_SLOTS: u64 = 30;
 /// A check includes at least this number of targets: those of later waves.
 const MIN_CHECKED: usize = 150;
 /// Maximum time of a wait, in seconds.
@@ -80,7 +80,7 @@ impl Waves {
             self.free_since = None;
             return None;
         }
-        let enough = (candidates.len() as u64).min((limit * 3).div_ceil(5)).min(ENOUGH);
+        let enough = (candidates.len() as u64).min((limit * 3).div_ceil(5)).min(MAX_WANTED_SLOTS);
         let wait = fraction(batch.scheduled_at, now, 4, 1);
         let due_at = self.free_since.get_or_insert(now).plus(wait);
         if (size as u64) < enough && due_at > now {

@@ -123,16 +123,16 @@ impl<S: Store> LinkMachine<S> {
     pub(super) fn delete_old_commands(
         &mut self,
         ticket: Ticket,
-        forget: DeleteOldCommands,
+        request: DeleteOldCommands,
     ) -> Result<()> {
-        let DeleteOldCommands { ids, until } = forget;
+        let DeleteOldCommands { ids, until } = request;
         let deleted = match self.server {
             None => DeletedCommands { ids, is_complete: true },
             Some(_) => {
-                let (ids, is_complete) = self.store.forget(&ids, until, MAX_DELETED_PER_CALL)?;
+                let deleted = self.store.delete_old(&ids, until, MAX_DELETED_PER_CALL)?;
                 // Followers of a deleted command get a reply.
-                self.changed_commands.extend(&ids);
-                DeletedCommands { ids, is_complete }
+                self.changed_commands.extend(&deleted.ids);
+                deleted
             }
         };
         self.reply(ticket, LinkResponse::done(deleted));

@@ -15,7 +15,7 @@ use super::store::{Result, Store};
 use crate::audit::{ActorType, AuditEvent, CredentialType, Source};
 use crate::contest::ReplacementHistory;
 use crate::time::Timestamp;
-use crate::wire::{HostFacts, ToAgent};
+use crate::wire::{HostFacts, MessageToAgent};
 
 /// An agent that does not answer a ping within this time is disconnected.
 const PONG_TIMEOUT: Duration = Duration::from_secs(60);
@@ -144,7 +144,7 @@ impl<S: Store> LinkMachine<S> {
         let Some(generation) = self.open_of(ConnectionKind::Backhaul) else {
             return self.older_ping_ended(0, call, false);
         };
-        let message = ToAgent::Ping;
+        let message = MessageToAgent::Ping;
         self.effects.push(Effect::Send {
             kind: ConnectionKind::Backhaul,
             generation,
@@ -246,7 +246,7 @@ impl<S: Store> LinkMachine<S> {
             Some((ConnectionKind::Backhaul, generation)),
         ];
         for (kind, generation) in sockets.into_iter().flatten() {
-            let message = ToAgent::Ping;
+            let message = MessageToAgent::Ping;
             self.effects.push(Effect::Send { kind, generation, message, before: None });
         }
         let now = self.scene.now;

@@ -10,7 +10,7 @@ use super::call::{
 use super::event::{D1Answer, D1Request, Ticket};
 use super::machine::LinkMachine;
 use super::memory::{AfterWait, D1Result, PendingRequest, Recording, WaitsFor};
-use super::store::{Failed, Result, Store};
+use super::store::{PlatformFailure, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
 use crate::command::{IDEMPOTENCY_KEY_TTL, Inputs, OnOffline};
 use crate::command_end::Cancellation;
@@ -38,7 +38,7 @@ impl<S: Store> LinkMachine<S> {
         create: Option<Box<Create>>,
     ) -> Result<()> {
         let stored = match self.server {
-            Some(_) => self.store.answer(&key.hash, self.scene.now)?,
+            Some(_) => self.store.idempotent_request(&key.hash, self.scene.now)?,
             None => None,
         };
         let Some(stored) = stored else {
@@ -55,8 +55,8 @@ impl<S: Store> LinkMachine<S> {
             return Ok(());
         }
         if let Some(answer) = stored.answer {
-            let command =
-                serde_json::from_str(&answer).map_err(|error| Failed(error.to_string()))?;
+            let command = serde_json::from_str(&answer)
+                .map_err(|error| PlatformFailure(error.to_string()))?;
             self.reply(ticket, LinkResponse::done(Created { command, replayed: true }));
             return Ok(());
         }
@@ -103,7 +103,7 @@ impl<S: Store> LinkMachine<S> {
         self.store.insert(&new, now.plus(RECORDING_TIMEOUT))?;
         if let Some(key) = &create.key {
             let until = now.plus_seconds(IDEMPOTENCY_KEY_TTL);
-            self.store.insert_answer(&key.hash, &key.body, create.command.id, until)?;
+            self.store.insert_idempotent_request(&key.hash, &key.body, create.command.id, until)?;
         }
         if is_inserted_as_delivered {
             life.deliver(now);
@@ -297,11 +297,13 @@ impl<S: Store> LinkMachine<S> {
     fn encrypt_inputs(&mut self, id: Uuid, inputs: &Inputs) -> Result<String> {
         let nonce = self.random()?;
         let Some(key) = &self.settings.key else {
-            return Err(Failed("there is no SECRET_KEY".to_owned()));
+            return Err(PlatformFailure("there is no SECRET_KEY".to_owned()));
         };
-        let text = serde_json::to_string(inputs).map_err(|error| Failed(error.to_string()))?;
-        key.encrypt_inputs(id, &text, nonce)
-            .map_err(|_| Failed("a command's inputs are too long to be encrypted".to_owned()))
+        let text =
+            serde_json::to_string(inputs).map_err(|error| PlatformFailure(error.to_string()))?;
+        key.encrypt_inputs(id, &text, nonce).map_err(|_| {
+            PlatformFailure("a command's inputs are too long to be encrypted".to_owned())
+        })
     }
 
     /// The decrypted inputs of a waiting command. If they cannot be decrypted, the error is the

@@ -14,7 +14,7 @@ use crate::audit::{AuditEvent, Source};
 use crate::command_end::{Cancellation, Denial};
 use crate::lifecycle::{Lifecycle, State as Life};
 use crate::time::Timestamp;
-use crate::wire::ToAgent;
+use crate::wire::MessageToAgent;
 
 /// The audit action for a cancelled command.
 const CANCEL_ACTION: &str = "command.cancel";
@@ -211,7 +211,7 @@ impl<S: Store> LinkMachine<S> {
 
     /// Sends the kill message once. [`Self::send_kills`] repeats it when the agent connects.
     fn send_kill(&mut self, generation: u64, id: Uuid) {
-        let message = ToAgent::Kill { id };
+        let message = MessageToAgent::Kill { id };
         self.effects.push(Effect::Send {
             kind: ConnectionKind::Backhaul,
             generation,
@@ -222,7 +222,7 @@ impl<S: Store> LinkMachine<S> {
 
     /// Repeats the kill messages for running commands to an agent that has just connected.
     pub(super) fn send_kills(&mut self, generation: u64) -> Result<()> {
-        for stored in self.store.open()? {
+        for stored in self.store.open_commands()? {
             if stored.life.killed_by.is_some() {
                 self.send_kill(generation, stored.command.id);
             }
@@ -237,7 +237,7 @@ impl<S: Store> LinkMachine<S> {
         before: Timestamp,
         mark: fn(&mut Lifecycle, Timestamp) -> bool,
     ) -> Result<()> {
-        for mut stored in self.store.open()? {
+        for mut stored in self.store.open_commands()? {
             let is_older = stored.life.delivered_at.is_some_and(|delivered| delivered < before);
             if is_older && mark(&mut stored.life, self.scene.now) {
                 self.save(&stored)?;

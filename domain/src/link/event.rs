@@ -18,7 +18,7 @@ use crate::lifecycle::{Lifecycle, State};
 use crate::rights::CommandPermissions;
 use crate::script::ScriptRef;
 use crate::time::Timestamp;
-use crate::wire::{Script, ToAgent};
+use crate::wire::{MessageToAgent, Script};
 
 /// A request to D1 that takes longer than this counts as failed.
 pub const D1_TIMEOUT: Duration = Duration::from_secs(30);
@@ -125,7 +125,7 @@ pub enum Effect {
         /// The number of the connection.
         generation: u64,
         /// What is sent.
-        message: ToAgent,
+        message: MessageToAgent,
         /// The command in the message, as it was before the step. [`LinkEvent::NotSent`] returns
         /// it.
         before: Option<Box<StoredCommand>>,

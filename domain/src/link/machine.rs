@@ -15,7 +15,7 @@ use super::memory::{
 };
 use super::server_facts::ServerFacts;
 use super::state::{Plan, ServerIdentity, ServerState};
-use super::store::{Failed, Result, Store};
+use super::store::{PlatformFailure, Result, Store};
 use super::stored_command::StoredCommand;
 use crate::audit::{ActorType, AuditEvent, Source};
 use crate::features::Features;
@@ -36,7 +36,7 @@ pub struct Settings {
     pub key: Option<SecretKey>,
     /// Maximum number of unfinished commands that the agent has. Further commands wait in the
     /// object, where they can be cancelled.
-    pub window: u64,
+    pub max_open_commands: u64,
 }
 
 /// Fills a slice with random bytes.
@@ -124,7 +124,7 @@ impl<S: Store> LinkMachine<S> {
 
     /// Handles a failure of the storage. The memory may now differ from the storage, so this drops
     /// the memory as a crash does. It also discards the step's effects, and fails every call.
-    fn drop_memory(&mut self, ticket: Option<Ticket>, failed: &Failed) {
+    fn drop_memory(&mut self, ticket: Option<Ticket>, failed: &PlatformFailure) {
         let answered =
             std::mem::take(&mut self.effects).into_iter().filter_map(|effect| match effect {
                 Effect::Reply(ticket, _) | Effect::Accept { ticket, .. } => Some(ticket),
@@ -244,7 +244,7 @@ impl<S: Store> LinkMachine<S> {
                 let then = AfterVerification::Report(ticket, report);
                 self.verify_agent(UnverifiedCall { claimed: identity, source, then })
             }
-            LinkRequest::DeleteOldCommands(forget) => self.delete_old_commands(ticket, forget),
+            LinkRequest::DeleteOldCommands(request) => self.delete_old_commands(ticket, request),
             LinkRequest::DisconnectAndWipe => self.disconnect_and_wipe(ticket),
             LinkRequest::Suspend(is_suspended) => self.suspend(ticket, is_suspended),
         }
@@ -318,7 +318,7 @@ impl<S: Store> LinkMachine<S> {
 
     pub(super) fn random<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut bytes = [0; N];
-        (self.random)(&mut bytes).map_err(Failed)?;
+        (self.random)(&mut bytes).map_err(PlatformFailure)?;
         Ok(bytes)
     }
 

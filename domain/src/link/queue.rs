@@ -14,7 +14,7 @@ use super::stored_command::StoredCommand;
 use crate::command_end::Cancellation;
 use crate::features::Features;
 use crate::script::ScriptRef;
-use crate::wire::{Script, ToAgent};
+use crate::wire::{MessageToAgent, Script};
 
 /// Maximum number of commands in one permission check.
 const MAX_CHECKED_TOGETHER: u64 = 50;
@@ -38,7 +38,7 @@ impl<S: Store> LinkMachine<S> {
         loop {
             let Some((generation, features)) = self.backhaul() else { return Ok(()) };
             let due = self.store.due_waiting(self.scene.now, MAX_CHECKED_TOGETHER)?;
-            let room = self.settings.window.saturating_sub(self.store.count_running()?);
+            let room = self.settings.max_open_commands.saturating_sub(self.store.count_open()?);
             let due: Vec<_> =
                 due.into_iter().take(usize::try_from(room).unwrap_or(usize::MAX)).collect();
             let is_allowed = |stored: &&StoredCommand| allowed.contains(&stored.command.id);
@@ -135,7 +135,7 @@ impl<S: Store> LinkMachine<S> {
             self.effects.push(Effect::Send {
                 kind: ConnectionKind::Backhaul,
                 generation,
-                message: ToAgent::Command { command: Box::new(order) },
+                message: MessageToAgent::Command { command: Box::new(order) },
                 before: Some(Box::new(before)),
             });
         }
@@ -184,6 +184,6 @@ impl<S: Store> LinkMachine<S> {
     }
 
     fn has_room_if(&self, is_first: bool) -> Result<bool> {
-        Ok(is_first && self.store.count_running()? < self.settings.window)
+        Ok(is_first && self.store.count_open()? < self.settings.max_open_commands)
     }
 }

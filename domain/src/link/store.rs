@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Deserialize;
 use uuid::Uuid;
 
+use super::call::DeletedCommands;
 use super::state::ServerState;
 use super::stored_command::StoredCommand;
 use crate::command_object::Output;
@@ -14,18 +15,18 @@ use crate::wire::Chunk;
 
 /// The platform failed: its storage, or its source of random bytes. The text says how.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failed(pub String);
+pub struct PlatformFailure(pub String);
 
-impl fmt::Display for Failed {
+impl fmt::Display for PlatformFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Failed {}
+impl std::error::Error for PlatformFailure {}
 
 /// The result of a storage operation.
-pub type Result<T> = std::result::Result<T, Failed>;
+pub type Result<T> = std::result::Result<T, PlatformFailure>;
 
 /// The first request with an Idempotency-Key, and its response.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
@@ -70,15 +71,15 @@ pub trait Store {
     /// Deletes everything, including the alarm.
     fn wipe(&mut self) -> Result<()>;
 
-    /// Inserts a new command. The alarm serves it at `due_at`.
-    fn insert(&mut self, new: &StoredCommand, due_at: Timestamp) -> Result<()>;
+    /// Inserts a new command, with a timer.
+    fn insert(&mut self, new: &StoredCommand, timer_at: Timestamp) -> Result<()>;
     /// Stores a recorded command as accepted. The revision does not change, because D1 needs no
     /// update.
     fn accept(&mut self, accepted: &StoredCommand, now: Timestamp) -> Result<()>;
     /// Stores a changed command as its next revision.
     fn save(&mut self, changed: &StoredCommand, now: Timestamp) -> Result<()>;
-    /// Sets when the alarm serves a command; `None`: never.
-    fn set_due_at(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()>;
+    /// Sets the time of a command's timer; `None`: the command has no timer.
+    fn set_timer(&mut self, id: Uuid, at: Option<Timestamp>) -> Result<()>;
     /// Deletes a command, and the response for its Idempotency-Key.
     fn delete(&mut self, id: Uuid) -> Result<()>;
     /// Reads a command.
@@ -90,13 +91,13 @@ pub trait Store {
     /// All waiting commands.
     fn waiting(&self) -> Result<Vec<StoredCommand>>;
     /// All commands that were delivered and have not ended.
-    fn open(&self) -> Result<Vec<StoredCommand>>;
+    fn open_commands(&self) -> Result<Vec<StoredCommand>>;
     /// The number of commands that were delivered and have not ended.
-    fn count_running(&self) -> Result<u64>;
-    /// Commands that the alarm serves now, the earliest first.
-    fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>>;
-    /// When the alarm serves the next command.
-    fn next_due(&self) -> Result<Option<Timestamp>>;
+    fn count_open(&self) -> Result<u64>;
+    /// Commands whose timer is due, the earliest first.
+    fn with_due_timer(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>>;
+    /// The time of the next timer of a command.
+    fn next_timer(&self) -> Result<Option<Timestamp>>;
     /// Commands whose latest revision D1 does not have. Running commands are returned only if their
     /// last report is not later than `reported_by`.
     fn unflushed(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<StoredCommand>>;
@@ -111,15 +112,21 @@ pub trait Store {
     fn accepted_after(&self, after: &str, limit: u32) -> Result<Vec<StoredCommand>>;
     /// Deletes commands, with their output, if they ended by `until` and D1 has their latest
     /// revision. `at_once` limits one call: the number of rows plus the number of pages of 4 KiB.
-    /// Returns the ids of the commands that are deleted completely, and whether nothing is left to
-    /// delete.
-    fn forget(&mut self, ids: &[Uuid], until: Timestamp, at_once: u64)
-    -> Result<(Vec<Uuid>, bool)>;
+    fn delete_old(
+        &mut self,
+        ids: &[Uuid],
+        until: Timestamp,
+        at_once: u64,
+    ) -> Result<DeletedCommands>;
 
     /// The stored request with an Idempotency-Key, if it has not expired.
-    fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<IdempotentRequest>>;
+    fn idempotent_request(
+        &mut self,
+        key: &str,
+        now: Timestamp,
+    ) -> Result<Option<IdempotentRequest>>;
     /// Stores that a key is used for a command. [`Self::set_answer`] stores the response later.
-    fn insert_answer(
+    fn insert_idempotent_request(
         &mut self,
         key: &str,
         body: &str,
@@ -127,7 +134,7 @@ pub trait Store {
         expires_at: Timestamp,
     ) -> Result<()>;
     /// Stores the response for a key.
-    fn set_answer(&mut self, key: &str, answer: &str) -> Result<()>;
+    fn set_idempotent_answer(&mut self, key: &str, answer: &str) -> Result<()>;
 
     /// Stores a chunk of output, and returns whether it is new.
     fn add_chunk(&mut self, stored: &StoredCommand, chunk: &Chunk, now: Timestamp) -> Result<bool>;

@@ -268,8 +268,8 @@ impl StoredCommand {
         }
     }
 
-    /// When the alarm serves the command; `None`: never.
-    pub fn due_at(&self, now: Timestamp) -> Option<Timestamp> {
+    /// The time of the command's timer; `None`: the command has no timer.
+    pub fn timer_at(&self, now: Timestamp) -> Option<Timestamp> {
         self.life
             .deadline(now)
             .or_else(|| self.hash_due_at())
@@ -440,10 +440,10 @@ mod tests {
     #[test]
     fn only_accepted_commands_have_a_due_time() {
         let delivered = delivered();
-        assert_eq!(delivered.due_at(at(2)), delivered.life.deadline(at(2)));
-        assert!(delivered.due_at(at(2)).is_some());
+        assert_eq!(delivered.timer_at(at(2)), delivered.life.deadline(at(2)));
+        assert!(delivered.timer_at(at(2)).is_some());
         let withdrawing = StoredCommand { phase: Phase::Withdrawing, ..delivered };
-        assert_eq!(withdrawing.due_at(at(2)), None);
+        assert_eq!(withdrawing.timer_at(at(2)), None);
     }
 
     #[test]

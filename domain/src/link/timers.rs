@@ -47,11 +47,11 @@ impl<S: Store> LinkMachine<S> {
     fn serve_due_commands(&mut self) -> Result<()> {
         let now = self.scene.now;
         let mut is_agent_silent = false;
-        for mut stored in self.store.due(now, MAX_BATCH)? {
+        for mut stored in self.store.with_due_timer(now, MAX_BATCH)? {
             let id = stored.command.id;
             match stored.phase {
                 Phase::Recording if self.is_recording(id) => {
-                    self.store.set_due_at(id, Some(now.plus(RECORDING_RECHECK_DELAY)))?;
+                    self.store.set_timer(id, Some(now.plus(RECORDING_RECHECK_DELAY)))?;
                     continue;
                 }
                 // A crash lost the call that created the command.
@@ -59,7 +59,7 @@ impl<S: Store> LinkMachine<S> {
                 Phase::Withdrawing => {}
                 Phase::Accepted if stored.lacks_hash && stored.life.outcome().is_some() => {
                     if let Some(at) = stored.hash_due_at().filter(|at| *at > now) {
-                        self.store.set_due_at(id, Some(at))?;
+                        self.store.set_timer(id, Some(at))?;
                         continue;
                     }
                     self.add_output_event(&mut stored)?;
@@ -69,7 +69,7 @@ impl<S: Store> LinkMachine<S> {
                     if !stored.life.give_up_if_overdue(now) {
                         // The command is due: `deliver_due` delivers it now, or it waits for the
                         // agent.
-                        self.store.set_due_at(id, stored.life.deadline(now))?;
+                        self.store.set_timer(id, stored.life.deadline(now))?;
                         continue;
                     }
                     self.add_finish_event(&mut stored)?;
@@ -107,7 +107,7 @@ impl<S: Store> LinkMachine<S> {
             unless(timers.resync, |request| {
                 matches!(request, PendingRequest::Flush(_) | PendingRequest::Restore(..))
             }),
-            self.store.next_due()?,
+            self.store.next_timer()?,
         ];
         if let Some(at) = due.into_iter().flatten().min() {
             self.effects.push(Effect::SetAlarm(at));

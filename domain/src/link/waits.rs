@@ -257,7 +257,7 @@ impl<S: Store> LinkMachine<S> {
         if let Some(key) = key {
             if self.server.is_some() {
                 let text = serde_json::to_string(&command).unwrap_or_default();
-                self.store.set_answer(&key.hash, &text)?;
+                self.store.set_idempotent_answer(&key.hash, &text)?;
             }
             self.released_keys.insert(key.hash.clone());
         }

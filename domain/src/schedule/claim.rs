@@ -6,11 +6,11 @@ use crate::time::Timestamp;
 
 /// A due time that is handled later than this, in seconds, is missed. Shorter than a
 /// minute, so that at most one passed due time is in time.
-pub const IN_TIME: i64 = 30;
+pub const MISSED_AFTER_SECONDS: i64 = 30;
 
 /// The due times of a schedule that have passed, but about which nothing is decided yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Passed {
+pub struct PassedDueTimes {
     /// The first and the last missed due time.
     missed: Option<(Timestamp, Timestamp)>,
     in_time: Option<Timestamp>,
@@ -18,7 +18,7 @@ pub struct Passed {
     pub next: Option<Timestamp>,
 }
 
-impl Passed {
+impl PassedDueTimes {
     /// Finds the due times from `first` to `now`. `first` is a due time that has passed.
     pub fn new(
         timing: &Timing,
@@ -30,7 +30,7 @@ impl Passed {
         let last_until = |until| last_due(due_after, first.plus_seconds(-1), until);
         let last = last_until(now).unwrap_or(first);
         let next = due_after(now);
-        if last.plus_seconds(IN_TIME) < now {
+        if last.plus_seconds(MISSED_AFTER_SECONDS) < now {
             return Self { missed: Some((first, last)), in_time: None, next };
         }
         let missed = last_until(last.plus_seconds(-1)).map(|before| (first, before));
@@ -102,7 +102,7 @@ mod tests {
             misfire,
             overlap: Overlap::Skip,
         };
-        let passed = Passed::new(
+        let passed = PassedDueTimes::new(
             &timing,
             |after| next_due(&expression, &Utc, after),
             at("10:00:00"),

@@ -7,13 +7,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::claim::{Admission, IN_TIME, Passed, admit};
+use super::claim::{Admission, MISSED_AFTER_SECONDS, PassedDueTimes, admit};
 use super::{Outcome, Timing};
 use crate::time::Timestamp;
 
-const DISABLED: &str = "The schedule was disabled before the run could start.";
-const OUTSIDE: &str = "The time is not between the schedule's start and end.";
-const ENDED: &str = "The schedule ended before the run could start.";
+const DISABLED_REASON: &str = "The schedule was disabled before the run could start.";
+const OUTSIDE_REASON: &str = "The time is not between the schedule's start and end.";
+const ENDED_REASON: &str = "The schedule ended before the run could start.";
 
 /// What a decision needs to know about a schedule.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -68,7 +68,7 @@ impl Progress {
             }
         }
         let first = next_due.filter(|due| timing.enabled && *due <= now)?;
-        let passed = Passed::new(timing, next, first, now);
+        let passed = PassedDueTimes::new(timing, next, first, now);
         decision.next_due = passed.next;
         let (start, missed) = passed.decide(timing.misfire);
         if let Some((due_at, reason)) = missed {
@@ -124,11 +124,11 @@ impl Timing {
         let is_outside = starts_at.is_some_and(|start| due_at < start)
             || ends_at.is_some_and(|end| end < due_at);
         if !enabled {
-            Some((Outcome::Skipped, DISABLED))
+            Some((Outcome::Skipped, DISABLED_REASON))
         } else if is_outside {
-            Some((Outcome::Skipped, OUTSIDE))
-        } else if ends_at.is_some_and(|end| end.plus_seconds(IN_TIME) < now) {
-            Some((Outcome::Missed, ENDED))
+            Some((Outcome::Skipped, OUTSIDE_REASON))
+        } else if ends_at.is_some_and(|end| end.plus_seconds(MISSED_AFTER_SECONDS) < now) {
+            Some((Outcome::Missed, ENDED_REASON))
         } else {
             None
         }

@@ -65,7 +65,7 @@ pub struct Timing {
     /// The earliest possible due time; `None`: no limit.
     pub starts_at: Option<Timestamp>,
     /// The latest possible due time; `None`: no limit. A run that has not started
-    /// [`claim::IN_TIME`] seconds after this time is dropped.
+    /// [`claim::MISSED_AFTER_SECONDS`] seconds after this time is dropped.
     pub ends_at: Option<Timestamp>,
     pub misfire: Misfire,
     pub overlap: Overlap,

@@ -18,7 +18,7 @@ use super::zone::Zone;
 use crate::time::Timestamp;
 
 /// Longer than the largest change of an offset, in seconds. Samoa once skipped a day.
-const WINDOW: i64 = 25 * 60 * 60;
+const MAX_OFFSET_CHANGE: i64 = 25 * 60 * 60;
 
 /// Returns the first due time after `after`. Returns `None` if there is none up to the year 9999.
 ///
@@ -67,7 +67,7 @@ fn next_elapsed(expression: &Expression, zone: &impl Zone, mut from: i64) -> Opt
     let mut offset = zone.offset_at(from);
     loop {
         let due = first_reading(expression, from + offset)? - offset;
-        let near = due.min(from + WINDOW);
+        let near = due.min(from + MAX_OFFSET_CHANGE);
         if zone.offset_at(near) != offset {
             // The clock changes before `due`: continue from the change.
             from = change_in(zone, from..near);
@@ -77,7 +77,7 @@ fn next_elapsed(expression: &Expression, zone: &impl Zone, mut from: i64) -> Opt
         } else {
             // Before the new `from`, every reading is below the reading of `due`, even if the clock
             // changes.
-            from = near.max(due - WINDOW);
+            from = near.max(due - MAX_OFFSET_CHANGE);
             offset = zone.offset_at(from);
         }
     }
@@ -94,20 +94,21 @@ fn next_fixed(expression: &Expression, zone: &impl Zone, after: i64) -> Option<i
 /// higher than the present reading.
 fn highest_reading(zone: &impl Zone, moment: i64) -> i64 {
     let present = moment + zone.offset_at(moment);
-    if zone.offset_at(moment - WINDOW) <= zone.offset_at(moment) {
+    if zone.offset_at(moment - MAX_OFFSET_CHANGE) <= zone.offset_at(moment) {
         return present;
     }
-    let change = change_in(zone, moment - WINDOW..moment);
+    let change = change_in(zone, moment - MAX_OFFSET_CHANGE..moment);
     present.max(change - 1 + zone.offset_at(change - 1))
 }
 
 /// Returns the first moment when the clock shows `reading` or more.
 fn first_reached(zone: &impl Zone, reading: i64) -> i64 {
-    let (before, after) = (zone.offset_at(reading - WINDOW), zone.offset_at(reading + WINDOW));
+    let (before, after) =
+        (zone.offset_at(reading - MAX_OFFSET_CHANGE), zone.offset_at(reading + MAX_OFFSET_CHANGE));
     if before == after {
         return reading - before;
     }
-    let change = change_in(zone, reading - WINDOW..reading + WINDOW);
+    let change = change_in(zone, reading - MAX_OFFSET_CHANGE..reading + MAX_OFFSET_CHANGE);
     if reading - before < change { reading - before } else { change.max(reading - after) }
 }
 

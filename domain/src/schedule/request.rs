@@ -23,7 +23,7 @@ const READ_ONLY: &[&str] = &["id", "owner", "next_runs", "last_run", "added_at",
 /// The fields that say what to run. One of them replaces the others in a `PATCH`.
 const WHAT_TO_RUN: [&str; 4] = ["line", "command", "argv", "script"];
 /// The fields that belong to `script`.
-const OF_SCRIPT: [&str; 2] = ["script_version", "params"];
+const SCRIPT_FIELDS: [&str; 2] = ["script_version", "params"];
 
 /// The fields of a schedule that a request sets.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -189,7 +189,7 @@ impl ScheduleSpec {
     pub fn changed(&self, fields: Fields, is_zone: impl Fn(&str) -> bool) -> Result<Self, Error> {
         let mut old = StoredBatch::new(&self.batch).into_fields();
         if WHAT_TO_RUN.iter().any(|name| fields.has(name)) {
-            WHAT_TO_RUN.iter().chain(&OF_SCRIPT).for_each(|name| _ = old.remove(*name));
+            WHAT_TO_RUN.iter().chain(&SCRIPT_FIELDS).for_each(|name| _ = old.remove(*name));
         }
         let timing = &self.timing;
         let own = [

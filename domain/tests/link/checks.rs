@@ -14,7 +14,7 @@ use farhand_domain::wire::AgentCommand;
 use uuid::Uuid;
 
 use super::d1::script_of;
-use super::world::{CallKind, Check, WINDOW, World};
+use super::world::{CallKind, Check, MAX_OPEN, World};
 use crate::ensure;
 
 /// Maximum delay of a timer that waits for D1, in seconds.
@@ -285,8 +285,8 @@ impl World {
     /// Checks that the stored commands and responses are valid.
     pub fn check(&mut self) -> Check {
         let store = self.link.store();
-        let open = store.count_running().map_err(|error| error.0)?;
-        ensure!(open <= WINDOW, "{open} commands are open");
+        let open = store.count_open().map_err(|error| error.0)?;
+        ensure!(open <= MAX_OPEN, "{open} commands are open");
         for (id, row) in &store.rows {
             let entry =
                 self.history.lives.entry(*id).or_insert_with(|| (0, row.command.life.clone()));
@@ -346,10 +346,10 @@ impl World {
             let waits = |row: &super::store::Row| {
                 let is_waiting = row.command.stage() == Some(Stage::Waiting)
                     && row.command.life.is_due(self.now);
-                is_waiting && row.due_at.is_none_or(|at| at > self.now)
+                is_waiting && row.timer_at.is_none_or(|at| at > self.now)
             };
             let is_waiting = store.rows.values().any(waits);
-            let has_room = store.count_running().map_err(|error| error.0)? < WINDOW;
+            let has_room = store.count_open().map_err(|error| error.0)? < MAX_OPEN;
             is_queue_due = is_waiting && has_room;
         }
         // A machine that has not loaded its state computes the plan when the alarm goes off.
@@ -377,7 +377,7 @@ impl World {
             unless(plan.deliver, &["rights"]),
             unless(timers.revalidate, &["change"]),
             unless(timers.resync, &["restore", "flush"]),
-            store.next_due().map_err(|error| error.0)?,
+            store.next_timer().map_err(|error| error.0)?,
         ];
         if let Some(due) = due.into_iter().flatten().min()
             && !self.is_alarm_lost

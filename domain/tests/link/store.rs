@@ -6,8 +6,11 @@ use std::collections::BTreeMap;
 use farhand_domain::command_end::End;
 use farhand_domain::command_object::Output;
 use farhand_domain::lifecycle::State;
+use farhand_domain::link::call::DeletedCommands;
 use farhand_domain::link::state::ServerState;
-use farhand_domain::link::store::{Failed, IdempotentRequest, NextFlush, ReadLimit, Result, Store};
+use farhand_domain::link::store::{
+    IdempotentRequest, NextFlush, PlatformFailure, ReadLimit, Result, Store,
+};
 use farhand_domain::link::stored_command::{ChunkSums, Phase, Stage, StoredCommand};
 use farhand_domain::output;
 use farhand_domain::time::Timestamp;
@@ -19,7 +22,7 @@ use uuid::Uuid;
 pub struct Row {
     pub command: StoredCommand,
     pub flushed: i64,
-    pub due_at: Option<Timestamp>,
+    pub timer_at: Option<Timestamp>,
     pub chunks: BTreeMap<u32, String>,
 }
 
@@ -79,7 +82,7 @@ impl MemoryStore {
 impl Store for MemoryStore {
     fn save_state(&mut self, server: &ServerState, is_first: bool) -> Result<()> {
         if self.is_broken.get() {
-            return Err(Failed("the disk is full".to_owned()));
+            return Err(PlatformFailure("the disk is full".to_owned()));
         }
         assert_eq!(is_first, self.state.is_none(), "the storage is set up once");
         self.state = Some(server.clone());
@@ -95,10 +98,14 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn insert(&mut self, new: &StoredCommand, due_at: Timestamp) -> Result<()> {
+    fn insert(&mut self, new: &StoredCommand, timer_at: Timestamp) -> Result<()> {
         assert!(self.state.is_some(), "the tables exist");
-        let row =
-            Row { command: new.clone(), flushed: 1, due_at: Some(due_at), chunks: BTreeMap::new() };
+        let row = Row {
+            command: new.clone(),
+            flushed: 1,
+            timer_at: Some(timer_at),
+            chunks: BTreeMap::new(),
+        };
         assert!(self.rows.insert(new.command.id, row).is_none(), "an id is used once");
         Ok(())
     }
@@ -106,7 +113,7 @@ impl Store for MemoryStore {
     fn accept(&mut self, accepted: &StoredCommand, now: Timestamp) -> Result<()> {
         if let Some(row) = self.row(accepted.command.id) {
             row.command.phase = Phase::Accepted;
-            row.due_at = accepted.due_at(now);
+            row.timer_at = accepted.timer_at(now);
         }
         Ok(())
     }
@@ -115,14 +122,14 @@ impl Store for MemoryStore {
         if let Some(row) = self.row(changed.command.id) {
             row.write(changed);
             row.command.revision += 1;
-            row.due_at = changed.due_at(now);
+            row.timer_at = changed.timer_at(now);
         }
         Ok(())
     }
 
-    fn set_due_at(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()> {
+    fn set_timer(&mut self, id: Uuid, timer_at: Option<Timestamp>) -> Result<()> {
         if let Some(row) = self.row(id) {
-            row.due_at = due_at;
+            row.timer_at = timer_at;
         }
         Ok(())
     }
@@ -154,23 +161,23 @@ impl Store for MemoryStore {
         Ok(self.select(|row| row.command.stage() == Some(Stage::Waiting)))
     }
 
-    fn open(&self) -> Result<Vec<StoredCommand>> {
+    fn open_commands(&self) -> Result<Vec<StoredCommand>> {
         Ok(self.select(|row| row.command.stage() == Some(Stage::Open)))
     }
 
-    fn count_running(&self) -> Result<u64> {
+    fn count_open(&self) -> Result<u64> {
         Ok(self.rows.values().filter(|row| row.command.stage() == Some(Stage::Open)).count() as u64)
     }
 
-    fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
-        let is_due = |row: &&Row| row.due_at.is_some_and(|at| at <= now);
+    fn with_due_timer(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
+        let is_due = |row: &&Row| row.timer_at.is_some_and(|at| at <= now);
         let mut due: Vec<_> = self.rows.values().filter(is_due).collect();
-        due.sort_by_key(|row| (row.due_at, row.command.command.id));
+        due.sort_by_key(|row| (row.timer_at, row.command.command.id));
         Ok(due.into_iter().take(limit as usize).map(Row::read).collect())
     }
 
-    fn next_due(&self) -> Result<Option<Timestamp>> {
-        Ok(self.rows.values().filter_map(|row| row.due_at).min())
+    fn next_timer(&self) -> Result<Option<Timestamp>> {
+        Ok(self.rows.values().filter_map(|row| row.timer_at).min())
     }
 
     fn unflushed(&self, reported_by: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
@@ -214,13 +221,14 @@ impl Store for MemoryStore {
         Ok(self.select(is_wanted).into_iter().take(limit as usize).collect())
     }
 
-    fn forget(
+    fn delete_old(
         &mut self,
         ids: &[Uuid],
         until: Timestamp,
         at_once: u64,
-    ) -> Result<(Vec<Uuid>, bool)> {
-        let (mut forgotten, mut left) = (Vec::new(), at_once);
+    ) -> Result<DeletedCommands> {
+        let (mut deleted, mut left) =
+            (DeletedCommands { ids: Vec::new(), is_complete: false }, at_once);
         for id in ids {
             if let Some(row) = self.rows.get(id) {
                 let is_over = row.command.life.handled_at.is_some_and(|at| at <= until);
@@ -228,22 +236,26 @@ impl Store for MemoryStore {
                     continue;
                 }
                 if left == 0 {
-                    return Ok((forgotten, false));
+                    return Ok(deleted);
                 }
                 left = left.saturating_sub(row.chunks.len() as u64 + 1);
                 self.delete(*id)?;
             }
-            forgotten.push(*id);
+            deleted.ids.push(*id);
         }
-        Ok((forgotten, true))
+        Ok(DeletedCommands { is_complete: true, ..deleted })
     }
 
-    fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<IdempotentRequest>> {
+    fn idempotent_request(
+        &mut self,
+        key: &str,
+        now: Timestamp,
+    ) -> Result<Option<IdempotentRequest>> {
         self.answers.retain(|_, (_, expires_at)| *expires_at > now);
         Ok(self.answers.get(key).map(|(answer, _)| answer.clone()))
     }
 
-    fn insert_answer(
+    fn insert_idempotent_request(
         &mut self,
         key: &str,
         body: &str,
@@ -255,7 +267,7 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn set_answer(&mut self, key: &str, answer: &str) -> Result<()> {
+    fn set_idempotent_answer(&mut self, key: &str, answer: &str) -> Result<()> {
         if let Some((stored, _)) = self.answers.get_mut(key) {
             stored.answer = Some(answer.to_owned());
         }

@@ -14,7 +14,7 @@ use farhand_domain::link::event::{
 use farhand_domain::link::machine::{LinkMachine, Random, Settings};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::ToAgent;
+use farhand_domain::wire::MessageToAgent;
 use uuid::Uuid;
 
 use super::d1::D1;
@@ -34,7 +34,7 @@ macro_rules! ensure {
 }
 
 /// Maximum number of unfinished commands of the agent.
-pub const WINDOW: u64 = 3;
+pub const MAX_OPEN: u64 = 3;
 
 /// A connection in the runtime.
 #[derive(Clone, Debug)]
@@ -156,7 +156,7 @@ pub struct History {
 
 fn settings() -> Settings {
     let key = SecretKey::new("a-secret-that-is-long-enough-for-tests", "").ok();
-    Settings { ping_every: 200, heartbeat_every: 30, key, window: WINDOW }
+    Settings { ping_every: 200, heartbeat_every: 30, key, max_open_commands: MAX_OPEN }
 }
 
 fn random(seed: u64) -> Random {
@@ -349,7 +349,7 @@ impl World {
                     self.history.unsent.extend(before.as_ref().map(|before| before.command.id));
                     return Ok(Some(LinkEvent::NotSent { generation, before }));
                 }
-                if let ToAgent::Command { command } = message
+                if let MessageToAgent::Command { command } = message
                     && has_effects_left(left)
                 {
                     self.check_send(&command)?;

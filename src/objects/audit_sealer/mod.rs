@@ -34,7 +34,7 @@ use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::Progress;
-use crate::store::audit_chain::{self, Unsealed};
+use crate::store::audit_chain::{self, UnsealedWork};
 
 /// An isolate notifies the sealer of a workspace at most once in this interval.
 const NOTIFY_INTERVAL: Duration = Duration::from_secs(1);
@@ -116,7 +116,7 @@ pub async fn notify(env: &Env, workspace: i64) {
 /// D1 failed.
 pub async fn workspaces_with_work(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, Error> {
     let kept_until = |setting| retention::kept_until(env, audit::CELL, setting);
-    let old = audit_chain::KeptUntil {
+    let old = audit_chain::RetentionCutoffs {
         all: kept_until(platform::AUDIT_RETENTION),
         anonymous: kept_until(platform::ANONYMOUS_AUDIT_RETENTION),
     };
@@ -351,7 +351,7 @@ impl Sealer {
         if let Some(pending) = pending {
             self.flush_seals(workspace, &head, &pending).await?;
         }
-        let Unsealed { rows, uncounted } =
+        let UnsealedWork { rows, uncounted } =
             audit_chain::unsealed(&self.env, workspace, head.link, BATCH).await?;
         if uncounted >= MIN_UNCOUNTED {
             audit_chain::count_commands(&self.env, workspace).await?;

@@ -29,7 +29,7 @@ use farhand_domain::link::event::{
 };
 use farhand_domain::link::machine::{LinkMachine, Settings};
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::FromAgent;
+use farhand_domain::wire::MessageFromAgent;
 use futures_channel::oneshot;
 use futures_util::future::{self, Either};
 use serde_json::json;
@@ -82,7 +82,7 @@ enum Outcome {
 
 /// The effects that need an `await`. [`Shell::run`] carries them out in the order of the fields.
 #[derive(Default)]
-struct Deferred {
+struct AwaitedEffects {
     alarm: Option<Timestamp>,
     outcomes: Vec<(Ticket, Outcome)>,
     requests: Vec<(RequestId, Box<D1Request>)>,
@@ -135,8 +135,8 @@ impl DurableObject for ServerLink {
         message: WebSocketIncomingMessage,
     ) -> worker::Result<()> {
         let WebSocketIncomingMessage::String(text) = message else { return Ok(()) };
-        let is_pong =
-            serde_json::from_str(&text).is_ok_and(|message: FromAgent| message == FromAgent::Pong);
+        let is_pong = serde_json::from_str(&text)
+            .is_ok_and(|message: MessageFromAgent| message == MessageFromAgent::Pong);
         if let Some(generation) = sockets::generation(&socket).filter(|_| is_pong) {
             self.shell.clone().run(LinkEvent::Pong(generation)).await;
         }
@@ -215,10 +215,10 @@ impl ServerLink {
 }
 
 impl Shell {
-    /// Passes an event to the machine immediately. The returned future carries out the deferred
+    /// Passes an event to the machine immediately. The returned future carries out the awaited
     /// effects.
     fn run(self: Rc<Self>, event: LinkEvent) -> Pin<Box<dyn Future<Output = ()>>> {
-        let Deferred { alarm, outcomes, requests } = self.step(event);
+        let AwaitedEffects { alarm, outcomes, requests } = self.step(event);
         Box::pin(async move {
             if let Some(at) = alarm {
                 let set = self.alarm.set_by(&self.state.storage(), at, platform::now()).await;
@@ -266,8 +266,8 @@ impl Shell {
 
     /// Passes an event to the machine, carries out the effects that need no `await`, and returns
     /// the remaining effects.
-    fn step(self: &Rc<Self>, event: LinkEvent) -> Deferred {
-        let mut deferred = Deferred::default();
+    fn step(self: &Rc<Self>, event: LinkEvent) -> AwaitedEffects {
+        let mut awaited = AwaitedEffects::default();
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let scene = sockets::scene(&self.state);
@@ -282,17 +282,21 @@ impl Shell {
             };
             drop(link);
             for effect in effects {
-                if let Some(event) = self.carry_out(effect, &mut deferred) {
+                if let Some(event) = self.carry_out(effect, &mut awaited) {
                     events.push_back(event);
                 }
             }
         }
-        deferred
+        awaited
     }
 
-    /// Carries out an effect, or adds it to `deferred` if it needs an `await`. If the effect causes
+    /// Carries out an effect, or adds it to `awaited` if it needs an `await`. If the effect causes
     /// an event, returns that event.
-    fn carry_out(self: &Rc<Self>, effect: Effect, deferred: &mut Deferred) -> Option<LinkEvent> {
+    fn carry_out(
+        self: &Rc<Self>,
+        effect: Effect,
+        awaited: &mut AwaitedEffects,
+    ) -> Option<LinkEvent> {
         match effect {
             Effect::Send { kind, generation, message, before } => {
                 let sent = sockets::send(&self.state, kind, generation, &message);
@@ -301,23 +305,23 @@ impl Shell {
             Effect::Close { kind, code, reason } => sockets::close(&self.state, kind, code, reason),
             Effect::Accept { ticket, kind, generation, features } => {
                 match sockets::accept(&self.state, kind, generation, features) {
-                    Ok(client) => deferred.outcomes.push((ticket, Outcome::Socket(client))),
+                    Ok(client) => awaited.outcomes.push((ticket, Outcome::Socket(client))),
                     Err(error) => {
                         let failed = LinkResponse::Failed(error.to_string());
-                        deferred.outcomes.push((ticket, Outcome::Answer(failed)));
+                        awaited.outcomes.push((ticket, Outcome::Answer(failed)));
                         return Some(LinkEvent::Closed(generation));
                     }
                 }
             }
             Effect::Reply(ticket, answer) => {
-                deferred.outcomes.push((ticket, Outcome::Answer(answer)));
+                awaited.outcomes.push((ticket, Outcome::Answer(answer)));
             }
-            Effect::SetAlarm(at) => deferred.alarm = Some(at),
+            Effect::SetAlarm(at) => awaited.alarm = Some(at),
             Effect::StartCallTimer(ticket, at) if at <= platform::now() => {
                 return Some(LinkEvent::CallTimer(ticket));
             }
             Effect::StartCallTimer(ticket, at) => self.set_timer(ticket, at),
-            Effect::RequestD1(id, request) => deferred.requests.push((id, request)),
+            Effect::RequestD1(id, request) => awaited.requests.push((id, request)),
             Effect::RequestSeal(workspace) => {
                 let env = self.env.clone();
                 self.state.wait_until(async move { audit_sealer::notify(&env, workspace).await });
@@ -359,7 +363,7 @@ impl Shell {
             ping_every: platform::ping_seconds(&self.env),
             heartbeat_every: platform::heartbeat_seconds(&self.env),
             key: platform::secret_key(&self.env).ok(),
-            window: MAX_OPEN_COMMANDS,
+            max_open_commands: MAX_OPEN_COMMANDS,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use farhand_domain::features::Features;
 use farhand_domain::link::event::{ConnectionKind, StepInput};
-use farhand_domain::wire::ToAgent;
+use farhand_domain::wire::MessageToAgent;
 use serde::{Deserialize, Serialize};
 use worker::{Result, State, WebSocket, WebSocketPair};
 
@@ -55,7 +55,7 @@ pub fn accept(
 
 /// Sends a message to a connection. Fails if the connection has ended. In that case nothing was
 /// sent.
-pub fn send(state: &State, kind: ConnectionKind, to: u64, message: &ToAgent) -> Result<()> {
+pub fn send(state: &State, kind: ConnectionKind, to: u64, message: &MessageToAgent) -> Result<()> {
     let sockets = state.get_websockets_with_tag(kind.as_str());
     let socket = sockets.iter().find(|socket| generation(socket) == Some(to));
     let socket =

@@ -1,8 +1,11 @@
 //! Implements the state machine's [`Store`] with the tables of its object.
 
 use farhand_domain::command_object::Output;
+use farhand_domain::link::call::DeletedCommands;
 use farhand_domain::link::state::ServerState;
-use farhand_domain::link::store::{Failed, IdempotentRequest, NextFlush, ReadLimit, Result, Store};
+use farhand_domain::link::store::{
+    IdempotentRequest, NextFlush, PlatformFailure, ReadLimit, Result, Store,
+};
 use farhand_domain::link::stored_command::{ChunkSums, Phase, Stage, StoredCommand};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Chunk;
@@ -30,7 +33,7 @@ struct CommandRow {
 }
 
 impl TryFrom<CommandRow> for StoredCommand {
-    type Error = Failed;
+    type Error = PlatformFailure;
 
     fn try_from(row: CommandRow) -> Result<Self> {
         Ok(Self {
@@ -105,14 +108,14 @@ impl Store for Tables {
         Ok(())
     }
 
-    fn insert(&mut self, new: &StoredCommand, due_at: Timestamp) -> Result<()> {
+    fn insert(&mut self, new: &StoredCommand, timer_at: Timestamp) -> Result<()> {
         let sql = "INSERT INTO commands (id, phase, scheduled_at, due_at, revision, flushed, is_active, document)
             VALUES (?1, ?2, ?3, ?4, 1, 1, 1, ?5)";
         let parameters = vec![
             text(new.command.id),
             text(new.phase.as_str()),
             text(new.life.scheduled_at),
-            text(due_at),
+            text(timer_at),
             text(new.document().map_err(failed)?),
         ];
         self.keep_sums(new.command.id, ChunkSums::default());
@@ -124,7 +127,7 @@ impl Store for Tables {
             text(accepted.command.id),
             text(accepted.phase.as_str()),
             nullable(accepted.stage().map(Stage::as_str)),
-            nullable(accepted.due_at(now)),
+            nullable(accepted.timer_at(now)),
         ];
         // An accepted command only waits in the queue, so it is not active.
         self.exec(
@@ -145,7 +148,7 @@ impl Store for Tables {
         self.select_commands("stage = 'waiting'", vec![])
     }
 
-    fn open(&self) -> Result<Vec<StoredCommand>> {
+    fn open_commands(&self) -> Result<Vec<StoredCommand>> {
         self.select_commands("is_active = 1 AND stage = 'open'", vec![])
     }
 
@@ -154,7 +157,7 @@ impl Store for Tables {
             > 0)
     }
 
-    fn count_running(&self) -> Result<u64> {
+    fn count_open(&self) -> Result<u64> {
         self.count(
             "SELECT count(*) AS number FROM commands WHERE is_active = 1 AND stage = 'open'",
             vec![],
@@ -165,7 +168,7 @@ impl Store for Tables {
         Ok(self.select_commands("id = ?", vec![text(id)])?.into_iter().next())
     }
 
-    fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
+    fn with_due_timer(&self, now: Timestamp, limit: u32) -> Result<Vec<StoredCommand>> {
         let parameters = vec![text(now), SqlStorageValue::Integer(limit.into())];
         let condition = "id IN (SELECT id FROM commands WHERE stage = 'waiting' AND due_at <= ?1
                 UNION ALL SELECT id FROM commands WHERE is_active = 1 AND due_at <= ?1)
@@ -211,15 +214,15 @@ impl Store for Tables {
             text(changed.command.id),
             text(changed.phase.as_str()),
             nullable(changed.stage().map(Stage::as_str)),
-            nullable(changed.due_at(now)),
+            nullable(changed.timer_at(now)),
             text(changed.document().map_err(failed)?),
             nullable(changed.result.as_deref()),
         ];
         self.exec(sql, parameters)
     }
 
-    fn set_due_at(&mut self, id: Uuid, due_at: Option<Timestamp>) -> Result<()> {
-        self.exec("UPDATE commands SET due_at = ?2 WHERE id = ?1", vec![text(id), nullable(due_at)])
+    fn set_timer(&mut self, id: Uuid, at: Option<Timestamp>) -> Result<()> {
+        self.exec("UPDATE commands SET due_at = ?2 WHERE id = ?1", vec![text(id), nullable(at)])
     }
 
     fn accepted_after(&self, after: &str, limit: u32) -> Result<Vec<StoredCommand>> {
@@ -255,12 +258,12 @@ impl Store for Tables {
         self.exec("DELETE FROM commands WHERE id = ?", vec![text(id)])
     }
 
-    fn forget(
+    fn delete_old(
         &mut self,
         ids: &[Uuid],
         until: Timestamp,
         at_once: u64,
-    ) -> Result<(Vec<Uuid>, bool)> {
+    ) -> Result<DeletedCommands> {
         #[derive(Deserialize)]
         struct OldCommandRow {
             id: Uuid,
@@ -277,7 +280,7 @@ impl Store for Tables {
             self.rows(sql, vec![text(serde_json::to_string(ids).map_err(failed)?), text(until)])?;
         // How many rows and pages of output this call may still delete.
         let mut budget = at_once;
-        let mut deleted = Vec::new();
+        let mut deleted = DeletedCommands { ids: Vec::new(), is_complete: false };
         for id in ids {
             // A command without a row was deleted by an earlier call, and is reported as deleted.
             if let Some(row) = rows.iter().find(|row| row.id == *id) {
@@ -285,22 +288,22 @@ impl Store for Tables {
                     continue;
                 }
                 if budget == 0 {
-                    return Ok((deleted, false));
+                    return Ok(deleted);
                 }
                 let chunk_rows = self.delete_chunks(*id, budget)?;
                 let pages = row.kept_bytes as u64 / PAGE_BYTES;
                 budget = budget.saturating_sub(chunk_rows + pages + 1);
                 if self.has_chunks(*id)? {
-                    return Ok((deleted, false));
+                    return Ok(deleted);
                 }
                 self.delete(*id)?;
             }
-            deleted.push(*id);
+            deleted.ids.push(*id);
         }
-        Ok((deleted, true))
+        Ok(DeletedCommands { is_complete: true, ..deleted })
     }
 
-    fn next_due(&self) -> Result<Option<Timestamp>> {
+    fn next_timer(&self) -> Result<Option<Timestamp>> {
         #[derive(Deserialize)]
         struct DueRow {
             due_at: Option<Timestamp>,
@@ -312,13 +315,17 @@ impl Store for Tables {
         Ok(rows.first().and_then(|row| row.due_at))
     }
 
-    fn answer(&mut self, key: &str, now: Timestamp) -> Result<Option<IdempotentRequest>> {
+    fn idempotent_request(
+        &mut self,
+        key: &str,
+        now: Timestamp,
+    ) -> Result<Option<IdempotentRequest>> {
         self.exec("DELETE FROM answers WHERE expires_at <= ?", vec![text(now)])?;
         let sql = "SELECT body, command, answer FROM answers WHERE key = ?";
         Ok(self.rows(sql, vec![text(key)])?.into_iter().next())
     }
 
-    fn insert_answer(
+    fn insert_idempotent_request(
         &mut self,
         key: &str,
         body: &str,
@@ -330,7 +337,7 @@ impl Store for Tables {
         self.exec(sql, vec![text(key), text(body), text(command), text(expires_at)])
     }
 
-    fn set_answer(&mut self, key: &str, answer: &str) -> Result<()> {
+    fn set_idempotent_answer(&mut self, key: &str, answer: &str) -> Result<()> {
         self.exec("UPDATE answers SET answer = ?2 WHERE key = ?1", vec![text(key), text(answer)])
     }
 

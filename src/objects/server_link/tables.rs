@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::rc::Rc;
 
 use farhand_domain::link::state::ServerState;
-use farhand_domain::link::store::{Failed, Result};
+use farhand_domain::link::store::{PlatformFailure, Result};
 use farhand_domain::link::stored_command::ChunkSums;
 use futures_util::{FutureExt, future};
 use serde::Deserialize;
@@ -25,7 +25,7 @@ const SCHEMA: [&str; 9] = [
     // Stored commands: `document` (`StoredCommand` as JSON), `result` (the agent's), and the
     // columns that queries need.
     // - `stage`: `StoredCommand::stage`, or null.
-    // - `due_at`: when the alarm serves the command.
+    // - `due_at`: the time of the command's timer.
     // - `revision` counts the changes. `flushed` is the revision that D1 has.
     // - `is_active`: 1 if the command needs work other than its delivery from the queue. Few
     //   commands are active. Indexes filter on this column and contain few other columns, because
@@ -90,8 +90,8 @@ pub struct Tables {
     pub(super) sums: RefCell<HashMap<Uuid, ChunkSums>>,
 }
 
-pub(super) fn failed(error: impl Display) -> Failed {
-    Failed(error.to_string())
+pub(super) fn failed(error: impl Display) -> PlatformFailure {
+    PlatformFailure(error.to_string())
 }
 
 pub(super) fn text(value: impl ToString) -> SqlStorageValue {

@@ -23,11 +23,11 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The system log of this host.
 #[derive(Clone, Debug)]
-pub struct HostJournal {
+pub struct SystemLog {
     socket: PathBuf,
 }
 
-impl HostJournal {
+impl SystemLog {
     pub fn new(socket: PathBuf) -> Self {
         Self { socket }
     }
@@ -149,7 +149,7 @@ mod tests {
         let socket = folder.path().join("log");
         let log = UnixDatagram::bind(&socket).unwrap();
         log.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        HostJournal::new(socket).write(&order("echo hello"), None);
+        SystemLog::new(socket).write(&order("echo hello"), None);
         let mut bytes = [0; 1_024];
         let length = log.recv(&mut bytes).unwrap();
         let message = str::from_utf8(&bytes[..length]).unwrap();

@@ -4,24 +4,24 @@
 use farhand_domain::wire::AgentCommand;
 
 use crate::host::account::{self, Account, AgentAccount};
-use crate::journal::host_journal::HostJournal;
+use crate::host::system_log::SystemLog;
 use crate::runner::cgroup::Cgroups;
 use crate::runner::policy::PolicyFile;
 
 /// This host's settings for commands.
 #[derive(Clone, Debug)]
-pub struct Site {
+pub struct HostSettings {
     /// The account that the agent runs as.
     pub own: AgentAccount,
     /// The host's policy.
     pub policy: PolicyFile,
     /// The host's system log.
-    pub host_journal: HostJournal,
+    pub system_log: SystemLog,
     /// Creates the commands' control groups.
     pub cgroups: Cgroups,
 }
 
-impl Site {
+impl HostSettings {
     /// Looks up the account of a command, checks the policy, and records the command or its refusal
     /// in the host's system log. Blocks.
     ///
@@ -33,7 +33,7 @@ impl Site {
             policy.check(order, account.uid)?;
             Ok(account)
         });
-        self.host_journal.write(order, admitted.as_ref().err().map(String::as_str));
+        self.system_log.write(order, admitted.as_ref().err().map(String::as_str));
         admitted
     }
 
@@ -43,7 +43,7 @@ impl Site {
     /// The reason why this host refuses the built-in, in one sentence.
     pub fn admit_builtin(&self, order: &AgentCommand) -> Result<(), String> {
         let admitted = self.policy.read().and_then(|policy| policy.check_builtin(&order.line));
-        self.host_journal.write(order, admitted.as_ref().err().map(String::as_str));
+        self.system_log.write(order, admitted.as_ref().err().map(String::as_str));
         admitted
     }
 }
@@ -72,16 +72,16 @@ mod tests {
         let (path, socket) = (folder.path().join("policy.toml"), folder.path().join("log"));
         let log = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
         log.set_read_timeout(Some(PATIENCE)).unwrap();
-        let site = Site {
+        let host = HostSettings {
             policy: PolicyFile::new(Some(path.clone()), true),
-            host_journal: HostJournal::new(socket),
-            ..SITE.clone()
+            system_log: SystemLog::new(socket),
+            ..HOST.clone()
         };
         let run = async |order: AgentCommand| {
             let (queue, _reports) = mpsc::channel(2);
             let fin = execute(
                 &order,
-                &site,
+                &host,
                 &Groups::default(),
                 &never(),
                 &JournalWriter::default(),
@@ -122,7 +122,7 @@ mod tests {
         let disable = async {
             sleep(Duration::from_millis(200)).await;
             std::fs::write(folder.path().join("disabled"), "").unwrap();
-            let refused = site.admit(&order("true")).unwrap_err();
+            let refused = host.admit(&order("true")).unwrap_err();
             std::fs::write(&go, "").unwrap();
             refused
         };
