@@ -27,7 +27,8 @@ async function measure({ url }, headers, count) {
   const client = new Client(url, 8);
   // Late enough for all schedules to be created before it.
   const dueAt = new Date(Math.ceil((Date.now() + MINUTE_MS + count * 100) / MINUTE_MS) * MINUTE_MS).toISOString();
-  const body = { name: "bench", cron: "* * * * *", starts_at: dueAt, ends_at: dueAt, targets: { all: true }, line: "true", username: "worker" };
+  const endsAt = new Date(Date.parse(dueAt) + 1_000).toISOString();
+  const body = { name: "bench", cron: "* * * * *", starts_at: dueAt, ends_at: endsAt, targets: { all: true }, line: "true", username: "worker" };
   const schedules = await each(count, () => client.json("POST", PATH, { headers, body, expected: 201 }));
   if (Date.now() > Date.parse(dueAt)) fail("the schedules were not created before they were due");
   say(`schedules: ${count} are due at ${dueAt}`);

@@ -40,8 +40,13 @@ LEFT JOIN commands c ON c.workspace_id = t.workspace_id AND c.batch_id = t.batch
 WHERE b.finished_at IS NULL
 GROUP BY b.workspace_id, b.id;
 
+-- The service inserts the targets after their batch. An import of `npm run export` inserts them
+-- before it, and the commands last.
 CREATE TRIGGER batch_counts_in AFTER INSERT ON batches WHEN new.finished_at IS NULL BEGIN
-  INSERT INTO batch_counts (workspace_id, batch_id) VALUES (new.workspace_id, new.id);
+  INSERT INTO batch_counts (workspace_id, batch_id, queued, cancelled, expired, skipped)
+  SELECT new.workspace_id, new.id, count(*) FILTER (WHERE state = 'queued'), count(*) FILTER (WHERE state = 'cancelled'),
+    count(*) FILTER (WHERE state = 'expired'), count(*) FILTER (WHERE state = 'skipped')
+  FROM batch_targets WHERE workspace_id = new.workspace_id AND batch_id = new.id;
 END;
 
 CREATE TRIGGER batch_counts_out AFTER UPDATE OF finished_at ON batches WHEN new.finished_at IS NOT NULL BEGIN

@@ -153,6 +153,26 @@ proptest! {
     }
 }
 
+/// An import of an export inserts targets, batches and commands, in this order.
+#[test]
+fn an_import_counts_targets_with_states_of_their_own() {
+    let database = database();
+    migrate(&database);
+    let target = |position: i64, state: Option<&str>| {
+        let sql = "INSERT INTO batch_targets (workspace_id, batch_id, position, server_id, server_name, state)
+            VALUES (1, 'b', ?1, 's' || ?1, '', ?2)";
+        database.execute(sql, params![position, state]).unwrap();
+    };
+    for (position, state) in (TARGETS..).zip(MARKS) {
+        target(position, Some(state));
+    }
+    add_batch(&database, TARGETS);
+    database.execute("UPDATE batches SET total = ?1", [TARGETS + MARKS.len() as i64]).unwrap();
+    apply(&database, 0, Op::Insert("acked"));
+    let (kept, counted) = counts(&database);
+    assert_eq!(kept, counted);
+}
+
 #[test]
 fn a_finished_batch_remembers_that_retention_deleted_commands() {
     let database = database();

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use farhand_tests::agents::{ScriptedAgent, credential, dial};
-use farhand_tests::people::Person;
+use farhand_tests::people::{BATCHES, Person, item_path};
 use farhand_tests::{Api, Instance, Workspace, eventually, now};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -27,12 +27,14 @@ const COMPARED_LISTS: &[&str] = &[
     "/api/events/commands/?requested_by_isnull=true",
     "/api/events/commands/?is_scheduled=true",
     "/api/events/commands/?ordering=handled_at",
+    BATCHES,
 ];
 /// Tables that triggers maintain and an export leaves out. Counters are not here: comparing the
 /// lists compares their counts.
 const TRIGGER_TABLES_SQL: &[&str] = &[
     "SELECT workspace_id, server_id, name FROM command_servers ORDER BY workspace_id, server_id, name",
     "SELECT * FROM command_requesters ORDER BY workspace_id, user_id, server_id",
+    "SELECT * FROM batch_counts ORDER BY workspace_id, batch_id",
 ];
 
 async fn export(state: &Path, file: &Path) {
@@ -148,11 +150,23 @@ async fn an_export_recreates_the_service_in_an_empty_cell() {
         .expect(204);
     let planned =
         run(&alice.api, "backup of what is planned", json!({"scheduled_at": next_year()})).await;
+    // One open batch has a command, the other one waits for the agent.
+    let batch =
+        json!({"targets": {"all": true}, "line": "backup of a batch", "on_offline": "queue"});
+    workspace.admin.post(BATCHES, &batch).await.expect(201);
+    let order = agent.next_command().await;
+    agent.ack(order["id"].as_str().unwrap()).await;
     drop(agent);
     eventually("the end of the connection, and of who left", || async {
         let gone = instance.d1("SELECT count(*) AS n FROM departed_users")[0]["n"] == 0;
         let server = workspace.admin.get("/api/servers/").await.expect(200);
         (gone && server["results"][0]["is_connected"] == false).then_some(())
+    })
+    .await;
+    let waiting = workspace.admin.post(BATCHES, &batch).await.expect(201);
+    eventually("the batch to wait", || async {
+        let batch = workspace.admin.get(&item_path(BATCHES, &waiting)).await.expect(200);
+        (batch["counts"]["queued"] == 1).then_some(())
     })
     .await;
     instance.wait_until_d1_is_current().await;

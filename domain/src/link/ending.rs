@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::call::{LinkResponse, Refusal, RevokedSessions, UserAction};
 use super::event::{ConnectionKind, Effect, Ticket};
 use super::machine::LinkMachine;
-use super::memory::AfterWait;
+use super::memory::{AfterWait, Disconnected};
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
@@ -22,15 +22,6 @@ const CANCEL_ACTION: &str = "command.cancel";
 const FINISH_ACTION: &str = "command.finish";
 /// The audit action for output that arrived after the end.
 const OUTPUT_ACTION: &str = "command.output";
-
-/// What happens to the kill of a command whose agent is not connected.
-#[derive(Clone, Copy)]
-pub(super) enum Disconnected {
-    /// The call is refused.
-    Refuse,
-    /// The agent gets the kill when it connects.
-    Wait,
-}
 
 /// The details of an audit event about a command's end. `hash`: the SHA-256 of the output, if the
 /// output is complete.

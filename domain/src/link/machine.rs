@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::call::{AgentReport, LinkRequest, LinkResponse, Refusal};
-use super::ending::Disconnected;
 use super::event::{ConnectionKind, D1Request, Effect, LinkEvent, RequestId, StepInput, Ticket};
 use super::memory::{
-    AfterVerification, D1Result, PendingRequest, QueuedChange, UnverifiedCall, WaitingCall,
+    AfterVerification, D1Result, Disconnected, PendingRequest, QueuedChange, UnverifiedCall,
+    WaitingCall,
 };
 use super::server_facts::ServerFacts;
 use super::state::{Plan, ServerIdentity, ServerState};

@@ -80,6 +80,15 @@ pub(super) enum AfterWait {
     EndStream(FollowOutput),
 }
 
+/// What happens to the kill of a command whose agent is not connected.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Disconnected {
+    /// The call is refused.
+    Refuse,
+    /// The agent gets the kill when it connects.
+    Wait,
+}
+
 impl WaitingCall {
     /// The reply if the object is wiped.
     pub(super) fn refusal(&self) -> Refusal {
