@@ -27,6 +27,7 @@ pub mod command_audit;
 pub mod command_end;
 pub mod command_list;
 pub mod command_object;
+pub mod console;
 pub mod contest;
 pub mod cors;
 pub mod dialect;

@@ -8,8 +8,8 @@ use worker::web_sys;
 use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
-    command_output, commands, docs, groups, operator, pages, passwords, registration_tokens,
-    schedules, scripts, servers, service, sessions, tokens, users,
+    command_output, commands, console, docs, groups, operator, pages, passwords,
+    registration_tokens, schedules, scripts, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -178,6 +178,8 @@ async fn missing_workspace_error(call: &Call) -> Option<Error> {
 fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Reply, Error>> {
     match endpoint {
         Endpoint::Health => future::ready(service::health(call)).boxed_local(),
+        Endpoint::Console => console::page(call).boxed_local(),
+        Endpoint::ConsoleFile => console::file(call).boxed_local(),
         Endpoint::Page => future::ready(pages::file(call)).boxed_local(),
         Endpoint::Docs => docs::file(call).boxed_local(),
         Endpoint::WorkspaceCreate => operator::create(call).boxed_local(),

@@ -12,6 +12,7 @@ pub mod change;
 pub mod command_creation;
 pub mod command_output;
 pub mod commands;
+pub mod console;
 pub mod dispatch;
 pub mod docs;
 mod event_stream;

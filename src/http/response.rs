@@ -19,6 +19,9 @@ use crate::store::db::Items;
 /// only its own origin. Icons and the images of style sheets are `data:` URLs.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// The policy of the console: like [`PAGE_POLICY`], and scripts cannot turn text into HTML or code.
+const CONSOLE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 #[wasm_bindgen(module = "/src/http/http.js")]
 extern "C" {
@@ -212,6 +215,11 @@ impl Reply {
         self.header("Content-Security-Policy", PAGE_POLICY)
             .header("Referrer-Policy", "no-referrer")
             .header("X-Frame-Options", "DENY")
+    }
+
+    /// Like [`for_page`](Self::for_page), for the console.
+    pub fn for_console(self) -> Self {
+        self.for_page().header("Content-Security-Policy", CONSOLE_POLICY)
     }
 
     /// 200 with the body of a static asset.
