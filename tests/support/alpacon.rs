@@ -358,8 +358,7 @@ impl Alpacon {
         crate::eventually("the command's end", || async {
             let command: Command = self.get(&format!("/api/events/commands/{id}/")).await;
             let status = command.status.clone().unwrap();
-            let goes_on =
-                ["scheduled", "queued", "delivered", "acked"].contains(&status.as_str());
+            let goes_on = ["scheduled", "queued", "delivered", "acked"].contains(&status.as_str());
             assert!(
                 goes_on
                     || ["success", "failed", "stuck", "error", "cancelled"]
