@@ -5,6 +5,7 @@ mod agent;
 mod api;
 mod cli;
 mod cost;
+mod dialect;
 mod docs;
 mod faults;
 mod operations;

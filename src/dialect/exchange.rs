@@ -9,7 +9,8 @@ use farhand_domain::page::Query;
 use serde_json::Value;
 
 use crate::api::dispatch;
-use crate::http::request::{Call, ReplacedBody};
+use crate::http::body::ReplacedBody;
+use crate::http::request::Call;
 use crate::http::response::Reply;
 
 /// The maximum number of pages that are read of one native list.

@@ -2,6 +2,7 @@
 //! the 503 of an incomplete deployment.
 
 pub mod assets;
+pub mod body;
 pub mod cors;
 pub mod head;
 pub mod request;

@@ -2,6 +2,7 @@
 //! with a time limit.
 
 pub mod agents;
+pub mod alpacon;
 pub mod alpamon;
 pub mod browser;
 pub mod client;
