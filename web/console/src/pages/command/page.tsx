@@ -62,7 +62,7 @@ function Shown({ command }: { command: CommandObject }) {
         </>
       }
     >
-      <pre className="command-line">
+      <pre className="command-line" tabIndex={0} aria-label="Command line">
         <code>{command.line}</code>
       </pre>
       <p className="muted command-facts">
