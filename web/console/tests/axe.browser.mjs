@@ -11,10 +11,7 @@ before(async () => {
   workspace = await Workspace.create();
   facts = await fill(workspace);
 });
-after(async () => {
-  await browser?.close();
-  await workspace?.end();
-});
+after(() => browser?.close());
 
 for (const scheme of ["light", "dark"]) {
   for (const width of [1440, 390]) {

@@ -12,7 +12,7 @@ import { bytes, duration, plural, relative } from "../src/ui/words";
 vi.stubGlobal("location", { origin: "https://acme.example" });
 
 const targets = { servers: [], groups: [], selector: "", all: false };
-const draft: Draft = { line: "uptime", targets, username: "", timeout: "", cwd: "", concurrency: "", errors: "", ramp: false, offline: "", at: "", name: "" };
+const draft: Draft = { what: "line", script: "", params: {}, line: "uptime", targets, username: "", timeout: "", cwd: "", concurrency: "", errors: "", ramp: false, offline: "", at: "", name: "" };
 
 describe("words", () => {
   test("relative times", () => {

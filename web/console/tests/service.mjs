@@ -3,9 +3,11 @@
 // FARHAND_URL and FARHAND_OPERATOR_TOKEN name the instance, FARHAND_AGENT is the agent's binary.
 import { spawn } from "node:child_process";
 import { randomBytes } from "node:crypto";
+import { connect, createServer } from "node:net";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir, userInfo } from "node:os";
 import { join } from "node:path";
+import { after } from "node:test";
 import { Agent, fetch as fetchWith } from "undici";
 
 const instance = new URL(process.env.FARHAND_URL ?? "http://127.0.0.1:8787");
@@ -52,7 +54,13 @@ class Api {
   patch = (path, body) => this.call("PATCH", path, body);
 }
 
-/** A workspace of its own, with the superuser `boss`. */
+const workspaces = new Set();
+after(async () => {
+  // Also those of failed tests, whose agents would keep this process running.
+  await Promise.all([...workspaces].map((workspace) => workspace.end()));
+});
+
+/** A workspace of its own, with the superuser `boss`. It ends with the file of its tests. */
 export class Workspace {
   static async create() {
     const slug = `web-${randomBytes(5).toString("hex")}`;
@@ -63,6 +71,7 @@ export class Workspace {
     workspace.operator = operator;
     workspace.slug = slug;
     workspace.agents = [];
+    workspaces.add(workspace);
     workspace.admin = await workspace.loggedIn("boss");
     return workspace;
   }
@@ -106,6 +115,7 @@ export class Workspace {
   }
 
   async end() {
+    workspaces.delete(this);
     for (const { child, folder } of this.agents) {
       if (child.exitCode === null) {
         const exit = new Promise((resolve) => child.once("exit", resolve));
@@ -115,5 +125,42 @@ export class Workspace {
       rmSync(folder, { recursive: true, force: true });
     }
     await this.operator.call("DELETE", `/operator/workspaces/${this.slug}/?now=true`).catch(() => null);
+  }
+}
+
+/** A connection between a browser and the service that a test can cut. */
+export class Proxy {
+  static async start(url) {
+    const { hostname, port } = new URL(url);
+    const proxy = new Proxy();
+    proxy.sockets = new Set();
+    proxy.isCut = false;
+    proxy.server = createServer((socket) => {
+      if (proxy.isCut) return socket.destroy();
+      const service = connect(Number(port), "127.0.0.1");
+      for (const [from, to] of [[socket, service], [service, socket]]) {
+        proxy.sockets.add(from);
+        from.on("error", () => to.destroy()).on("close", () => to.destroy()).pipe(to);
+      }
+    });
+    await new Promise((listening) => proxy.server.listen(0, "127.0.0.1", listening));
+    proxy.url = `http://${hostname}:${proxy.server.address().port}`;
+    return proxy;
+  }
+
+  /** Closes all connections, and refuses new ones. */
+  cut() {
+    this.isCut = true;
+    this.sockets.forEach((socket) => socket.destroy());
+    this.sockets.clear();
+  }
+
+  mend() {
+    this.isCut = false;
+  }
+
+  end() {
+    this.cut();
+    this.server.close();
   }
 }

@@ -9,10 +9,7 @@ before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
 });
-after(async () => {
-  await browser?.close();
-  await workspace?.end();
-});
+after(() => browser?.close());
 
 test("a wrong password is refused in place", async () => {
   const visit = await Visit.start(browser, workspace);
