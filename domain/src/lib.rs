@@ -30,6 +30,7 @@ pub mod command_object;
 pub mod console;
 pub mod contest;
 pub mod cors;
+pub mod dialect;
 pub mod endpoints;
 pub mod error;
 pub mod features;

@@ -231,6 +231,46 @@ impl Reply {
         self.status
     }
 
+    /// The JSON of the body. `None`: the body is empty, or is not JSON.
+    pub fn json_value(&self) -> Option<Value> {
+        match &self.body {
+            Body::Text { media_type: "application/json", text } => serde_json::from_str(text).ok(),
+            Body::List { before, items } => {
+                let items = items.as_ref().as_string().unwrap_or_default();
+                serde_json::from_str(&format!("{before}{items}}}")).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// The text of the body, if it has one.
+    pub fn text(&self) -> Option<&str> {
+        match &self.body {
+            Body::Text { text, .. } => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The same response with another status and JSON body.
+    #[must_use]
+    pub fn with_json(self, status: u16, value: &Value) -> Self {
+        let body = Body::Text { media_type: "application/json", text: value.to_string() };
+        Self { status, body, ..self }
+    }
+
+    /// Adds the headers of `other` that do not depend on its content: those about the connection
+    /// and about cross-origin requests.
+    #[must_use]
+    pub fn with_general_headers_of(mut self, other: &Self) -> Self {
+        let is_general = |name: &str| {
+            name.starts_with("Access-Control-")
+                || ["Vary", "Strict-Transport-Security"].contains(&name)
+        };
+        let headers = other.headers.iter().filter(|(name, _)| is_general(name));
+        self.headers.extend(headers.cloned());
+        self
+    }
+
     /// Creates the response of the runtime. `without_body` is true for HEAD.
     pub fn into_response(
         self,
