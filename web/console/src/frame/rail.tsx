@@ -1,5 +1,5 @@
 import { useQuery } from "@tanstack/react-query";
-import { Menu } from "@base-ui/react/menu";
+import { useId } from "react";
 import { NavLink } from "react-router";
 import { isStaff, me } from "../api/queries";
 import { useSession } from "../api/session";
@@ -10,6 +10,7 @@ import { openPalette } from "./palette";
 import { signOut, signOutEverywhere } from "./sign-out";
 import { useTheme, type Theme } from "./theme";
 
+const MENU = "account-menu";
 const THEMES: readonly (readonly [Theme, string])[] = [["system", "Like the system"], ["light", "Light"], ["dark", "Dark"]];
 
 /** The workspace's name is the first label of its host name. */
@@ -47,43 +48,40 @@ export function Rail() {
   );
 }
 
+/** Theme, documents and sign-out, in a popover of the browser. */
 function UserMenu() {
   const user = useQuery(me()).data;
   const { session } = useSession();
   const [theme, setTheme] = useTheme();
+  const themes = useId();
   return (
-    <Menu.Root modal={false}>
-      <Menu.Trigger className="rail-user">
+    <>
+      <button type="button" className="rail-user" popoverTarget={MENU}>
         <span>{user?.username ?? "Account"}</span>
         <span aria-hidden="true">⌄</span>
-      </Menu.Trigger>
-      <Menu.Portal>
-        <Menu.Positioner className="menu-positioner" sideOffset={4} align="start">
-          <Menu.Popup className="menu">
-            <Menu.RadioGroup value={theme} onValueChange={setTheme}>
-              {THEMES.map(([value, name]) => (
-                <Menu.RadioItem key={value} value={value} className="menu-item">
-                  <span className="menu-check" aria-hidden="true">
-                    {theme === value ? "✓" : ""}
-                  </span>
-                  {name}
-                </Menu.RadioItem>
-              ))}
-            </Menu.RadioGroup>
-            <Menu.Separator className="menu-line" />
-            <Menu.Item className="menu-item" render={<a href="/api/docs/">API reference</a>} />
-            <Menu.Separator className="menu-line" />
-            <Menu.Item className="menu-item" onClick={() => void signOut()}>
-              Sign out
-            </Menu.Item>
-            {session?.kind === "login" && (
-              <Menu.Item className="menu-item" onClick={() => void signOutEverywhere()}>
-                Sign out everywhere
-              </Menu.Item>
-            )}
-          </Menu.Popup>
-        </Menu.Positioner>
-      </Menu.Portal>
-    </Menu.Root>
+      </button>
+      <div id={MENU} popover="auto" className="menu">
+        <fieldset className="menu-themes">
+          <legend className="visually-hidden">Colours</legend>
+          {THEMES.map(([value, name]) => (
+            <label key={value} className="menu-item">
+              <input type="radio" name={themes} checked={theme === value} onChange={() => setTheme(value)} />
+              {name}
+            </label>
+          ))}
+        </fieldset>
+        <a className="menu-item" href="/api/docs/">
+          API reference
+        </a>
+        <button type="button" className="menu-item" onClick={() => void signOut()}>
+          Sign out
+        </button>
+        {session?.kind === "login" && (
+          <button type="button" className="menu-item" onClick={() => void signOutEverywhere()}>
+            Sign out everywhere
+          </button>
+        )}
+      </div>
+    </>
   );
 }

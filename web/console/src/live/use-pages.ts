@@ -1,4 +1,4 @@
-import { useQueries, type UseQueryOptions, type UseQueryResult } from "@tanstack/react-query";
+import { keepPreviousData, useQueries, type UseQueryOptions, type UseQueryResult } from "@tanstack/react-query";
 import { useCallback, useState } from "react";
 import { asProblem, type Problem } from "../api/problem";
 import { POLL_MS, type Page } from "../api/queries";
@@ -24,7 +24,7 @@ export function usePages<Item>(pageSize: number, page: (number: number) => UseQu
   // The first page is always loaded, because the count comes with it.
   const wanted = numbers.includes(1) ? numbers : [1, ...numbers];
   const queries: UseQueryResult<Page<Item>>[] = useQueries({
-    queries: wanted.map((number) => ({ ...page(number), refetchInterval: POLL_MS })),
+    queries: wanted.map((number) => ({ ...page(number), refetchInterval: POLL_MS, placeholderData: keepPreviousData })),
   });
   const byNumber = new Map(wanted.map((number, index) => [number, queries[index]]));
   const failed = queries.find((query) => query.error && !query.data);

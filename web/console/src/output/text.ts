@@ -44,8 +44,8 @@ function overwritten(line: string) {
   const trimmed = line.replace(/\r+$/, "");
   const last = trimmed.slice(trimmed.lastIndexOf("\r") + 1);
   let text = last;
-  while (text.includes("\b")) {
-    const shorter = text.replace(/[^\b]\b|^\b/g, "");
+  while (text.includes("\u0008")) {
+    const shorter = text.replace(/[^\u0008]\u0008|^\u0008+/g, "");
     if (shorter === text) break;
     text = shorter;
   }

@@ -17,10 +17,13 @@ export function relative(time: number, now: number): string {
 const exactFormat = new Intl.DateTimeFormat(undefined, {
   year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, timeZoneName: "short",
 });
+const secondsFormat = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const shortFormat = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 
 /** The exact time in the viewer's zone. */
 export const exact = (time: number) => exactFormat.format(time);
+/** Day and second in the viewer's zone. */
+export const toSecond = (time: number) => secondsFormat.format(time);
 /** Day and minute in the viewer's zone. */
 export const short = (time: number) => shortFormat.format(time);
 

@@ -11,7 +11,7 @@ import { LinkButton } from "../../ui/button";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { State } from "../../ui/state";
-import { Since } from "../../ui/time";
+import { Since, WithTimes } from "../../ui/time";
 import { bytes, duration } from "../../ui/words";
 import { runAgain } from "../run/address";
 import { Stop } from "./stop";
@@ -62,7 +62,7 @@ function Shown({ command }: { command: CommandObject }) {
         </>
       }
     >
-      <pre className="command-line">
+      <pre className="command-line" tabIndex={0} aria-label="Command line">
         <code>{command.line}</code>
       </pre>
       <p className="muted command-facts">
@@ -77,7 +77,7 @@ function Shown({ command }: { command: CommandObject }) {
           </>
         )}
       </p>
-      {command.state !== "success" && command.status.message && <p className="command-message">{command.status.message}</p>}
+      <Reason command={command} />
       <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} onDownload={() => save.mutate()}>
         <span className="output-live" role="status">
           {stream === "cut" ? "Connection lost. It continues when the service answers." : isLive && command.state === "acked" ? "live" : isDownloaded ? "Downloaded" : ""}
@@ -88,6 +88,17 @@ function Shown({ command }: { command: CommandObject }) {
       <Timeline command={command} />
       <Same method="GET" path={`/api/events/commands/${command.id}/stream/`} farhand={`farhand logs -f ${command.id}`} />
     </Page>
+  );
+}
+
+/** Why a command waits or failed, unless the heading says all of it. */
+function Reason({ command: { status, exit_code } }: { command: CommandObject }) {
+  const isKnown = exit_code !== null && /^(?:Succeeded|Failed) with exit code \d+ at \S+\.$/.test(status.message);
+  if (isKnown || status.message === "") return null;
+  return (
+    <p className="command-message">
+      <WithTimes text={status.message} />
+    </p>
   );
 }
 

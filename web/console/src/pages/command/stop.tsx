@@ -28,7 +28,7 @@ export function Stop({ command }: { command: Command }) {
         action={() => stop.mutateAsync()}
       >
         <p>{isWaiting ? "It will not run." : "All its processes end immediately. What they have done so far stays."}</p>
-        <pre className="command-line">
+        <pre className="command-line" tabIndex={0} aria-label="Command line">
           <code>{command.line}</code>
         </pre>
       </Confirm>

@@ -22,7 +22,7 @@ export function Timeline({ command }: { command: Command }) {
         return (
           <li key={name} className={time !== null && time <= now ? "reached" : ""}>
             <span>{name}</span>
-            <span className="muted">{at === null ? "–" : <Time at={at} form="short" />}</span>
+            <span className="muted">{at === null ? "–" : <Time at={at} form="second" />}</span>
             <span className="muted number">{gap && `+${gap}`}</span>
           </li>
         );

@@ -2,8 +2,9 @@ import { quoted } from "../../ui/same";
 import type { Draft } from "./request";
 
 /** The command line of `farhand` for a run, or null if `farhand` has no option for a part of it. */
-export function asFarhand({ line, targets, username, timeout, cwd, concurrency, errors, ramp, offline, at, name }: Draft): string | null {
-  if (targets.groups.length > 0) return null;
+export function asFarhand({ what, line, targets, username, timeout, cwd, concurrency, errors, ramp, offline, at, name }: Draft): string | null {
+  // farhand names scripts, the form has only their ids.
+  if (targets.groups.length > 0 || what === "script") return null;
   const words = ["farhand run"];
   if (targets.servers.length > 0) words.push(targets.servers.map(quoted).join(","));
   if (targets.selector.trim()) words.push("-l", quoted(targets.selector.trim()));

@@ -1,5 +1,5 @@
 import { useMutation, useQuery } from "@tanstack/react-query";
-import { useRef, useState, type FormEvent } from "react";
+import { useState, type FormEvent } from "react";
 import { useLocation, useNavigate, useSearchParams } from "react-router";
 import { queryClient } from "../../api/queries";
 import { useSettled } from "../../live/use-settled";
@@ -12,7 +12,8 @@ import { asFarhand } from "./as-farhand";
 import { LineField } from "./line-field";
 import { Options } from "./options";
 import { Preview } from "./preview";
-import { requestOf, send, type Draft } from "./request";
+import { hasWhat, requestOf, send, type Draft } from "./request";
+import { ScriptField } from "./script-field";
 import { TargetFields } from "./target-fields";
 import { isEmpty, type RunState } from "./targets";
 import { plan } from "./plan";
@@ -21,10 +22,16 @@ import "./page.css";
 /** For more targets than this, their number must be typed. */
 const TYPED_ABOVE = 20;
 
+const WHATS = [["line", "A command line"], ["script", "A script"]] as const;
+
 /** The draft in an address such as `/run?servers=web-1,web-2&line=uptime`. */
 function draftOf(parameters: URLSearchParams, state: RunState | null): Draft {
   const list = (name: string) => (parameters.get(name) ?? "").split(",").filter((item) => item !== "");
+  const script = parameters.get("script") ?? "";
   return {
+    what: script === "" ? "line" : "script",
+    script,
+    params: {},
     line: parameters.get("line") ?? "",
     username: parameters.get("username") ?? "",
     targets: {
@@ -50,7 +57,6 @@ export default function Run() {
   const navigate = useNavigate();
   const [draft, setDraft] = useState(() => draftOf(parameters, state));
   const [typed, setTyped] = useState("");
-  const line = useRef<HTMLTextAreaElement>(null);
   const change = (changes: Partial<Draft>) => setDraft((before) => ({ ...before, ...changes }));
 
   const settled = useSettled(draft, 350);
@@ -59,7 +65,7 @@ export default function Run() {
   const isCurrent = draft === settled && !preview.isPlaceholderData && !preview.isFetching;
   const total = hasTargets ? preview.data?.total : undefined;
   const mustType = total !== undefined && total > TYPED_ABOVE;
-  const isReady = draft.line.trim() !== "" && isCurrent && total !== undefined && !preview.error && (!mustType || typed === String(total));
+  const isReady = hasWhat(draft) && isCurrent && total !== undefined && !preview.error && (!mustType || typed === String(total));
 
   const run = useMutation({
     mutationFn: () => send(draft),
@@ -76,7 +82,18 @@ export default function Run() {
   return (
     <Page title="Run">
       <form className="run" onSubmit={submit}>
-        <LineField reference={line} draft={draft} onChange={change} error={run.error} />
+        <div>
+          <fieldset className="what">
+            <legend className="visually-hidden">What to run</legend>
+            {WHATS.map(([value, name]) => (
+              <label key={value} className="check">
+                <input type="radio" name="what" checked={draft.what === value} onChange={() => change({ what: value })} />
+                {name}
+              </label>
+            ))}
+          </fieldset>
+          {draft.what === "line" ? <LineField draft={draft} onChange={change} error={run.error} /> : <ScriptField draft={draft} onChange={change} error={run.error ?? preview.error} />}
+        </div>
         <TargetFields targets={draft.targets} error={preview.error ?? run.error} onChange={(targets) => change({ targets })} />
         <Options draft={draft} onChange={change} error={run.error ?? preview.error} />
         <Preview draft={settled} hasTargets={hasTargets} query={preview} />

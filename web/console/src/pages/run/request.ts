@@ -4,7 +4,12 @@ import { onlyServer, selection, type Targets } from "./targets";
 
 /** The form, as it is typed. Empty texts are the defaults of the service. */
 export interface Draft {
+  /** Whether a line or a script runs. */
+  readonly what: "line" | "script";
   readonly line: string;
+  /** The id of the script. */
+  readonly script: string;
+  readonly params: Readonly<Record<string, string | number | boolean>>;
   readonly targets: Targets;
   readonly username: string;
   /** Seconds. */
@@ -22,6 +27,12 @@ export interface Draft {
 
 /** A number, or a percentage as text. */
 const amount = (text: string) => (/^\d+$/.test(text.trim()) ? Number(text) : text.trim());
+
+/** What runs. */
+export const what = ({ what, line, script, params }: Draft) => (what === "script" ? { script, params: { ...params } } : { line });
+
+/** Whether something is there to run. */
+export const hasWhat = ({ what, line, script }: Draft) => (what === "script" ? script : line.trim()) !== "";
 
 /** The fields that a command and a batch have in common. */
 export const commandFields = ({ username, timeout, cwd, at }: Draft) => ({
@@ -46,7 +57,7 @@ type Request =
 /** One named server runs a command, anything else is a batch. */
 export function requestOf(draft: Draft): Request {
   const server = onlyServer(draft.targets);
-  const body = { line: draft.line, ...commandFields(draft) };
+  const body = { ...what(draft), ...commandFields(draft) };
   if (server !== undefined) {
     const { offline } = draft;
     return { path: "/api/events/commands/", body: { server, ...body, ...((offline === "queue" || offline === "reject") && { on_offline: offline }) } };

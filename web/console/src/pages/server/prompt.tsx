@@ -8,7 +8,7 @@ import { Output } from "../../output/view";
 import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { State } from "../../ui/state";
-import { Since } from "../../ui/time";
+import { Since, WithTimes } from "../../ui/time";
 import { duration } from "../../ui/words";
 import { hasEnded } from "../command/page";
 import { Stop } from "../command/stop";
@@ -85,7 +85,7 @@ function Current({ id }: { id: string }) {
         </Link>
         {isLive && <Stop command={command} />}
       </div>
-      {command.state === "failed" && command.output_bytes === 0 && <p className="error">{command.status.message}</p>}
+      {command.state === "failed" && command.output_bytes === 0 && <p className="error"><WithTimes text={command.status.message} /></p>}
       <Output buffer={buffer} isLive={isLive} nothing={isLive ? "No output yet." : "There was no output."}>
         <span className="output-live" role="status">
           {state === "cut" ? "Connection lost. It continues when the service answers." : ""}

@@ -30,7 +30,9 @@ export function AddServer() {
 
 function One() {
   const [name, setName] = useState("");
-  const create = useMutation({ mutationFn: () => read(api.POST("/api/servers/", { body: { name: name.trim() } })) });
+  const [account, setAccount] = useState("root");
+  const create = useMutation({ mutationFn: () => read(api.POST("/api/servers/", { body: { name: name.trim(), default_username: account.trim() || null } })) });
+  const isOfField = ["name", "default_username"].some((field) => errorsFor(create.error, field).length > 0);
   if (create.data) return <Waiting id={create.data.id} name={create.data.name} install={create.data.install ?? ""} />;
   const submit = (event: FormEvent) => {
     event.preventDefault();
@@ -39,7 +41,15 @@ function One() {
   return (
     <form className="form" onSubmit={submit}>
       <TextField label="Name" required autoFocus placeholder="web-1" hint="Lower-case letters, digits, hyphens, underscores and dots." value={name} errors={errorsFor(create.error, "name")} onChange={(event) => setName(event.target.value)} />
-      {errorsFor(create.error, "name").length === 0 && <ActionError error={create.error} />}
+      <TextField
+        label="Account for commands"
+        placeholder="each user's own username"
+        hint="Runs the commands that name no other account. Only staff, owners and managers may use an account other than their own."
+        value={account}
+        errors={errorsFor(create.error, "default_username")}
+        onChange={(event) => setAccount(event.target.value)}
+      />
+      {!isOfField && <ActionError error={create.error} />}
       <Button look="primary" type="submit" isBusy={create.isPending}>
         Show the install line
       </Button>

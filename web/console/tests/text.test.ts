@@ -1,0 +1,41 @@
+import { describe, expect, test } from "vitest";
+import { harmless, pieces, plain, stylesAfter } from "../src/output/text";
+import { ATTACKS } from "./attacks";
+
+describe("attacks", () => {
+  test("there are at least 40", () => expect(ATTACKS.length).toBeGreaterThanOrEqual(40));
+
+  test.each(ATTACKS.map((attack) => [attack.name, attack] as const))("%s", (_, { output, shown }) => {
+    const text = pieces(output, "").map((piece) => piece.text).join("");
+    expect(text).toBe(shown);
+    expect(plain(output)).toBe(shown);
+  });
+});
+
+describe("colours", () => {
+  test("names, 256 colours and true colours", () => {
+    const [red, orange, exact] = pieces("\u001b[31ma\u001b[38;5;208mb\u001b[38;2;1;2;3mc", "");
+    expect(red).toMatchObject({ text: "a", look: "ansi-red" });
+    expect(orange).toMatchObject({ text: "b", color: "255, 135, 0" });
+    expect(exact).toMatchObject({ text: "c", color: "1, 2, 3" });
+  });
+
+  test("styles continue on the next line until a reset", () => {
+    const styles = stylesAfter("", "\u001b[1m\u001b[32mgreen");
+    expect(pieces("still", styles)[0]).toMatchObject({ text: "still", look: "ansi-green bold" });
+    expect(stylesAfter(styles, "end\u001b[0m")).toBe("");
+    expect(stylesAfter(styles, "end\u001b[m")).toBe("");
+    expect(stylesAfter(styles, "\u001b[0;31mred")).toBe("\u001b[0;31m");
+  });
+
+  test("styles without a reset stay short", () => {
+    let styles = "";
+    for (let line = 0; line < 1_000; line += 1) styles = stylesAfter(styles, `\u001b[3${line % 8}mx`);
+    expect(styles.length).toBeLessThanOrEqual(512);
+    expect(styles.startsWith("\u001b[")).toBe(true);
+  });
+
+  test("a tab and other scripts stay", () => {
+    expect(harmless("a\tb ärger 한국어 🎉 ✓ │└─")).toBe("a\tb ärger 한국어 🎉 ✓ │└─");
+  });
+});
