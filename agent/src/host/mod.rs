@@ -4,3 +4,4 @@ pub mod account;
 pub mod facts;
 pub mod process;
 pub mod program;
+pub mod system;

@@ -15,6 +15,7 @@ use tokio::process::{Child, Command};
 
 use crate::host::account::Account;
 use crate::host::process::{self, Identity};
+use crate::host::system;
 use crate::runner::cgroup::{self, Cgroup};
 use crate::runner::gate::wait_at_gate;
 use crate::runner::group::Containment;
@@ -89,17 +90,12 @@ pub fn spawn(
             cgroup::enter(procs)?;
         }
         if let Some(switch) = &account.switch {
-            // Changes the user last, because an ordinary user may not change groups.
-            nix::unistd::setgroups(&switch.groups)?;
-            nix::unistd::setresgid(switch.gid, switch.gid, switch.gid)?;
-            nix::unistd::setresuid(switch.uid, switch.uid, switch.uid)?;
+            system::setgroups(&switch.groups)?;
+            system::take_ids(switch.uid, switch.gid)?;
         }
         // Marks files that the agent inherited as close-on-exec. Files that the agent opened have
-        // this flag already. Has no effect on Linux before 5.11.
-        // SAFETY: this system call takes only integers.
-        unsafe {
-            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
-        };
+        // this flag already.
+        system::close_files_on_exec(3);
         // Enters the directory after the account changes, so that the account's permissions apply.
         match &directory {
             Some(directory) => nix::unistd::chdir(directory.as_c_str())

@@ -10,7 +10,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use nix::unistd::{Gid, User, geteuid, getgrouplist};
+use nix::unistd::{Gid, User, geteuid};
+
+use crate::host::system::getgrouplist;
 
 /// The path of the installed binary.
 const BINARY: &str = "/usr/local/bin/farhand-agent";
