@@ -72,9 +72,12 @@ fn run_action(inputs: &[(&str, &str)]) -> Output {
     command.output().unwrap()
 }
 
+/// The inputs of the action, and the arguments that `farhand` must get.
+type Case = (&'static [(&'static str, &'static str)], &'static [&'static str]);
+
 #[test]
 fn the_action_passes_its_inputs_to_the_command_line() {
-    let cases: [(&[(&str, &str)], &[&str]); 3] = [
+    let cases: [Case; 3] = [
         (
             &[("servers", "web-1,web-2"), ("command", "echo \"$HOME\"; exit 1")],
             &["run", "web-1,web-2", "--", "echo \"$HOME\"; exit 1"],

@@ -1,6 +1,6 @@
 //! The tables in the SQLite database of a server's object, and methods that run statements on them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::rc::Rc;
 
@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use worker::{SqlStorage, SqlStorageValue, State};
 
+use super::chunk_sums::SumsByCommand;
 use crate::objects::alarm::Alarm;
 use crate::platform::log;
 
@@ -83,6 +84,7 @@ pub struct Tables {
     sql: SqlStorage,
     /// Rows written since [`Tables::take_rows_written`], including index entries.
     rows_written: Cell<usize>,
+    pub(super) sums: RefCell<SumsByCommand>,
 }
 
 pub(super) fn failed(error: impl Display) -> Failed {
@@ -104,7 +106,8 @@ pub(super) fn integer(value: u64) -> SqlStorageValue {
 impl Tables {
     /// A handle on the tables of an object. It does not create them.
     pub fn new(state: Rc<State>, alarm: Rc<Alarm>) -> Self {
-        Self { sql: state.storage().sql(), state, alarm, rows_written: Cell::default() }
+        let sql = state.storage().sql();
+        Self { sql, state, alarm, rows_written: Cell::default(), sums: RefCell::default() }
     }
 
     /// Runs a statement that returns no rows.
@@ -180,6 +183,7 @@ impl Tables {
     /// Deletes everything in the object. Later reads find nothing. The deletion becomes durable in
     /// the background.
     pub(super) fn delete_all(&self) {
+        self.sums.take();
         let (storage, alarm) = (self.state.storage(), self.alarm.clone());
         let mut deletion = Box::pin(async move {
             // The first poll starts both deletions.
