@@ -2,7 +2,7 @@
 import { createHash } from "node:crypto";
 import { cpSync, mkdirSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { commit, output, root, run } from "../lib.mjs";
+import { commit, output, root } from "../lib.mjs";
 
 /** The folder of the finished files. */
 export const dist = join(root, "dist");
@@ -41,10 +41,4 @@ export const sha256 = (file) => createHash("sha256").update(readFileSync(file)).
 export function copy(from, to) {
   mkdirSync(dirname(to), { recursive: true });
   cpSync(from, to, { recursive: true });
-}
-
-/** Writes the content of `parent/folder` as a tar.gz with the folder's name in front. */
-export function archive(parent, folder, file) {
-  const options = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", `--mtime=@${sourceDate}`, "--mode=u+rw,go=rX"];
-  run("tar", [...options, "--use-compress-program=gzip -9n", "-cf", file, "-C", parent, folder]);
 }
