@@ -7,11 +7,12 @@ import { join } from "node:path";
 import { build } from "./build.mjs";
 import { say } from "./lib.mjs";
 import { packProgram, packWorker } from "./release/archives.mjs";
+import { writeComponents } from "./release/components.mjs";
 import { buildDeb } from "./release/deb.mjs";
 import { ARCHITECTURES, PROGRAMS, dist, sha256, stage, version } from "./release/files.mjs";
+import { writeLicences } from "./release/licences.mjs";
 import { packNpm } from "./release/npm.mjs";
 import { compilePrograms } from "./release/programs.mjs";
-import { writeReports } from "./release/reports.mjs";
 import { buildRpm } from "./release/rpm.mjs";
 import { publicKey, releaseKey } from "./release/signing.mjs";
 import { writeTree } from "./release/trees.mjs";
@@ -30,7 +31,8 @@ mkdirSync(dist);
 mkdirSync(stage, { recursive: true });
 await build();
 await compilePrograms(key === null ? null : publicKey(key));
-await writeReports();
+writeLicences();
+await writeComponents();
 for (const architecture of ARCHITECTURES) {
   for (const about of PROGRAMS) {
     writeTree(about.name, architecture);

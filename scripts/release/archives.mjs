@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { root, run } from "../lib.mjs";
 import { copy, dist, sourceDate, stage, version } from "./files.mjs";
 import { program } from "./programs.mjs";
-import { licences, licencesFolder } from "./reports.mjs";
+import { licences, licencesFolder } from "./licences.mjs";
 import { agentsOf, writeServer } from "./server.mjs";
 import { tree } from "./trees.mjs";
 

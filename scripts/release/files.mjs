@@ -35,6 +35,12 @@ export const PROGRAMS = [
   },
 ];
 
+/** All compiled parts. The crate of the Worker is the root of the workspace. */
+export const PARTS = [
+  { name: "farhand-worker", crate: "farhand", folder: ".", target: "wasm32-unknown-unknown" },
+  ...PROGRAMS.map((program) => ({ ...program, target: "x86_64-unknown-linux-musl" })),
+];
+
 export const sha256 = (file) => createHash("sha256").update(readFileSync(file)).digest("hex");
 
 /** Copies a file or a folder. Creates the folder above it. */

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { output, root, run } from "../lib.mjs";
 import { ARCHITECTURES, copy, dist, stage, version } from "./files.mjs";
 import { program } from "./programs.mjs";
-import { licencesFolder } from "./reports.mjs";
+import { licencesFolder } from "./licences.mjs";
 import { agentsOf, writeServer } from "./server.mjs";
 
 const SCRIPTS = ["demo.mjs", "farhand.mjs", "instance.mjs", "lib.mjs", "local.mjs", "machine.mjs", "serve.mjs", "steps.mjs"];

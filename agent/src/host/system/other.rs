@@ -60,7 +60,7 @@ pub fn getgrouplist(user: &CStr, group: Gid) -> nix::Result<Vec<Gid>> {
 
 /// Whether a child has exited. Does not reap it.
 pub fn has_exited(child: Pid) -> bool {
-    let Ok(id) = libc::id_t::try_from(child.as_raw()) else { return true };
+    let id = child.as_raw() as libc::id_t;
     // SAFETY: zeros are valid for this plain C structure.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
