@@ -11,8 +11,8 @@ import { checkRust } from "./toolchain.mjs";
 
 const MUSL = `${process.arch === "arm64" ? "aarch64" : "x86_64"}-unknown-linux-musl`;
 /** The name of the profile, which is also the name of cargo's folder for it. */
-const profile = ["quick", "dev"].includes(process.env.FARHAND_PROFILE) ? "quick" : "release";
-const binary = (target) => join(root, "target", ...(target ? [target] : []), profile, "farhand-agent");
+export const agentProfile = ["quick", "dev"].includes(process.env.FARHAND_PROFILE) ? "quick" : "release";
+const binary = (target) => join(root, "target", ...(target ? [target] : []), agentProfile, "farhand-agent");
 
 /** Whether the agent was built before. Its sources may have changed since. */
 export const hasAgent = () => [MUSL, null].some((target) => existsSync(binary(target)));
@@ -49,7 +49,7 @@ export async function buildAgent(run = show) {
     env[`CFLAGS_${name}`] ??= "-U_FORTIFY_SOURCE";
   }
   const where = target ? ["--target", target] : [];
-  await run("cargo", ["build", "--locked", "--profile", profile, "-p", "farhand-agent", ...where], { env });
+  await run("cargo", ["build", "--locked", "--profile", agentProfile, "-p", "farhand-agent", ...where], { env });
   return binary(target);
 }
 

@@ -1,12 +1,13 @@
 // `npm start`: runs the service on this machine, with a demo workspace and an agent that runs
 // commands here.
 //
-// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent), OPERATOR_TOKEN, SECRET_KEY, the
+// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent on this machine), OPERATOR_TOKEN, SECRET_KEY, the
 // same two with _PREVIOUS, SMTP_PASSWORD, and any variable of wrangler.toml. Ctrl-C or SIGTERM
 // stops everything.
 import { mkdirSync, openSync } from "node:fs";
 import { userInfo } from "node:os";
 import { join, relative, resolve } from "node:path";
+import { placeOwnAgent } from "./agent-files.mjs";
 import { buildAgent, hasAgent, staticTarget } from "./agent.mjs";
 import { build, isBuilt, isCompiled } from "./build.mjs";
 import { check } from "./checks.mjs";
@@ -83,7 +84,7 @@ Ctrl-C ends everything.`);
 
 /** The seconds that compiling takes on this machine, or null if it was done before. */
 function estimate() {
-  const [worker, agent] = [isBuilt() ? 0 : isCompiled() ? 75 : 145, !wantsDemo || hasAgent() ? 0 : 65];
+  const [worker, agent] = [isBuilt() ? 0 : isCompiled() ? 75 : 145, hasAgent() ? 0 : 65];
   return worker + agent === 0 ? null : onThisMachine(worker + agent);
 }
 
@@ -103,12 +104,12 @@ try {
   await steps.step("npm packages", hasNpmPackages() ? null : 15, () => npmPackages(runner("npm")));
   await steps.step("Rust targets", null, async () => {
     if (!isBuilt()) await prepare(runner("Debian"));
-    if (wantsDemo) staticTarget();
+    staticTarget();
   });
-  const what = wantsDemo ? "the Worker and the agent" : "the Worker";
-  const [binary] = await steps.step(what, compiling, () =>
-    Promise.all([wantsDemo ? buildAgent(runner("agent")) : null, build(runner("Worker"), runner("wasm-bindgen"))]),
+  const [binary] = await steps.step("the Worker and the agent", compiling, () =>
+    Promise.all([buildAgent(runner("agent")), build(runner("Worker"), runner("wasm-bindgen"))]),
   );
+  placeOwnAgent(binary);
   const onExit = (how) => {
     process.stderr.write(`error: the service ended with ${how}; see ${join(stateDir, "worker.log")}\n`);
     void end(1);

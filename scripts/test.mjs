@@ -18,6 +18,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
+import { placeOwnAgent } from "./agent-files.mjs";
 import { buildAgent } from "./agent.mjs";
 import { browser } from "./browser.mjs";
 import { build } from "./build.mjs";
@@ -269,6 +270,7 @@ async function endToEnd() {
   await stage("e2e: build of the Worker", build);
   const environment = { ...process.env, ...(await testPrograms(tests)) };
   environment.FARHAND_AGENT = await stage("e2e: build of the agent", buildAgent);
+  placeOwnAgent(environment.FARHAND_AGENT);
   environment.FARHAND_CLI = await stage("e2e: build of the command line", buildCommandLine);
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;
   let isComplete = false;

@@ -8,8 +8,8 @@ use worker::web_sys;
 use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
-    command_output, commands, docs, groups, operator, pages, passwords, registration_tokens,
-    schedules, scripts, servers, service, sessions, tokens, users,
+    command_output, commands, docs, groups, installer, operator, pages, passwords,
+    registration_tokens, schedules, scripts, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -169,6 +169,8 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
         Endpoint::Health => future::ready(service::health(call)).boxed_local(),
         Endpoint::Page => future::ready(pages::file(call)).boxed_local(),
         Endpoint::Docs => docs::file(call).boxed_local(),
+        Endpoint::InstallScript => future::ready(installer::script(call)).boxed_local(),
+        Endpoint::AgentFile => installer::agent_file(call).boxed_local(),
         Endpoint::WorkspaceCreate => operator::create(call).boxed_local(),
         Endpoint::WorkspaceList => operator::list(call).boxed_local(),
         Endpoint::WorkspaceDelete => operator::delete(call).boxed_local(),

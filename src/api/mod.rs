@@ -17,6 +17,7 @@ pub mod docs;
 mod event_stream;
 pub mod groups;
 pub mod idempotency;
+pub mod installer;
 pub mod operator;
 pub mod pages;
 pub mod passwords;

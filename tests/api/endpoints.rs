@@ -21,6 +21,7 @@ pub fn path_of(pattern: &str, slug: &str) -> String {
         ("{slug}", slug),
         ("{*rest}", "some/where/"),
         ("{key}", "unknown"),
+        ("{file}", "unknown.js"),
         ("{username}", "boss"),
         ("{version}", "1"),
     ];

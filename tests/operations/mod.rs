@@ -45,6 +45,7 @@ fn checkout(links: &[&str]) -> TempDir {
         "target",
         ".tools",
         "src",
+        "agent",
         "domain",
         "sql",
         "docs",
