@@ -14,7 +14,7 @@
 // If FARHAND_URL and FARHAND_OPERATOR_TOKEN are set, the end-to-end tests run against that service
 // instead.
 import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
+import { copyFileSync, mkdtempSync, renameSync, rmSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
@@ -205,6 +205,21 @@ async function selectedTests() {
   return names;
 }
 
+/**
+ * The public key of releases for tests, whose private key is in `tests/support/releases.rs`. Agents
+ * with this key are built for the tests of upgrades only.
+ */
+const RELEASE_KEY = "6kpsY+KcUgq+9VB7Ey7F+ZVHdq6+vnuSQh7qaRRG0iw=";
+
+/** Builds an agent that accepts releases of the tests. Returns the path of a copy of the binary. */
+function buildAgentWithKey() {
+  run("cargo", ["build", "--quiet", "-p", "farhand-agent"], { env: { ...process.env, FARHAND_RELEASE_KEY: RELEASE_KEY } });
+  const copy = join(root, "target", "debug", "farhand-agent-with-key");
+  copyFileSync(join(root, "target", "debug", "farhand-agent"), `${copy}.new`);
+  renameSync(`${copy}.new`, copy);
+  return copy;
+}
+
 /** Builds the command line without optimisation. Returns the path of the binary. */
 function buildCommandLine() {
   run("cargo", ["build", "--quiet", "-p", "farhand-cli"]);
@@ -271,6 +286,9 @@ async function endToEnd() {
   const environment = { ...process.env, ...(await testPrograms(tests)) };
   environment.FARHAND_AGENT = await stage("e2e: build of the agent", buildAgent);
   placeOwnAgent(environment.FARHAND_AGENT);
+  if (tests.some((name) => name.startsWith("agent::upgrade"))) {
+    environment.FARHAND_AGENT_WITH_KEY = await stage("e2e: build of an agent with a release key", buildAgentWithKey);
+  }
   environment.FARHAND_CLI = await stage("e2e: build of the command line", buildCommandLine);
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;
   let isComplete = false;
