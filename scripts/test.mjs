@@ -155,6 +155,12 @@ async function lint() {
   });
   // The build of the site fails on a dead link.
   await stage("documents: the documentation site", () => run("node", ["scripts/docs.mjs", "build"]));
+  await stage("the install script", async () => {
+    const script = join(root, "web", "install", "install.sh");
+    const [dash, shellcheck] = await programs(["dash", "shellcheck"], ["dash", "shellcheck"], "the check of the install script needs dash and shellcheck");
+    run(dash, ["-n", script]);
+    run(shellcheck, ["--shell=sh", script]);
+  });
   await stage("formatting", async () => {
     const { ok, text } = await tee("cargo", ["fmt", "--all", "--check"]);
     if (!ok || text !== "") throw new Error("cargo fmt --check found differences");

@@ -115,7 +115,8 @@ connect() {
     elif [ -f "$config" ]; then
         say "this host is registered, with the file $config"
     else
-        # $labels has only characters without a meaning for the shell.
+        # $labels has only words without a meaning for the shell.
+        # shellcheck disable=SC2086
         set -- register --url "$service" --config "$config" $labels $plain_http
         [ -z "$name" ] || set -- "$@" --name "$name"
         [ -z "$token_file" ] || set -- "$@" --token-file "$token_file"
@@ -134,7 +135,7 @@ has_systemd() {
 is_active() { systemctl ${own_account:+--user} is-active --quiet farhand-agent.service; }
 
 main() {
-    name= token_file= labels= own_account= foreground= plain_http=
+    name='' token_file='' labels='' own_account='' foreground='' plain_http=''
     while [ $# -gt 0 ]; do
         case $1 in
         --user) own_account=--own-account ;;
