@@ -182,63 +182,61 @@ async fn a_failure_is_one_line_and_leaves_nothing_behind() {
     let workspace = &releases.workspace;
     let token = registration_token(workspace, json!({"name_pattern": "web-*"})).await;
     let variables = format!("FARHAND_REGISTRATION_TOKEN={token}");
-    let local = format!("curl -fsSL {}/install.sh > /root/install.sh", url(workspace));
+    let local = format!("curl -fsSL {}/install.sh > /opt/install.sh", url(workspace));
     assert_eq!(host.run(&local).await.code, 0);
     let before = host.files();
     let expect = async |script: String, message: &str| {
-        let ended = host.run(&script).await;
-        assert!(ended.code == 1 && ended.text.contains(message), "{message}: {ended:?}");
-        assert_eq!(ended.text.trim_end().lines().count(), 1, "{ended:?}");
-        assert_eq!(host.files(), before, "{message}");
+        expect_failure(&host, &script, message, &before).await;
     };
-    let run = |arguments: &str| format!("{variables} sh /root/install.sh {arguments}");
-    expect("sh /root/install.sh".to_owned(), "this host is not registered").await;
-    expect("FARHAND_KEY=x sh /root/install.sh".to_owned(), "belong together").await;
+    let run = |arguments: &str| format!("{variables} sh /opt/install.sh {arguments}");
+    expect("sh /opt/install.sh".to_owned(), "this host is not registered").await;
+    expect("FARHAND_KEY=x sh /opt/install.sh".to_owned(), "belong together").await;
     expect(run("--token-file /no/such/file"), "/no/such/file cannot be read").await;
     expect(run("--no-such-option"), "unknown option --no-such-option").await;
     expect(run("--label"), "--label needs a value").await;
     expect(run("--label 'a=$(id)'"), "a label has the form").await;
-    expect(run("--help >/dev/null; exec false").replace("exec false", "echo x; exit 1"), "x").await;
     let unprivileged = "setpriv --reuid 65534 --regid 65534 --clear-groups";
     expect(format!("{unprivileged} {}", run("").replace(&variables, "env")), "this needs root")
         .await;
-    let uname = |script: &str| format!("uname() {{ {script}; }}; set --; . /root/install.sh");
+    let uname = |script: &str| format!("uname() {{ {script}; }}; set --; . /opt/install.sh");
     expect(uname("if [ $1 = -m ]; then echo riscv64; else echo Linux; fi"), "architecture riscv64")
         .await;
     expect(uname("echo Darwin"), "this is for Linux, not for Darwin").await;
     // The service and the way to it.
-    expect(format!("{variables} unshare --net sh /root/install.sh"), "cannot download").await;
+    expect(format!("{variables} unshare --net sh /opt/install.sh"), "cannot download").await;
     expect(run("--name db-1"), "not registered: status 403").await;
-    let unknown = format!("FARHAND_REGISTRATION_TOKEN={} sh /root/install.sh", "x".repeat(128));
+    let unknown = format!("FARHAND_REGISTRATION_TOKEN={} sh /opt/install.sh", "x".repeat(128));
     expect(unknown, "not registered: status 403").await;
     let id = "01936d3e-7a00-7000-8000-000000000000";
-    let unknown = format!("FARHAND_SERVER={id} FARHAND_KEY=x sh /root/install.sh");
+    let unknown = format!("FARHAND_SERVER={id} FARHAND_KEY=x sh /opt/install.sh");
     expect(unknown, "refuses the key").await;
     // The files of the service.
     let checksum = releases.file(VERSION, ".sha256");
     let good = fs::read_to_string(&checksum).unwrap();
     fs::write(&checksum, good.replacen(&good[..1], if &good[..1] == "0" { "1" } else { "0" }, 1))
         .unwrap();
-    expect_download_error(&host, &run(""), "the checksum of", &before).await;
+    expect(run(""), "the checksum of").await;
     fs::write(&checksum, &good).unwrap();
     let file = releases.file(VERSION, "");
     let program = fs::read(&file).unwrap();
     fs::write(&file, &program[..program.len() - 1]).unwrap();
-    expect_download_error(&host, &run(""), "the checksum of", &before).await;
+    expect(run(""), "the checksum of").await;
     fs::write(&file, b"not a program").unwrap();
     fs::write(&checksum, format!("{}  x\n", sha256(b"not a program"))).unwrap();
-    expect_download_error(&host, &run(""), "the agent does not start", &before).await;
+    expect(run(""), "the agent does not start").await;
     fs::remove_file(&checksum).unwrap();
     expect(run(""), &format!("the service has no /agent/{VERSION}/farhand-agent-{ARCH}")).await;
     assert_eq!(workspace.admin.get("/api/servers/").await.expect(200)["count"], 0);
 }
 
-/// Asserts that the script ends with a message after the line about its download.
-async fn expect_download_error(host: &CleanHost, script: &str, message: &str, files: &[String]) {
+/// Asserts that a script fails with a message in one line, after the line about its download, and
+/// that it changes no file.
+async fn expect_failure(host: &CleanHost, script: &str, message: &str, files: &[String]) {
     let ended = host.run(script).await;
-    let lines: Vec<&str> = ended.text.trim_end().lines().collect();
-    assert!(ended.code == 1 && lines.len() == 2 && lines[1].contains(message), "{ended:?}");
-    assert_eq!(host.files(), files);
+    let lines: Vec<&str> =
+        ended.text.lines().filter(|line| !line.contains("downloading the agent")).collect();
+    assert!(ended.code == 1 && lines.len() == 1 && lines[0].contains(message), "{ended:?}");
+    assert_eq!(host.files(), files, "{message}");
 }
 
 #[tokio::test]
@@ -255,12 +253,12 @@ async fn a_signed_release_is_verified() {
     // Another version's signature, and a program with a good checksum only.
     releases.offer("99.0.0", &program);
     fs::copy(releases.file("99.0.0", ".sig"), releases.file(VERSION, ".sig")).unwrap();
-    expect_download_error(&host, &line, "the signature of", &[]).await;
+    expect_failure(&host, &line, "the signature of", &[]).await;
     releases.offer(VERSION, b"#!/bin/sh\necho another program\n");
     let signature = fs::read(releases.file(VERSION, ".sig")).unwrap();
     releases.offer(VERSION, &program);
     fs::write(releases.file(VERSION, ".sig"), signature).unwrap();
-    expect_download_error(&host, &line, "the signature of", &[]).await;
+    expect_failure(&host, &line, "the signature of", &[]).await;
     releases.offer(VERSION, &program);
     let ended = host.run(&line).await;
     assert!(ended.code == 0 && !ended.text.contains("warning"), "{ended:?}");
@@ -293,7 +291,7 @@ async fn an_account_installs_without_root() {
         .env("FARHAND_REGISTRATION_TOKEN", &token)
         .current_dir("/")
         .stdin(Stdio::null());
-    let agent = Process::spawn(setpriv.stdout(Stdio::null()).stderr(Stdio::null()));
+    let _agent = Process::spawn(setpriv.stdout(Stdio::null()).stderr(Stdio::null()));
     farhand_tests::eventually("the host to register", || async {
         let list = workspace.admin.get("/api/servers/").await.expect(200);
         (list["count"] == 1).then_some(())
@@ -301,13 +299,15 @@ async fn an_account_installs_without_root() {
     .await;
     let id = only_server(workspace).await["id"].as_str().unwrap().to_owned();
     wait_until_connected(workspace, &id, true).await;
-    // The agent is the process of the script, without the token.
-    let pid = agent.id();
-    let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap();
+    let config = home.path().join(".config/farhand/agent.toml");
+    let mut status = tokio::process::Command::new(setting("FARHAND_AGENT"));
+    let status = end(status.args(["status", "--json", "--config"]).arg(&config)).await;
+    let status: Value = serde_json::from_str(&status.text).unwrap();
+    // The script became the agent, without the token.
+    let read = |name: &str| fs::read(format!("/proc/{}/{name}", status["pid"])).unwrap();
     let program = home.path().join(".local/bin/farhand-agent");
     assert!(read("cmdline").starts_with(program.to_str().unwrap().as_bytes()));
     assert!(!String::from_utf8_lossy(&read("environ")).contains(&token));
-    let config = home.path().join(".config/farhand/agent.toml");
     assert_eq!(fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o600);
     let unit = home.path().join(".config/systemd/user/farhand-agent.service");
     let unit = fs::read_to_string(unit).unwrap();
@@ -417,24 +417,29 @@ async fn the_address_in_the_script_is_the_configured_one() {
 #[tokio::test]
 async fn no_configured_address_runs_as_shell_code() {
     let folder = tempfile::tempdir().unwrap();
-    let ran = folder.path().join("ran");
-    let address =
-        format!("http://x';touch {0};'$(touch {0})`touch {0}`\"&touch {0}", ran.display());
-    let (instance, _state) = farhand_tests::Instance::new_with(&[("BASE_URL", &address)]).await;
+    let (program, ran) = (folder.path().join("attack"), folder.path().join("ran"));
+    fs::write(&program, format!("#!/bin/sh\ntouch {}\n", ran.display())).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    // A valid URL: its characters are allowed in paths.
+    let address = "http://x/';attack;'$(attack)&attack;";
+    let (instance, _state) = farhand_tests::Instance::new_with(&[("BASE_URL", address)]).await;
     let workspace = Workspace::create_with(&instance.operator(), "hosts").await;
     let script = workspace.anonymous.get("/install.sh").await;
     assert_eq!(script.status, 200);
+    let path = format!("{}:/usr/bin:/bin", folder.path().display());
     let shell = async |text: &str| {
-        end(tokio::process::Command::new("sh").args(["-c", text]).env("HOME", folder.path())).await
+        end(tokio::process::Command::new("/bin/sh").args(["-c", text]).env("PATH", &path)).await
     };
-    let value =
-        script.text.split("\nusage()").next().unwrap().to_owned() + "\nprintf %s \"$service\"";
-    assert_eq!(shell(&value).await.text, address);
-    let help = shell(&script.text.replace("main \"$@\";", "main --help;")).await;
-    assert!(help.code == 0 && help.text.contains(&address), "{help:?}");
+    let (assignments, _) = script.text.split_once("\nusage()").unwrap();
+    let shown = shell(&format!("{assignments}\nprintf %s \"$service\"")).await;
+    assert_eq!(shown.text, address);
+    let help = shell(&script.text.replace("{ main \"$@\"; }", "main --help")).await;
+    assert!(help.code == 0 && help.text.contains(address), "{help:?}");
     let server = workspace.server("web-1").await;
-    let install = server["install"].as_str().unwrap().replace("curl -fsSL", "printf '%s\\n'");
-    let printed = shell(&install.replace(" sh", " cat")).await;
+    let install = server["install"].as_str().unwrap();
+    let arguments = install.strip_prefix("curl -fsSL ").unwrap();
+    let printed =
+        shell(&format!("printf '%s\\n' {} cat", arguments.strip_suffix("sh").unwrap())).await;
     assert_eq!(printed.text, format!("{address}/install.sh\n"));
     assert!(!ran.exists());
 }
@@ -447,12 +452,12 @@ async fn a_script_that_was_cut_off_does_nothing() {
     let cuts =
         (0..40).map(|step| end_of_script * step / 40).chain(end_of_script - 20..end_of_script);
     for cut in cuts {
-        let mut shell = tokio::process::Command::new("sh");
+        let mut shell = tokio::process::Command::new("/bin/sh");
         shell.args(["-c", &script[..cut]]).env_clear().env("PATH", "/no/such/folder");
         let ended = end(&mut shell).await;
         assert!(!ended.text.contains("farhand:"), "{cut}: {ended:?}");
     }
-    let whole = end(tokio::process::Command::new("sh")
+    let whole = end(tokio::process::Command::new("/bin/sh")
         .args(["-c", &script])
         .env_clear()
         .env("PATH", "/nowhere"))
