@@ -40,6 +40,7 @@ use crate::host::facts;
 use crate::host::program::Program;
 use crate::service::configure::{self, Configuration};
 use crate::service::install::{self, Failure, Installation};
+use crate::service::key_check;
 use crate::service::register::{self, Registration};
 use crate::service::status::Status;
 use crate::upgrade::program_file::{ProgramFile, Start};
@@ -208,7 +209,7 @@ fn do_status(arguments: StatusArgs) -> Result<(String, u8), Failure> {
 fn check_connection(settings: &Settings) -> ExitCode {
     let check = async {
         let client = Client::new(settings)?;
-        service::check_key(&client).await?;
+        key_check::check_key(&client).await?;
         websocket::check(&client).await.map_err(|why| format!("no WebSocket: {why}"))
     };
     match block_on(check) {

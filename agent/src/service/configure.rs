@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use crate::config::Service;
 use crate::connection::client::Client;
-use crate::service::check_key;
 use crate::service::config_file::{Draft, config_text};
+use crate::service::key_check::check_key;
 
 /// The keys of the config file that `configure` writes. It keeps all other keys.
 const WRITTEN: [&str; 4] = ["url", "id", "key", "allow_plain_http"];
