@@ -9,17 +9,18 @@ import { compile, isCompiled, staticTarget } from "./native.mjs";
 import { checkRust } from "./toolchain.mjs";
 
 const program = "farhand-agent";
-const profile = ["quick", "dev"].includes(process.env.FARHAND_PROFILE) ? "quick" : "release";
+/** The name of cargo's profile. */
+export const agentProfile = ["quick", "dev"].includes(process.env.FARHAND_PROFILE) ? "quick" : "release";
 
 /** Whether the agent was built before. Its sources may have changed since. */
-export const hasAgent = () => isCompiled(program, profile);
+export const hasAgent = () => isCompiled(program, agentProfile);
 
 /** Builds the agent, as `compile` of native.mjs does. Returns the path of the binary. */
 export async function buildAgent(run = show) {
   checkRust();
   const target = staticTarget();
   say(`agent: ${target ? `static, for ${target}` : "for this machine's libc (no musl target here)"}`);
-  return compile({ program, target, profile, run });
+  return compile({ program, target, profile: agentProfile, run });
 }
 
 if (import.meta.url === pathToFileURL(process.argv[1]).href) console.log(await buildAgent());

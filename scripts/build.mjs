@@ -13,7 +13,7 @@ import { npmPackages, prepare } from "./toolchain.mjs";
 
 const SOURCES = [
   "Cargo.lock", "Cargo.toml", "build.rs", "docs/openapi.yaml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "sql/Cargo.toml", "sql/src",
-  "web/reset-password", "package-lock.json", "scripts/bindgen", "scripts/build.mjs", "scripts/toolchain.mjs",
+  "web/install", "web/reset-password", "package-lock.json", "scripts/bindgen", "scripts/build.mjs", "scripts/toolchain.mjs",
 ];
 /** The sources of the static assets, besides the console. They are not part of the WebAssembly. */
 const ASSET_SOURCES = ["web/docs", "package-lock.json", "scripts/build.mjs"];

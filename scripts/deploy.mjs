@@ -4,8 +4,12 @@
 import { wrangler } from "./instance.mjs";
 import { commit, release, run } from "./lib.mjs";
 
-// wrangler looks for the folder of static assets before it runs its build command.
-if (release === null) await (await import("./build.mjs")).build();
+if (release === null) {
+  const [{ offerOwnAgent }, { build }] = await Promise.all([import("./agent-files.mjs"), import("./build.mjs")]);
+  // wrangler looks for the folder of static assets before it runs its build command.
+  await build();
+  await offerOwnAgent();
+}
 const options = process.argv.slice(2);
 run(wrangler, ["d1", "migrations", "apply", "DB", "--remote", ...options], { stdio: "inherit" });
 // With EDGE:cloudflare, the Worker trusts the header CF-Connecting-IP for the client's address.

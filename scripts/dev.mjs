@@ -6,6 +6,7 @@
 import { spawn } from "node:child_process";
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
+import { hasOwnAgent, offerOwnAgent } from "./agent-files.mjs";
 import { build, isBuilt, isCompiled } from "./build.mjs";
 import { check } from "./checks.mjs";
 import { Demo } from "./demo.mjs";
@@ -29,16 +30,18 @@ async function end(status) {
 }
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => void end(0));
 
-/** Prepares packages, the Worker, the state folder and .dev.vars. Returns the variables. */
+/** Prepares packages, the Worker, the agent, the state folder and .dev.vars. Returns the variables. */
 async function prepare() {
-  const isCurrent = isBuilt();
+  const isCurrent = isBuilt() && hasOwnAgent();
   await check(port, !isCurrent);
   mkdirSync(stateDir, { recursive: true, mode: 0o700 });
   steps = new Steps(3, join(stateDir, "build.log"));
   sendProgressTo(steps.log);
   await steps.step("npm packages", hasNpmPackages() ? null : 15, () => npmPackages(steps.runner("npm")));
-  const estimate = isCurrent ? null : onThisMachine(isCompiled() ? 30 : 90);
-  await steps.step("the Worker", estimate, () => build(steps.runner("Worker"), steps.runner("wasm-bindgen")));
+  const estimate = isCurrent ? null : onThisMachine((isCompiled() ? 30 : 90) + (hasOwnAgent() ? 0 : 40));
+  await steps.step("the Worker and the agent", estimate, () =>
+    Promise.all([offerOwnAgent(steps.runner("agent")), build(steps.runner("Worker"), steps.runner("wasm-bindgen"))]),
+  );
   return await steps.step("the state folder", isMigrated(stateDir) ? null : 10, async () => {
     const { values } = await prepareState(stateDir, port, process.env, steps.runner("wrangler"));
     writeDevVars(values);

@@ -1,12 +1,13 @@
 // `npm start`: builds the service and its agent, and serves on this machine (local.mjs has the
 // environment variables).
 import { join, resolve } from "node:path";
+import { placeOwnAgent } from "./agent-files.mjs";
 import { buildAgent, hasAgent } from "./agent.mjs";
 import { build, isBuilt, isCompiled } from "./build.mjs";
 import { check } from "./checks.mjs";
 import { DEFAULT_STATE_DIR, writeDevVars } from "./instance.mjs";
 import { root, say } from "./lib.mjs";
-import { serveLocally, shown, wantsDemo } from "./local.mjs";
+import { serveLocally, shown } from "./local.mjs";
 import { staticTarget } from "./native.mjs";
 import { onThisMachine } from "./steps.mjs";
 import { hasNpmPackages, npmPackages, prepare } from "./toolchain.mjs";
@@ -17,7 +18,7 @@ const stateDir = resolve(process.env.STATE_DIR || DEFAULT_STATE_DIR);
 
 /** The seconds that compiling takes on this machine, or null if it was done before. */
 function estimate() {
-  const [worker, agent] = [isBuilt() ? 0 : isCompiled() ? 75 : 145, !wantsDemo || hasAgent() ? 0 : 65];
+  const [worker, agent] = [isBuilt() ? 0 : isCompiled() ? 75 : 145, hasAgent() ? 0 : 65];
   return worker + agent === 0 ? null : onThisMachine(worker + agent);
 }
 
@@ -34,12 +35,12 @@ await serveLocally({
     await steps.step("npm packages", hasNpmPackages() ? null : 15, () => npmPackages(steps.runner("npm")));
     await steps.step("Rust targets", null, async () => {
       if (!isBuilt()) await prepare(steps.runner("Debian"));
-      if (wantsDemo) staticTarget();
+      staticTarget();
     });
-    const what = wantsDemo ? "the Worker and the agent" : "the Worker";
-    const [binary] = await steps.step(what, compiling, () =>
-      Promise.all([wantsDemo ? buildAgent(steps.runner("agent")) : null, build(steps.runner("Worker"), steps.runner("wasm-bindgen"))]),
+    const [binary] = await steps.step("the Worker and the agent", compiling, () =>
+      Promise.all([buildAgent(steps.runner("agent")), build(steps.runner("Worker"), steps.runner("wasm-bindgen"))]),
     );
+    placeOwnAgent(binary);
     return binary;
   },
   started: (instance) => {

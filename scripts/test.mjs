@@ -14,10 +14,11 @@
 // If FARHAND_URL and FARHAND_OPERATOR_TOKEN are set, the end-to-end tests run against that service
 // instead.
 import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
+import { copyFileSync, mkdtempSync, renameSync, rmSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
+import { placeOwnAgent } from "./agent-files.mjs";
 import { buildAgent } from "./agent.mjs";
 import { browser } from "./browser.mjs";
 import { build } from "./build.mjs";
@@ -154,6 +155,12 @@ async function lint() {
   });
   // The build of the site fails on a dead link.
   await stage("documents: the documentation site", () => run("node", ["scripts/docs.mjs", "build"]));
+  await stage("the install script", async () => {
+    const script = join(root, "web", "install", "install.sh");
+    const [dash, shellcheck] = await programs(["dash", "shellcheck"], ["dash", "shellcheck"], "the check of the install script needs dash and shellcheck");
+    run(dash, ["-n", script]);
+    run(shellcheck, ["--shell=sh", script]);
+  });
   await stage("formatting", async () => {
     const { ok, text } = await tee("cargo", ["fmt", "--all", "--check"]);
     if (!ok || text !== "") throw new Error("cargo fmt --check found differences");
@@ -202,6 +209,21 @@ async function selectedTests() {
   const names = [...text.matchAll(/^(.*): test$/gm)].map(([, name]) => name);
   if (names.length === 0) throw new Error(`no end-to-end test matches ${filter.join(" ")}`);
   return names;
+}
+
+/**
+ * The public key of releases for tests, whose private key is in `tests/support/releases.rs`. Agents
+ * with this key are built for the tests of upgrades only.
+ */
+const RELEASE_KEY = "6kpsY+KcUgq+9VB7Ey7F+ZVHdq6+vnuSQh7qaRRG0iw=";
+
+/** Builds an agent that accepts releases of the tests. Returns the path of a copy of the binary. */
+function buildAgentWithKey() {
+  run("cargo", ["build", "--quiet", "-p", "farhand-agent"], { env: { ...process.env, FARHAND_RELEASE_KEY: RELEASE_KEY } });
+  const copy = join(root, "target", "debug", "farhand-agent-with-key");
+  copyFileSync(join(root, "target", "debug", "farhand-agent"), `${copy}.new`);
+  renameSync(`${copy}.new`, copy);
+  return copy;
 }
 
 /** Builds the command line without optimisation. Returns the path of the binary. */
@@ -269,6 +291,10 @@ async function endToEnd() {
   await stage("e2e: build of the Worker", build);
   const environment = { ...process.env, ...(await testPrograms(tests)) };
   environment.FARHAND_AGENT = await stage("e2e: build of the agent", buildAgent);
+  placeOwnAgent(environment.FARHAND_AGENT);
+  if (tests.some((name) => name.startsWith("agent::upgrade"))) {
+    environment.FARHAND_AGENT_WITH_KEY = await stage("e2e: build of an agent with a release key", buildAgentWithKey);
+  }
   environment.FARHAND_CLI = await stage("e2e: build of the command line", buildCommandLine);
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;
   let isComplete = false;

@@ -15,7 +15,6 @@ const TARGET = "wasm32-unknown-unknown";
 const CARGO_DENY = "0.20.2";
 const CARGO_FUZZ = "0.13.2";
 const CARGO_CYCLONEDX = "0.5.9";
-const CARGO_ABOUT = "0.9.3";
 /** The folder for cargo programs (`cargo install --root`). */
 const cargoRoot = join(tools, "cargo");
 const debianRust = join(tools, "debian-rust");
@@ -163,11 +162,11 @@ async function buildSysroot(run, bin) {
  * The programs only start other programs or read a few files, so they are compiled without
  * optimisation (`--debug`), which takes half the time.
  */
-async function cargoProgram(crate, version, features = []) {
+async function cargoProgram(crate, version) {
   await once(join(cargoRoot, `${crate}.version`), version, () => {
     say(`${crate} ${version}: compiling into .tools (once, some minutes)`);
     const env = { ...process.env, CARGO_PROFILE_DEV_DEBUG: "0", CARGO_TARGET_DIR: join(tools, "target") };
-    show("cargo", ["install", "--quiet", "--locked", "--debug", "--root", cargoRoot, "--features", features.join(), `${crate}@${version}`], { env });
+    show("cargo", ["install", "--quiet", "--locked", "--debug", "--root", cargoRoot, `${crate}@${version}`], { env });
     rmSync(join(tools, "target"), { recursive: true, force: true });
   });
 }
@@ -181,10 +180,9 @@ export async function cargoDeny() {
   return withCargoPrograms();
 }
 
-/** Installs cargo-cyclonedx and cargo-about. Returns the environment for them. */
-export async function cargoReports() {
+/** Installs cargo-cyclonedx. Returns the environment for it. */
+export async function cargoCyclonedx() {
   await cargoProgram("cargo-cyclonedx", CARGO_CYCLONEDX);
-  await cargoProgram("cargo-about", CARGO_ABOUT, ["cli"]);
   return withCargoPrograms();
 }
 

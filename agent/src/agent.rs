@@ -29,11 +29,15 @@ use crate::runner::host_settings::HostSettings;
 use crate::runner::policy::PolicyFile;
 use crate::runner::{Runner, Shutdown};
 use crate::service::checkin;
+use crate::upgrade::Upgrader;
+use crate::upgrade::program_file::ProgramFile;
 
 /// The time limit for stopping running commands, in addition to [`KILL_DELAY`].
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// The time limit for sending the remaining reports before exit.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a new program may take to connect after an upgrade, before the previous one returns.
+const TRIAL: Duration = Duration::from_secs(60);
 /// The maximum time from a signal's arrival at the process until a waiting task receives it.
 const SIGNAL_DELIVERY_TIME: Duration = Duration::from_millis(50);
 
@@ -60,8 +64,8 @@ pub enum Exit {
 }
 
 /// Runs until a signal or the service ends it. Then running commands get `drain_time` to end by
-/// themselves. Before a restart, waiting commands get `drain_time` too. The built-in `restart`
-/// checks `program` first.
+/// themselves. Before a restart, waiting commands get `drain_time` too. The built-ins `restart` and
+/// `upgrade` are about `program`. `trial` is set at the first start after an upgrade.
 ///
 /// # Errors
 /// The reason why the agent cannot start, in one line.
@@ -69,6 +73,7 @@ pub async fn run(
     settings: Settings,
     mut drain_time: Duration,
     program: Program,
+    trial: Option<ProgramFile>,
 ) -> Result<Exit, String> {
     let listen = |kind| signal(kind).map_err(|error| format!("cannot listen for signals: {error}"));
     let (mut terminate, mut interrupt) =
@@ -106,12 +111,13 @@ pub async fn run(
         reports.clone(),
         groups.clone(),
         shutdown.clone(),
-        program,
+        Upgrader::new(client.clone(), program, settings.id),
     );
     runner.recover(stored_commands);
     let runner = Arc::new(runner);
 
-    let serving = serve(client, runner.clone(), shutdown.leaving.clone());
+    let connected = CancellationToken::new();
+    let serving = serve(client, runner.clone(), shutdown.leaving.clone(), connected.clone());
     let mut serving = tokio::spawn(serving);
     let (mut is_disconnected, mut restarts) = (false, false);
     tokio::select! {
@@ -124,6 +130,7 @@ pub async fn run(
             log::info!("restart: no more commands are accepted; commands that arrived have {} s to end", drain_time.as_secs());
             restarts = true;
         }
+        () = fail_trial(trial, &connected) => restarts = true,
     }
     shutdown.leaving.cancel();
     if restarts {
@@ -202,6 +209,26 @@ pub async fn run(
     Ok(exit)
 }
 
+/// Waits until a new program is connected, and deletes the previous one. Returns only if it does not
+/// connect within [`TRIAL`]. Then the previous program is in its place again.
+async fn fail_trial(trial: Option<ProgramFile>, connected: &CancellationToken) {
+    if let Some(file) = trial {
+        if timeout(TRIAL, connected.cancelled()).await.is_ok() {
+            file.keep_new();
+        } else {
+            log::error!(
+                "this version did not connect within {} s: the previous version returns",
+                TRIAL.as_secs()
+            );
+            match file.go_back() {
+                Ok(()) => return,
+                Err(error) => log::error!("the previous version cannot return: {error}"),
+            }
+        }
+    }
+    std::future::pending().await
+}
+
 /// Opens the journal and returns it with its commands. If that fails, the agent works without a
 /// journal.
 async fn open_journal(directory: PathBuf) -> (JournalWriter, Vec<(Uuid, Stage)>) {
@@ -225,6 +252,7 @@ async fn serve(
     client: Client,
     runner: Arc<Runner<Client>>,
     leaving: CancellationToken,
+    connected: CancellationToken,
 ) -> Finished {
     let interval = tokio::select! {
         interval = checkin::check_in(&client) => interval,
@@ -237,7 +265,7 @@ async fn serve(
         }
     };
     tokio::select! {
-        finished = websocket::run(&client, &leaving, &*runner) => finished,
+        finished = websocket::run(&client, &leaving, &connected, &*runner) => finished,
         () = heartbeat => Finished::Draining,
     }
 }

@@ -35,11 +35,20 @@ pub enum Action {
     /// FARHAND_REGISTRATION_TOKEN. It cannot be an argument, because every account on this host
     /// could read it.
     Register(RegisterArgs),
+    /// Write the agent's config file for a server that exists, or replace the key in the file.
+    ///
+    /// The key comes from --key-file or from the environment variable FARHAND_AGENT_KEY. Nothing is
+    /// written if the service does not accept the key. Other settings in the file stay.
+    Configure(ConfigureArgs),
     /// Remove this server from its workspace, and delete the agent's config file and state.
     Unregister(UnregisterArgs),
-    /// Install this program as a systemd service, or update the installed one. Needs root.
+    /// Install this program as a systemd service, or update the installed one.
+    ///
+    /// Needs root, except with --own-account.
     Install(InstallArgs),
-    /// Stop the systemd service and remove its unit. Needs root.
+    /// Stop the systemd service and remove its unit.
+    ///
+    /// Needs root, except with --own-account.
     Uninstall(UninstallArgs),
     /// Show whether an agent runs on this host, and whether the service accepts its key.
     ///
@@ -77,6 +86,10 @@ pub struct RunArgs {
     /// Log debug messages too.
     #[arg(long, short)]
     pub verbose: bool,
+    /// Check that the service is reachable and accepts the key, and exit. Takes no commands, so it
+    /// does not disturb a running agent.
+    #[arg(long)]
+    pub check_connection: bool,
 }
 
 #[derive(Args)]
@@ -106,6 +119,28 @@ pub struct RegisterArgs {
 }
 
 #[derive(Args)]
+pub struct ConfigureArgs {
+    /// The workspace's address, such as `https://example.farhand.dev`.
+    #[arg(long)]
+    pub url: String,
+    /// The server's id.
+    #[arg(long)]
+    pub id: String,
+    /// A file that contains only the server's key.
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// Where to write the agent's config file.
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub config: PathBuf,
+    /// Allow http to another host. Anyone on the network path could then run commands as root here.
+    #[arg(long)]
+    pub allow_plain_http: bool,
+    /// Replace the config file of another server.
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Args)]
 pub struct UnregisterArgs {
     /// The agent's config file.
     #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
@@ -128,6 +163,10 @@ pub struct InstallArgs {
     /// Write below this folder, to build a host image. Nothing is started or checked.
     #[arg(long, value_name = "DIRECTORY")]
     pub prefix: Option<PathBuf>,
+    /// Install for the account that runs this command only: the program in ~/.local/bin, and a unit
+    /// of the account's own systemd. Name the config file with --config.
+    #[arg(long, conflicts_with_all = ["user", "prefix"])]
+    pub own_account: bool,
     /// Do not start the agent now.
     #[arg(long)]
     pub no_start: bool,
@@ -138,6 +177,9 @@ pub struct UninstallArgs {
     /// The folder that `install --prefix` wrote below.
     #[arg(long, value_name = "DIRECTORY")]
     pub prefix: Option<PathBuf>,
+    /// Remove what `install --own-account` installed.
+    #[arg(long, conflicts_with = "prefix")]
+    pub own_account: bool,
 }
 
 #[derive(Args)]

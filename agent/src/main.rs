@@ -18,6 +18,7 @@ mod runner;
 mod service;
 #[cfg(test)]
 mod structure_tests;
+mod upgrade;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -29,13 +30,20 @@ use farhand_domain::secret::Secret;
 
 use crate::agent::Exit;
 use crate::cli::{
-    Action, CommandLine, InstallArgs, RegisterArgs, RunArgs, StatusArgs, UnregisterArgs,
+    Action, CommandLine, ConfigureArgs, InstallArgs, RegisterArgs, RunArgs, StatusArgs,
+    UnregisterArgs,
 };
 use crate::config::{ConfigError, Overrides, Service, Settings};
+use crate::connection::client::Client;
+use crate::connection::websocket;
+use crate::host::facts;
 use crate::host::program::Program;
+use crate::service::configure::{self, Configuration};
 use crate::service::install::{self, Failure, Installation};
+use crate::service::key_check;
 use crate::service::register::{self, Registration};
 use crate::service::status::Status;
+use crate::upgrade::program_file::{ProgramFile, Start};
 
 /// The exit code for an invalid command line or configuration.
 const MISUSE_EXIT_CODE: u8 = 2;
@@ -79,9 +87,10 @@ fn main() -> ExitCode {
     let result = match CommandLine::parse().action {
         Action::Run(run) => return run_agent(run, program),
         Action::Register(register) => do_register(register),
+        Action::Configure(configure) => do_configure(configure),
         Action::Unregister(unregister) => do_unregister(unregister),
         Action::Install(install) => do_install(install),
-        Action::Uninstall(uninstall) => install::uninstall(uninstall.prefix.as_deref()),
+        Action::Uninstall(uninstall) => install::uninstall(uninstall.prefix, uninstall.own_account),
         Action::Status(arguments) => match do_status(arguments) {
             Ok((text, code)) => {
                 println!("{text}");
@@ -151,6 +160,26 @@ fn do_register(register: RegisterArgs) -> Result<String, Failure> {
     block_on(register::register(Registration { service, token, name, labels, config, force }))
 }
 
+fn do_configure(configure: ConfigureArgs) -> Result<String, Failure> {
+    let ConfigureArgs { url, id, key_file, config, allow_plain_http, force } = configure;
+    let service = Service::parse(&url)?;
+    service.check_transport(allow_plain_http)?;
+    let Some(id) = farhand_domain::id::parse(id.trim()) else {
+        return Err(Failure::Misuse(format!("--id: {id:?} is not the UUID of a server")));
+    };
+    let mut warnings: Vec<_> = service.warning().into_iter().collect();
+    let key = match key_file {
+        Some(path) => Some(Secret::new(config::read_private_file(&path, &mut warnings)?.trim())),
+        None => secret_from_env(KEY_VARIABLE),
+    };
+    let Some(key) = key else {
+        return Err(Failure::Misuse(format!("no key is given: use --key-file or {KEY_VARIABLE}")));
+    };
+    config::check_credential("the key", &key)?;
+    warn(&warnings);
+    block_on(configure::configure(Configuration { service, id, key, config, force }))
+}
+
 fn do_unregister(unregister: UnregisterArgs) -> Result<String, Failure> {
     let settings = Settings::load(overrides_from_env(Some(unregister.config.clone())))?;
     warn(&settings.warnings);
@@ -161,8 +190,8 @@ fn do_install(install: InstallArgs) -> Result<String, Failure> {
     // A systemd unit needs an absolute path.
     let config =
         std::path::absolute(&install.config).map_err(|error| Failure::Misuse(error.to_string()))?;
-    let InstallArgs { user, prefix, no_start, .. } = install;
-    install::install(&Installation { config, user, prefix, start: !no_start })
+    let InstallArgs { user, prefix, own_account, no_start, .. } = install;
+    install::install(&Installation { config, user, prefix, own_account, start: !no_start })
 }
 
 fn do_status(arguments: StatusArgs) -> Result<(String, u8), Failure> {
@@ -174,6 +203,25 @@ fn do_status(arguments: StatusArgs) -> Result<(String, u8), Failure> {
     let status = block_on(Status::collect(&settings))?;
     let text = if arguments.json { status.json().to_string() } else { status.text() };
     Ok((text, status.code()))
+}
+
+/// Checks that an agent with these settings can connect, without receiving commands.
+fn check_connection(settings: &Settings) -> ExitCode {
+    let check = async {
+        let client = Client::new(settings)?;
+        key_check::check_key(&client).await?;
+        websocket::check(&client).await.map_err(|why| format!("no WebSocket: {why}"))
+    };
+    match block_on(check) {
+        Ok(()) => {
+            println!("{} is reachable and accepts the key", settings.service);
+            ExitCode::SUCCESS
+        }
+        Err(Failure::Misuse(why) | Failure::Failed(why)) => {
+            eprintln!("farhand-agent: {why}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Runs the agent until a signal or the service ends it.
@@ -191,9 +239,28 @@ fn run_agent(run: RunArgs, program: Program) -> ExitCode {
         Ok(settings) => settings,
         Err(error) => return misuse(error),
     };
+    if run.check_connection {
+        return check_connection(&settings);
+    }
     for warning in &settings.warnings {
         log::warn!("{warning}");
     }
+    let trial = match ProgramFile::new(&program, settings.id).map(ProgramFile::start) {
+        Ok(Start::Trial(file)) => {
+            log::info!("version {}: first start", facts::VERSION);
+            Some(file)
+        }
+        Ok(Start::Failed(file)) => {
+            log::error!("this version ended before it connected: the previous version returns");
+            match file.go_back() {
+                Ok(()) => log::error!("cannot start it: {}", program.replace()),
+                Err(error) => log::error!("it cannot return: {error}"),
+            }
+            None
+        }
+        // Without its file, the program cannot have been replaced.
+        Ok(Start::Usual) | Err(_) => None,
+    };
     // Two threads, because a command with endless output can keep one of them busy.
     let runtime =
         match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
@@ -204,7 +271,7 @@ fn run_agent(run: RunArgs, program: Program) -> ExitCode {
             }
         };
     let drain_time = Duration::from_secs(run.drain_seconds.into());
-    let exit = runtime.block_on(agent::run(settings, drain_time, program.clone()));
+    let exit = runtime.block_on(agent::run(settings, drain_time, program.clone(), trial));
     // Does not wait for threads that hang in the file system or in a name lookup.
     runtime.shutdown_background();
     match exit {

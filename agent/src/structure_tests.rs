@@ -9,13 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers, lowest first.
-const LAYERS: [&str; 12] = [
+const LAYERS: [&str; 13] = [
     "logging",
     "labels",
     "config",
     "host",
     "journal",
     "connection",
+    "upgrade",
     "reports",
     "runner",
     "service",

@@ -94,6 +94,10 @@ endpoints! {
         GET "/api/docs/", GET "/api/docs/page.css", GET "/api/docs/page.js", GET "/api/docs/swagger-ui.css",
         GET "/api/docs/swagger-ui.js"
     ];
+    /// The script that installs an agent.
+    InstallScript: Open, [GET "/install.sh"];
+    /// An agent for hosts, its SHA-256 or its signature.
+    AgentFile: Open, [GET "/agent/{version}/{file}"];
 
     WorkspaceList: Operator, [GET "/operator/workspaces/"];
     WorkspaceCreate: Operator, [POST "/operator/workspaces/"] audits "workspace.create";
@@ -491,6 +495,8 @@ mod tests {
             "/reset-password/page.css",
             "/reset-password/page.js",
             "/api/docs/page.js",
+            "/install.sh",
+            "/agent/0.2.0/farhand-agent-x86_64",
             "/api/status/",
             "/",
             "/x",

@@ -41,6 +41,7 @@ pub mod hashing_gate;
 pub mod host;
 pub mod id;
 pub mod inputs;
+pub mod installer;
 pub mod labels;
 pub mod lifecycle;
 pub mod link;

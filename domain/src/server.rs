@@ -1,5 +1,5 @@
-//! Servers: the fields of requests about them (contract 6.1), and the commands that install an
-//! agent.
+//! Servers: the fields of requests about them (contract 6.1), and the commands that connect an
+//! Alpamon.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -12,22 +12,6 @@ use crate::labels::{self, Labels};
 use crate::page::{Query, boolean_parameter, id_parameter, last_value, ordering, search_words};
 use crate::secret::Secret;
 use crate::selector::{Selector, SelectorError};
-
-/// The shell commands that start an agent on the host where they are pasted (contract 6.3).
-///
-/// They write the key to a file that only its owner can read. As an argument, it would be visible
-/// to all users of the host.
-pub fn install_commands(base_url: &str, server: Uuid, key: &Secret) -> String {
-    let key = key.expose();
-    format!(
-        "umask 077 && cat > farhand-agent.toml <<'END'
-url = \"{base_url}\"
-id = \"{server}\"
-key = \"{key}\"
-END
-farhand-agent run --config farhand-agent.toml"
-    )
-}
 
 /// The shell commands that connect an installed Alpamon 2.x to a server (contract 6.3). Root must
 /// run them.

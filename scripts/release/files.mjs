@@ -2,7 +2,7 @@
 import { createHash } from "node:crypto";
 import { cpSync, mkdirSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { commit, output, root, run } from "../lib.mjs";
+import { commit, output, root } from "../lib.mjs";
 
 /** The folder of the finished files. */
 export const dist = join(root, "dist");
@@ -35,16 +35,16 @@ export const PROGRAMS = [
   },
 ];
 
+/** All compiled parts. The crate of the Worker is the root of the workspace. */
+export const PARTS = [
+  { name: "farhand-worker", crate: "farhand", folder: ".", target: "wasm32-unknown-unknown" },
+  ...PROGRAMS.map((program) => ({ ...program, target: "x86_64-unknown-linux-musl" })),
+];
+
 export const sha256 = (file) => createHash("sha256").update(readFileSync(file)).digest("hex");
 
 /** Copies a file or a folder. Creates the folder above it. */
 export function copy(from, to) {
   mkdirSync(dirname(to), { recursive: true });
   cpSync(from, to, { recursive: true });
-}
-
-/** Writes the content of `parent/folder` as a tar.gz with the folder's name in front. */
-export function archive(parent, folder, file) {
-  const options = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", `--mtime=@${sourceDate}`, "--mode=u+rw,go=rX"];
-  run("tar", [...options, "--use-compress-program=gzip -9n", "-cf", file, "-C", parent, folder]);
 }

@@ -1,6 +1,6 @@
 // The built service as a folder that needs no compiler: the Worker with its assets, migrations,
 // wrangler.toml, the scripts that serve and deploy it, and the versions of the npm packages.
-import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { placeAgent, signedText } from "../agent-files.mjs";
 import { root, run } from "../lib.mjs";
@@ -65,9 +65,3 @@ function writeManifest(folder, additions) {
 
 /** The folder of an agent's files in a written server. */
 export const agentsOf = (folder) => join(folder, "build", "assets", "agent", version);
-
-/** Creates an empty folder. */
-export function emptyFolder(folder) {
-  rmSync(folder, { recursive: true, force: true });
-  mkdirSync(folder, { recursive: true });
-}

@@ -5,7 +5,7 @@ import { output, root, run } from "../lib.mjs";
 import { thisArchitecture } from "../native.mjs";
 import { copy, stage } from "./files.mjs";
 import { program } from "./programs.mjs";
-import { licences } from "./reports.mjs";
+import { licences } from "./licences.mjs";
 
 const CONFIG = "/etc/farhand/agent.toml";
 

@@ -8,7 +8,7 @@ use worker::web_sys;
 use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
-    command_output, commands, console, docs, groups, operator, pages, passwords,
+    command_output, commands, console, docs, groups, installer, operator, pages, passwords,
     registration_tokens, schedules, scripts, servers, service, sessions, tokens, users,
 };
 use crate::auth;
@@ -182,6 +182,8 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
         Endpoint::ConsoleFile => console::file(call).boxed_local(),
         Endpoint::Page => future::ready(pages::file(call)).boxed_local(),
         Endpoint::Docs => docs::file(call).boxed_local(),
+        Endpoint::InstallScript => future::ready(installer::script(call)).boxed_local(),
+        Endpoint::AgentFile => installer::agent_file(call).boxed_local(),
         Endpoint::WorkspaceCreate => operator::create(call).boxed_local(),
         Endpoint::WorkspaceList => operator::list(call).boxed_local(),
         Endpoint::WorkspaceDelete => operator::delete(call).boxed_local(),

@@ -18,6 +18,7 @@ pub mod docs;
 mod event_stream;
 pub mod groups;
 pub mod idempotency;
+pub mod installer;
 pub mod operator;
 pub mod output_follower;
 pub mod pages;

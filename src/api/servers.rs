@@ -5,6 +5,7 @@ use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
 use farhand_domain::fingerprint;
 use farhand_domain::group::MAX_SERVERS;
+use farhand_domain::installer;
 use farhand_domain::labels::Labels;
 use farhand_domain::page::MAX_SIZE_OF_SERVERS;
 use farhand_domain::registration_token;
@@ -60,7 +61,7 @@ pub fn new_key() -> Result<(Secret, String), Error> {
 /// an agent connect to another service.
 fn with_key(call: &Call, mut server: Value, id: Uuid, key: &Secret) -> Result<Value, Error> {
     let service = call.config.base_url_of(call.workspace()?);
-    server["install"] = json!(server::install_commands(&service, id, key));
+    server["install"] = json!(installer::install_command(&service, id, key));
     server["install_alpamon"] = json!(server::alpamon_install_commands(&service, id, key));
     server["key"] = json!(key.expose());
     Ok(server)

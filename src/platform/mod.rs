@@ -94,6 +94,8 @@ pub struct Config {
     pub pbkdf2_rounds: u32,
     /// The web client's address. If empty, the address of the workspace.
     web_client_url: String,
+    /// The public key of the agent's releases in base64. Empty: the agents are not signed.
+    pub release_key: String,
     /// The address pattern of workspaces, with `{workspace}` for the slug. If empty, addresses are
     /// built from `region` and `service_domain`.
     base_url: String,
@@ -193,6 +195,7 @@ impl Config {
             default_workspace: var(env, "DEFAULT_WORKSPACE"),
             on_prem: var(env, "DEPLOYMENT") != "cloud",
             pbkdf2_rounds: var(env, "PBKDF2_ITERATIONS").parse().unwrap_or(600_000),
+            release_key: var(env, "FARHAND_RELEASE_KEY"),
             web_client_url: var(env, "WEB_CLIENT_URL").trim_end_matches('/').to_owned(),
             base_url: var(env, "BASE_URL"),
             schedule_max_days: positive(env, "SCHEDULE_MAX_DAYS", 400),

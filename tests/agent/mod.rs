@@ -3,6 +3,8 @@
 
 mod alpamon;
 mod connection;
+mod install;
 mod lifecycle;
 mod protocol;
 mod real;
+mod upgrade;

@@ -165,29 +165,6 @@ async fn concurrent_commands_do_not_mix_their_output() {
 }
 
 #[tokio::test]
-async fn the_install_commands_work_when_pasted() {
-    let workspace = Workspace::new().await;
-    // A real client sends the port in the `Host` header.
-    let port = workspace.admin.url.rsplit(':').next().unwrap();
-    let client = workspace.admin.with_host(&format!("{}:{port}", workspace.admin.host));
-    let server = client.post("/api/servers/", &json!({"name": "here"})).await.expect(201);
-    let folder = tempfile::tempdir().unwrap();
-    let binary = farhand_tests::setting("FARHAND_AGENT");
-    let path = format!("{}:{}", binary.rsplit_once('/').unwrap().0, std::env::var("PATH").unwrap());
-    let mut shell = tokio::process::Command::new("sh");
-    shell
-        .args(["-c", server["install"].as_str().unwrap()])
-        .current_dir(folder.path())
-        .env("PATH", path);
-    let _agent =
-        Process::spawn(shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
-    wait_until_connected(&workspace, server["id"].as_str().unwrap(), true).await;
-    assert_ended(&run(&workspace, "echo hello").await, 0, "hello\n");
-    let config = std::fs::metadata(folder.path().join("farhand-agent.toml")).unwrap();
-    assert_eq!(std::os::unix::fs::MetadataExt::mode(&config) & 0o777, 0o600);
-}
-
-#[tokio::test]
 async fn sigterm_drains_the_agent() {
     let (workspace, server, mut agent) = start().await;
     let id = server["id"].as_str().unwrap();

@@ -313,7 +313,14 @@ async fn call_password_endpoints(workspace: &Workspace, admin: &Api) {
     send(&workspace.anonymous, "GET", &confirm, Value::Null).await;
     let unknown = workspace.anonymous.post(&confirm, &json!({"new_password": other})).await;
     assert_eq!(unknown.status, 404, "{}", unknown.text);
+    let agent = format!(
+        "/agent/{}/farhand-agent-{}.sha256",
+        env!("CARGO_PKG_VERSION"),
+        std::env::consts::ARCH
+    );
     let open = [
+        agent.as_str(),
+        "/install.sh",
         "/healthz",
         "/api/schema/",
         "/reset-password/",
@@ -405,7 +412,8 @@ async fn each_endpoint_makes_only_the_needed_d1_calls() {
         .collect();
     // Open endpoints that cost nothing log no line.
     expected.retain(|(_, route)| {
-        !["/healthz", "/api/schema/", "/api/auth/is-authenticated/"].contains(route)
+        !["/healthz", "/install.sh", "/api/schema/", "/api/auth/is-authenticated/"].contains(route)
+            && !route.starts_with("/agent/")
             && !route.starts_with("/reset-password/")
             && !route.starts_with("/api/docs/")
     });

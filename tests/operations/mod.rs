@@ -46,6 +46,7 @@ fn checkout(links: &[&str]) -> TempDir {
         "target",
         ".tools",
         "src",
+        "agent",
         "domain",
         "sql",
         "docs",

@@ -2,7 +2,7 @@
 // npm package serves.
 import assert from "node:assert/strict";
 import { spawn, spawnSync } from "node:child_process";
-import { existsSync, mkdtempSync, mkdirSync, readFileSync, readdirSync, symlinkSync } from "node:fs";
+import { chmodSync, existsSync, mkdtempSync, readFileSync, readdirSync, symlinkSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
@@ -28,6 +28,8 @@ export const withoutRust = (() => {
   return () => {
     if (environment !== null) return environment;
     const [home, bin] = [temporary(), temporary()];
+    // Also for tests that run as another user.
+    chmodSync(bin, 0o755);
     for (const folder of ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]) {
       for (const name of existsSync(folder) ? readdirSync(folder) : []) {
         if (!/^(cargo|rust|clippy)/.test(name) && !existsSync(join(bin, name))) symlinkSync(join(folder, name), join(bin, name));
@@ -121,9 +123,3 @@ export const connected = (instance, server) =>
 /** Runs a command on a server. Returns the ended command. */
 export const runOn = (instance, server, line, username = "root") =>
   api(instance.url, "POST", "/api/events/commands/", instance.authorization, { server: server.id, line, username });
-
-export const folderOf = (...parts) => {
-  const folder = join(...parts);
-  mkdirSync(folder, { recursive: true });
-  return folder;
-};

@@ -5,6 +5,7 @@ pub mod agents;
 pub mod alpacon;
 pub mod alpamon;
 pub mod browser;
+pub mod clean_host;
 pub mod client;
 pub mod commands;
 pub mod dice;
@@ -14,17 +15,20 @@ pub mod mail;
 pub mod openapi;
 pub mod people;
 pub mod processes;
+pub mod releases;
 pub mod secrets;
 pub mod smtp;
 
 pub use agents::{RealAgent, ScriptedAgent};
 pub use alpamon::Alpamon;
 pub use browser::Browser;
+pub use clean_host::CleanHost;
 pub use client::{Api, Reply, Workspace};
 pub use dice::Dice;
 pub use events::Events;
 pub use instance::Instance;
 pub use people::{Cast, Person};
+pub use releases::Releases;
 pub use smtp::SmtpServer;
 
 use std::future::Future;

@@ -21,6 +21,11 @@ impl Process {
         Self { child, group }
     }
 
+    /// The number of the process.
+    pub fn id(&self) -> i32 {
+        self.group.as_raw()
+    }
+
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }

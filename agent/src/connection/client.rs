@@ -37,6 +37,8 @@ pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum size of a response body, in bytes.
 const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
+/// The maximum size of a downloaded file, in bytes.
+const MAX_FILE_BYTES: usize = 64 * 1024 * 1024;
 /// How long an unused connection is kept. Servers and proxies usually keep connections longer, so a
 /// call rarely uses a connection that the other side is closing.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(45);
@@ -142,7 +144,7 @@ impl Client {
         body: Bytes,
         timeout: Duration,
     ) -> Outcome {
-        self.call(method, path, body, timeout, false).await.map(|(status, _)| status)
+        self.call(method, path, body, timeout, BodyUse::Ignored).await.map(|(status, _)| status)
     }
 
     /// Gets JSON from the service. Returns null as the value if the response is not JSON.
@@ -165,8 +167,22 @@ impl Client {
         body: Bytes,
         timeout: Duration,
     ) -> Result<(u16, Value), NoResponse> {
-        let (status, body) = self.call(method, path, body, timeout, true).await?;
+        let needed = BodyUse::Needed { max: MAX_RESPONSE_BYTES };
+        let (status, body) = self.call(method, path, body, timeout, needed).await?;
         Ok((status, serde_json::from_slice(&body).unwrap_or_default()))
+    }
+
+    /// Gets a file of at most [`MAX_FILE_BYTES`]. `timeout` covers the whole download.
+    ///
+    /// # Errors
+    /// The file did not arrive in time, or is too large.
+    pub async fn download(
+        &self,
+        path: &str,
+        timeout: Duration,
+    ) -> Result<(u16, Bytes), NoResponse> {
+        let needed = BodyUse::Needed { max: MAX_FILE_BYTES };
+        self.call(Method::GET, path, Bytes::new(), timeout, needed).await
     }
 
     async fn call(
@@ -175,7 +191,7 @@ impl Client {
         path: &str,
         body: Bytes,
         timeout: Duration,
-        needs_body: bool,
+        body_use: BodyUse,
     ) -> Result<(u16, Bytes), NoResponse> {
         let request = self
             .build_request(method, path, body)
@@ -186,10 +202,12 @@ impl Client {
             let status = response.status().as_u16();
             // Always reads the whole body, because otherwise the connection could not be used
             // again.
-            match read_body(response).await {
-                Ok(body) => Ok((status, body)),
-                Err(_) if !needs_body => Ok((status, Bytes::new())),
-                Err(error) => Err(error),
+            match body_use {
+                BodyUse::Needed { max } => Ok((status, read_body(response, max).await?)),
+                BodyUse::Ignored => {
+                    let _ = read_body(response, MAX_RESPONSE_BYTES).await;
+                    Ok((status, Bytes::new()))
+                }
             }
         };
         let late = || Err(NoResponse(format!("no response within {} s", timeout.as_secs())));
@@ -221,11 +239,21 @@ impl Client {
     }
 }
 
-/// Reads a body of at most [`MAX_RESPONSE_BYTES`].
+/// What a call does with the body of the response.
+#[derive(Clone, Copy)]
+enum BodyUse {
+    /// Nothing. If the body cannot be read, the call succeeds.
+    Ignored,
+    /// Returns it. A body of more than `max` bytes is an error.
+    Needed { max: usize },
+}
+
+/// Reads a body of at most `max` bytes.
 async fn read_body<B: Body<Error = hyper::Error>>(
     response: Response<B>,
+    max: usize,
 ) -> Result<Bytes, NoResponse> {
-    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
+    let body = Limited::new(response.into_body(), max).collect().await;
     Ok(body.map_err(|error| NoResponse(error.to_string()))?.to_bytes())
 }
 

@@ -23,8 +23,10 @@ use uuid::Uuid;
 
 use crate::connection::client::{Client, Stream, causes};
 
-/// The path of the WebSocket.
-const PATH: &str = "/ws/servers/backhaul/";
+/// The path of the WebSocket on which commands arrive.
+const COMMANDS: &str = "/ws/servers/backhaul/";
+/// The path of a WebSocket without commands. A server can have several.
+const CONTROL: &str = "/ws/servers/control/";
 /// A socket without a data message for this long is treated as dead. The service pings more often.
 const MAX_SILENCE: Duration = Duration::from_secs(35 * 60);
 /// The time limit for connecting and for the handshake together.
@@ -72,23 +74,36 @@ pub trait CommandHandler {
     fn features(&self) -> String;
 }
 
+/// Opens and closes a WebSocket without commands, to check that WebSockets reach the service.
+///
+/// # Errors
+/// The reason why they do not, in one line.
+pub async fn check(client: &Client) -> Result<(), String> {
+    let mut socket = dial(client, CONTROL, String::new()).await?;
+    // The check has succeeded, whether or not the service answers the close frame in time.
+    let _ = timeout(CLOSE_TIMEOUT, socket.close(None)).await;
+    Ok(())
+}
+
 /// Keeps a WebSocket open and passes its messages to `handler`, until the service sends `quit` or
-/// `draining` is cancelled.
+/// `draining` is cancelled. Cancels `connected` when the first WebSocket is open.
 pub async fn run(
     client: &Client,
     draining: &CancellationToken,
+    connected: &CancellationToken,
     handler: &impl CommandHandler,
 ) -> Finished {
     // Failed dials and short sessions in a row.
     let mut failures = 0;
     loop {
         let dialed = tokio::select! {
-            dialed = dial(client, handler.features()) => dialed,
+            dialed = dial(client, COMMANDS, handler.features()) => dialed,
             () = draining.cancelled() => return Finished::Draining,
         };
         let pause = match dialed {
             Ok(socket) => {
                 log::info!("connected to {}", client.service());
+                connected.cancel();
                 let began = Instant::now();
                 match session(socket, draining, handler).await {
                     SessionEnd::Finished(finished) => return finished,
@@ -136,10 +151,14 @@ fn pause_after(failures: u32) -> Duration {
 }
 
 /// Opens a WebSocket.
-async fn dial(client: &Client, features: String) -> Result<WebSocketStream<Stream>, String> {
+async fn dial(
+    client: &Client,
+    path: &str,
+    features: String,
+) -> Result<WebSocketStream<Stream>, String> {
     let service = client.service();
     let scheme = if service.tls { "wss" } else { "ws" };
-    let url = format!("{scheme}://{}{}{PATH}", service.authority, service.path);
+    let url = format!("{scheme}://{}{}{path}", service.authority, service.path);
     let mut request = url.into_client_request().map_err(|error| causes(&error))?;
     let origin = service.origin().parse().map_err(|_| "the host does not fit into a header")?;
     let headers = client.headers();

@@ -11,7 +11,9 @@
 use std::ffi::CString;
 use std::path::PathBuf;
 
-use nix::unistd::{Gid, Group, Uid, User, getegid, geteuid, getgrouplist};
+use nix::unistd::{Gid, Group, Uid, User, getegid, geteuid};
+
+use crate::host::system::getgrouplist;
 
 /// The account that the agent itself runs as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

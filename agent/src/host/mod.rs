@@ -5,4 +5,5 @@ pub mod account;
 pub mod facts;
 pub mod process;
 pub mod program;
+pub mod system;
 pub mod system_log;

@@ -5,7 +5,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -35,6 +35,16 @@ impl Program {
         let path =
             named.filter(is_file).or_else(|| std::env::current_exe().ok()).unwrap_or_default();
         Self { path: path.into(), arguments: words.collect() }
+    }
+
+    /// The path of the binary. Links in it are not resolved.
+    pub fn path(&self) -> &Path {
+        Path::new(&self.path)
+    }
+
+    /// The arguments of this process, without the program's name.
+    pub fn arguments(&self) -> &[OsString] {
+        &self.arguments
     }
 
     /// Checks that the file at the path is a program that starts, by running it with `--version`.

@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as Socket;
 
 use nix::errno::Errno;
-use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use uuid::Uuid;
 
 use crate::host::process::Identity;
+use crate::host::system;
 use crate::journal::writer::JournalWriter;
 
 /// The agent's end of the socket on which a new process waits between fork and exec. If the agent
@@ -54,9 +54,8 @@ impl ExecGate {
 /// The process's side of [`ExecGate::open`]: sends the process number to the agent and waits for
 /// permission to execute. It runs after fork, so it makes only system calls.
 pub fn wait_at_gate(gate: &OwnedFd, agent: Pid, is_supervisor: bool) -> nix::Result<()> {
-    use nix::sys::prctl::set_pdeathsig;
-    set_pdeathsig(Signal::SIGKILL)?;
-    // The agent may have died before `set_pdeathsig` took effect.
+    system::die_with_parent(true)?;
+    // The agent may have died before this took effect.
     if nix::unistd::getppid() != agent {
         return Err(Errno::ESRCH);
     }
@@ -66,7 +65,7 @@ pub fn wait_at_gate(gate: &OwnedFd, agent: Pid, is_supervisor: bool) -> nix::Res
     loop {
         match nix::unistd::read(gate.as_fd(), &mut go) {
             Err(Errno::EINTR) => {}
-            Ok(1) => return set_pdeathsig(None),
+            Ok(1) => return system::die_with_parent(false),
             Ok(_) => return Err(Errno::ESRCH),
             Err(error) => return Err(error),
         }

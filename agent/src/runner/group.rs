@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
-use crate::host::process;
+use crate::host::{process, system};
 use crate::runner::cgroup::Cgroup;
 use crate::runner::supervisor::Supervisor;
 
@@ -165,8 +164,7 @@ impl Group {
     }
 
     fn has_exited(&self) -> bool {
-        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        waitid(Id::Pid(self.id), flags) != Ok(WaitStatus::StillAlive)
+        system::has_exited(self.id)
     }
 
     /// Reaps `child` and returns how the command ended. Call it after the command has exited or was

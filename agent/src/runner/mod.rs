@@ -42,7 +42,6 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::connection::websocket::CommandHandler;
-use crate::host::program::Program;
 use crate::journal::file::Stage;
 use crate::journal::writer::Written;
 use crate::reports::{Reporter, Reports, Transport};
@@ -55,11 +54,12 @@ use crate::runner::host_settings::HostSettings;
 use crate::runner::leftover::kill_leftover;
 use crate::runner::queue::{Job, MAX_WAITING, Queue};
 use crate::runner::script::ScriptFile;
+use crate::upgrade::Upgrader;
 
 /// Signals for the steps of the agent's shutdown, in order.
 #[derive(Clone, Default)]
 pub struct Shutdown {
-    /// Requests a restart. Cancelled after the fin of the built-in `restart` is queued.
+    /// Requests a restart. Cancelled after the fin of a built-in that restarts the agent is queued.
     pub restarting: CancellationToken,
     /// Disconnects from the service. Commands that the service has already sent are still accepted.
     pub leaving: CancellationToken,
@@ -75,21 +75,21 @@ pub struct Runner<T> {
     reports: Reports<T>,
     groups: Groups,
     tasks: TaskTracker,
-    program: Arc<Program>,
+    upgrader: Arc<Upgrader>,
     host: Arc<HostSettings>,
     restarting: CancellationToken,
 }
 
 impl<T: Transport> Runner<T> {
-    /// Creates a runner that runs at most `max_running` commands concurrently. The built-in
-    /// `restart` checks `program` first.
+    /// Creates a runner that runs at most `max_running` commands concurrently. The built-ins
+    /// `restart` and `upgrade` use `upgrader`.
     pub fn new(
         max_running: usize,
         host: HostSettings,
         reports: Reports<T>,
         groups: Groups,
         shutdown: Shutdown,
-        program: Program,
+        upgrader: Upgrader,
     ) -> Self {
         let queue = Arc::new(Queue::default());
         let host = Arc::new(host);
@@ -99,7 +99,7 @@ impl<T: Transport> Runner<T> {
             reports,
             groups: groups.clone(),
             tasks: tasks.clone(),
-            program: Arc::new(program),
+            upgrader: Arc::new(upgrader),
             host: host.clone(),
             restarting: shutdown.restarting.clone(),
         };
@@ -188,7 +188,7 @@ impl<T: Transport> Runner<T> {
 
     /// Runs a built-in and reports its fin.
     fn run_builtin(&self, order: AgentCommand, reporter: Reporter, written: Written) {
-        let (program, restarting) = (self.program.clone(), self.restarting.clone());
+        let (upgrader, restarting) = (self.upgrader.clone(), self.restarting.clone());
         let (journal, host) = (self.reports.journal().clone(), self.host.clone());
         self.tasks.spawn(async move {
             written.wait().await;
@@ -197,7 +197,7 @@ impl<T: Transport> Runner<T> {
             if let Err(why) = admitted.unwrap_or_else(|error| Err(error.to_string())) {
                 return report_end(reporter, &order, failure(REFUSED, why)).await;
             }
-            let done = builtins::run(&order.line, &program, journal.is_durable()).await;
+            let done = builtins::run(&order.line, &upgrader, journal.is_durable()).await;
             report_end(reporter, &order, done.fin).await;
             if done.restarts {
                 restarting.cancel();
@@ -350,7 +350,7 @@ mod tests {
             reports.clone(),
             groups.clone(),
             shutdown.clone(),
-            Program::current(),
+            upgrader(),
         );
         runner.accept(numbered(0, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
@@ -386,7 +386,7 @@ mod tests {
             reports.clone(),
             groups.clone(),
             shutdown.clone(),
-            Program::current(),
+            upgrader(),
         );
         runner.accept(numbered(1, &format!("until [ -e {} ]; do sleep 0.02; done", go.display())));
         eventually(|| !groups.ids().is_empty()).await;
@@ -428,7 +428,7 @@ mod tests {
                 reports.clone(),
                 groups.clone(),
                 shutdown.clone(),
-                Program::current(),
+                upgrader(),
             );
             Self { service, reports, runner, groups, shutdown }
         }

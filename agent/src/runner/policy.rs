@@ -15,6 +15,8 @@ use farhand_domain::wire::AgentCommand;
 use nix::unistd::{Uid, User};
 use serde::Deserialize;
 
+use crate::runner::builtins;
+
 /// The path of the host's policy.
 pub const POLICY: &str = "/etc/farhand/policy.toml";
 /// The name of a file in the same folder as the policy. If it exists, the agent refuses all new
@@ -173,12 +175,16 @@ impl Policy {
         self.rules.iter().try_for_each(|rules| rules.check(order, uid))
     }
 
-    /// Checks a built-in.
+    /// Checks a built-in. No file has to list a built-in, except [`builtins::UPGRADE`].
     ///
     /// # Errors
     /// The rule that refuses it, in a sentence.
     pub fn check_builtin(&self, line: &str) -> Result<(), String> {
-        self.rules.iter().try_for_each(|rules| rules.check_builtin(line))
+        let name = builtins::name(line);
+        if name == builtins::UPGRADE && !self.rules.iter().any(|rules| rules.lists(name)) {
+            return Err("The host's policy does not list upgrade (allow_internal).".to_owned());
+        }
+        self.rules.iter().try_for_each(|rules| rules.check_builtin(name))
     }
 }
 
@@ -220,14 +226,17 @@ impl Rules {
         Ok(())
     }
 
-    fn check_builtin(&self, line: &str) -> Result<(), String> {
-        match &self.allow_internal {
-            Some(allowed) if !allowed.iter().any(|name| name == line.trim()) => Err(
-                "The host's policy refuses it (allow_internal): this built-in is not allowed here."
-                    .to_owned(),
-            ),
-            _ => Ok(()),
+    /// Whether `allow_internal` lists a built-in.
+    fn lists(&self, builtin: &str) -> bool {
+        self.allow_internal.iter().flatten().any(|name| name == builtin)
+    }
+
+    fn check_builtin(&self, name: &str) -> Result<(), String> {
+        if self.allow_internal.is_none() || self.lists(name) {
+            return Ok(());
         }
+        Err("The host's policy refuses it (allow_internal): this built-in is not allowed here."
+            .to_owned())
     }
 }
 
@@ -391,6 +400,21 @@ mod tests {
         let some = policy("allow_internal = [\"ping\"]");
         assert!(some.check_builtin(" ping\n").is_ok());
         assert!(some.check_builtin("restart").unwrap_err().contains("(allow_internal)"));
+    }
+
+    #[test]
+    fn an_upgrade_must_be_listed() {
+        let check = |files: &[&str], line: &str| {
+            let rules = files.iter().map(|rules| toml::from_str(rules).unwrap()).collect();
+            Policy { rules }.check_builtin(line).is_ok()
+        };
+        let (listed, other) = ("allow_internal = [\"upgrade\"]", "allow_internal = [\"ping\"]");
+        for line in ["upgrade", " upgrade 0.2.0\n"] {
+            assert!(!check(&[], line) && !check(&[""], line) && !check(&[other], line));
+            assert!(check(&[listed], line) && check(&["", listed], line));
+            assert!(!check(&[listed, other], line));
+        }
+        assert!(!check(&[listed], "ping") && !check(&[listed], "upgraded"));
     }
 
     #[test]

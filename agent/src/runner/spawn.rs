@@ -15,6 +15,7 @@ use tokio::process::{Child, Command};
 
 use crate::host::account::Account;
 use crate::host::process::{self, Identity};
+use crate::host::system;
 use crate::runner::cgroup::{self, Cgroup};
 use crate::runner::gate::wait_at_gate;
 use crate::runner::group::Containment;
@@ -90,16 +91,12 @@ pub fn spawn(
         }
         if let Some(child_ids) = &account.child_ids {
             // Changes the user last, because an ordinary user may not change groups.
-            nix::unistd::setgroups(&child_ids.groups)?;
-            nix::unistd::setresgid(child_ids.gid, child_ids.gid, child_ids.gid)?;
-            nix::unistd::setresuid(child_ids.uid, child_ids.uid, child_ids.uid)?;
+            system::setgroups(&child_ids.groups)?;
+            system::take_ids(child_ids.uid, child_ids.gid)?;
         }
         // Marks files that the agent inherited as close-on-exec. Files that the agent opened have
-        // this flag already. Has no effect on Linux before 5.11.
-        // SAFETY: this system call takes only integers.
-        unsafe {
-            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
-        };
+        // this flag already.
+        system::close_files_on_exec(3);
         // Enters the directory after the account changes, so that the account's permissions apply.
         match &directory {
             Some(directory) => nix::unistd::chdir(directory.as_c_str())

@@ -4,12 +4,13 @@ use std::ffi::CString;
 use std::fs::File;
 use std::future::pending;
 use std::io::{self, Seek, SeekFrom, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use farhand_domain::output::sha256;
 use farhand_domain::wire::{AgentCommand, Fin};
 use tokio::process::Command;
 
+use crate::host::system;
 use crate::journal::writer::JournalWriter;
 use crate::runner::environment::set_environment;
 use crate::runner::fin::{NOT_FOUND, REFUSED, failure};
@@ -123,13 +124,7 @@ fn prepare(
 
 /// An anonymous file with a command's stdin.
 fn input(text: &str) -> io::Result<File> {
-    // SAFETY: the name is a constant. The result is checked before it is used as a file.
-    let fd = unsafe { libc::memfd_create(c"stdin".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is open, and nothing else owns it.
-    let mut file = unsafe { File::from_raw_fd(fd) };
+    let mut file = system::anonymous_file()?;
     file.write_all(text.as_bytes())?;
     file.seek(SeekFrom::Start(0))?;
     Ok(file)

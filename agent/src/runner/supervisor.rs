@@ -16,12 +16,12 @@ use std::process::ExitStatus;
 use std::sync::OnceLock;
 
 use nix::errno::Errno;
-use nix::sys::prctl::{set_child_subreaper, set_name};
 use nix::sys::signal::SigSet;
 use nix::unistd::{ForkResult, dup2_stdin, fork};
 use tokio::net::unix::pipe;
 
 use crate::host::process::Identity;
+use crate::host::system;
 
 /// The agent's handle of a supervisor.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Supervisor {
 /// Turns the calling process into a supervisor and forks. Returns only in the child, which then
 /// executes the command. It runs after fork, so it makes only system calls.
 pub fn fork_command(report: &OwnedFd) -> nix::Result<()> {
-    set_child_subreaper(true)?;
+    system::adopt_orphans()?;
     // No signal except SIGKILL ends the supervisor, and the agent's signal handlers do not run
     // here.
     SigSet::all().thread_set_mask()?;
@@ -82,7 +82,7 @@ pub fn fork_command(report: &OwnedFd) -> nix::Result<()> {
 fn supervise(command: i32, report: &OwnedFd) -> ! {
     // Changes the process name, so that `killall -9 farhand-agent` does not kill the supervisor.
     // The next agent needs the supervisor to find the command's processes.
-    let _ = set_name(c"farhand-command");
+    let _ = system::name_process(c"farhand-command");
     let _ = dup2_stdin(report.as_fd());
     close_all_but_input();
     loop {
@@ -104,12 +104,11 @@ fn supervise(command: i32, report: &OwnedFd) -> ! {
 /// Closes all files except stdin, among them the command's output pipe, and the agent's sockets and
 /// locks.
 fn close_all_but_input() {
+    if system::close_files(1) {
+        return;
+    }
     // SAFETY: these system calls take only integers. This process does not use these files again.
     unsafe {
-        if libc::syscall(libc::SYS_close_range, 1, libc::c_uint::MAX, 0) == 0 {
-            return;
-        }
-        // Linux before 5.9 lacks `close_range`.
         let most = i32::try_from(libc::sysconf(libc::_SC_OPEN_MAX)).unwrap_or(i32::MAX);
         for fd in 1..most {
             libc::close(fd);

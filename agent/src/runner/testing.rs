@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use farhand_domain::secret::Secret;
 use farhand_domain::wire::{AgentCommand, Fin};
 use nix::unistd::{User, geteuid};
 use tokio::sync::mpsc;
@@ -13,7 +14,10 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::config::Service;
+use crate::connection::client::Client;
 use crate::host::account::AgentAccount;
+use crate::host::program::Program;
 use crate::host::system_log::SystemLog;
 use crate::journal::writer::JournalWriter;
 use crate::reports::Report;
@@ -22,6 +26,7 @@ use crate::runner::execute::{StopSignals, execute};
 use crate::runner::group::Groups;
 use crate::runner::host_settings::HostSettings;
 use crate::runner::policy::PolicyFile;
+use crate::upgrade::Upgrader;
 
 /// The time limit of every wait. It is much longer than any step takes.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -44,6 +49,13 @@ pub fn hosts() -> impl Iterator<Item = &'static HostSettings> {
         eprintln!("control groups cannot be created here: testing with supervisors only");
     }
     [&*HOST, &*SUPERVISED].into_iter().skip(usize::from(!HOST.cgroups.is_available()))
+}
+
+/// An upgrader whose service does not exist.
+pub fn upgrader() -> Upgrader {
+    let service = Service::parse("http://127.0.0.1:9").unwrap();
+    let client = Client::for_server(&service, Uuid::nil(), &Secret::new("key")).unwrap();
+    Upgrader::new(client, Program::current(), Uuid::nil())
 }
 
 pub fn own_name() -> String {

@@ -10,7 +10,11 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use nix::unistd::{Gid, User, geteuid, getgrouplist};
+use nix::unistd::{Gid, User, geteuid};
+
+use crate::host::system::getgrouplist;
+
+use crate::upgrade::program_file;
 
 /// The path of the installed binary.
 const BINARY: &str = "/usr/local/bin/farhand-agent";
@@ -18,10 +22,15 @@ const BINARY: &str = "/usr/local/bin/farhand-agent";
 const UNIT_NAME: &str = "farhand-agent.service";
 /// The folder for units that the administrator installs.
 const UNIT_FOLDER: &str = "/etc/systemd/system";
+/// The same for the account that runs this program, below its home.
+const OWN_BINARY: &str = ".local/bin/farhand-agent";
+const OWN_UNIT_FOLDER: &str = ".config/systemd/user";
 /// The unit of an agent that runs as root.
 const ROOT_UNIT: &str = include_str!("../../systemd/farhand-agent.service");
 /// The unit of an agent that runs as another account. It adds the account and its sandbox.
 const ACCOUNT_UNIT: &str = include_str!("../../systemd/farhand-agent-sandbox.service");
+/// The unit for the systemd of one account.
+const OWN_UNIT: &str = include_str!("../../systemd/farhand-agent-own.service");
 
 /// The arguments of `install`.
 pub struct Installation {
@@ -31,6 +40,8 @@ pub struct Installation {
     pub user: Option<String>,
     /// A folder below which all files are written. With a prefix, nothing is started or checked.
     pub prefix: Option<PathBuf>,
+    /// Whether to install for the account that runs this program, without root.
+    pub own_account: bool,
     /// Whether to start the agent.
     pub start: bool,
 }
@@ -48,47 +59,114 @@ fn misuse<T>(why: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::Misuse(why.into()))
 }
 
+/// Where the agent is installed.
+struct Target {
+    binary: PathBuf,
+    unit_file: PathBuf,
+    /// The systemd that manages the unit. `None` if nothing is started.
+    manager: Option<Manager>,
+}
+
+/// A systemd that runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Manager {
+    /// The systemd of the host.
+    Host,
+    /// The systemd of the account that runs this program.
+    OwnAccount,
+}
+
+impl Target {
+    fn find(prefix: Option<&Path>, own_account: bool) -> Result<Self, Failure> {
+        if own_account {
+            let home = own_home()?;
+            return Ok(Self {
+                binary: home.join(OWN_BINARY),
+                unit_file: home.join(OWN_UNIT_FOLDER).join(UNIT_NAME),
+                manager: Manager::OwnAccount.runs().then_some(Manager::OwnAccount),
+            });
+        }
+        if prefix.is_none() {
+            check_root()?;
+        }
+        let below = |path: &str| prefixed(prefix, path);
+        Ok(Self {
+            binary: below(BINARY),
+            unit_file: below(&format!("{UNIT_FOLDER}/{UNIT_NAME}")),
+            manager: (prefix.is_none() && Manager::Host.runs()).then_some(Manager::Host),
+        })
+    }
+}
+
+/// The home of the account that runs this program.
+fn own_home() -> Result<PathBuf, Failure> {
+    match std::env::home_dir() {
+        Some(home) if home.is_absolute() => Ok(home),
+        _ => misuse("this account has no home"),
+    }
+}
+
 /// Installs this program as a systemd service, or updates the installed service. Returns text to
 /// print.
 ///
 /// # Errors
 /// The reason.
 pub fn install(installation: &Installation) -> Result<String, Failure> {
-    let Installation { config, user, prefix, start } = installation;
+    let Installation { config, user, prefix, own_account, start } = installation;
     check_path(config)?;
     let account = user.as_deref().map(find_account).transpose()?;
+    let Target { binary, unit_file, manager } = Target::find(prefix.as_deref(), *own_account)?;
     let mut report = Vec::new();
     if prefix.is_none() {
-        check_root()?;
         check_config(config)?;
         if let Some(account) = &account {
             report.extend(give_config(config, account)?);
         }
     }
-    let target = |path: &str| prefixed(prefix.as_deref(), path);
-    let binary = target(BINARY);
+    let content = if *own_account {
+        check_path(&binary)?;
+        OWN_UNIT
+            .replace("@BINARY@", &binary.display().to_string())
+            .replace("@CONFIG@", &config.display().to_string())
+    } else {
+        unit(config, user.as_deref())
+    };
     if copy_binary(&binary)? {
+        // The files of an earlier upgrade belong to another program.
+        program_file::forget_upgrades(&binary);
         report.push(format!("the program is {}", binary.display()));
     }
-    let unit_file = target(&format!("{UNIT_FOLDER}/{UNIT_NAME}"));
-    let content = unit(config, user.as_deref());
     write(&unit_file, content.as_bytes(), 0o644).map_err(|error| describe(&unit_file, &error))?;
     report.push(format!("the unit is {}", unit_file.display()));
-    if prefix.is_some() {
-        return Ok(report.join("\n"));
-    }
-    if !has_systemd() {
-        let by_hand = format!("{BINARY} run --config {}", config.display());
-        return Err(Failure::Failed(format!(
-            "{}; systemd does not run on this host: start the agent with {by_hand}",
-            report.join("; ")
-        )));
-    }
+    let Some(manager) = manager else {
+        return if prefix.is_some() {
+            Ok(report.join("\n"))
+        } else {
+            let command = format!("{} run --config {}", binary.display(), config.display());
+            without_systemd(report, *start, &command)
+        };
+    };
     for arguments in systemctl_steps(*start) {
-        systemctl(arguments)?;
+        manager.systemctl(arguments)?;
     }
     report
         .push(if *start { "the agent runs" } else { "the agent starts with the host" }.to_owned());
+    if manager == Manager::OwnAccount && !lingers() {
+        report.push(
+            "it ends when you log out; to prevent that, run: loginctl enable-linger".to_owned(),
+        );
+    }
+    Ok(report.join("\n"))
+}
+
+/// The end of an installation on a host on which systemd does not run. This is a failure if the
+/// agent should have been started.
+fn without_systemd(mut report: Vec<String>, start: bool, command: &str) -> Result<String, Failure> {
+    let how = format!("systemd does not run on this host: start the agent with {command}");
+    if start {
+        return Err(Failure::Failed(format!("{}; {how}", report.join("; "))));
+    }
+    report.push(how);
     Ok(report.join("\n"))
 }
 
@@ -97,23 +175,23 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
 ///
 /// # Errors
 /// The reason.
-pub fn uninstall(prefix: Option<&Path>) -> Result<String, Failure> {
-    if prefix.is_none() {
-        check_root()?;
-    }
-    let unit_file = prefixed(prefix, &format!("{UNIT_FOLDER}/{UNIT_NAME}"));
+pub fn uninstall(prefix: Option<PathBuf>, own_account: bool) -> Result<String, Failure> {
+    let Target { binary, unit_file, manager } = Target::find(prefix.as_deref(), own_account)?;
     if !unit_file.exists() {
         return Ok(format!("there is no {}: nothing to do", unit_file.display()));
     }
-    let is_managed = prefix.is_none() && has_systemd();
-    if is_managed {
-        systemctl(&["disable", "--now", UNIT_NAME])?;
+    if let Some(manager) = manager {
+        manager.systemctl(&["disable", "--now", UNIT_NAME])?;
     }
     fs::remove_file(&unit_file).map_err(|error| describe(&unit_file, &error))?;
-    if is_managed {
-        systemctl(&["daemon-reload"])?;
+    if let Some(manager) = manager {
+        manager.systemctl(&["daemon-reload"])?;
     }
-    Ok(format!("{} is removed; {BINARY} and the agent's file stay", unit_file.display()))
+    Ok(format!(
+        "{} is removed; {} and the agent's file stay",
+        unit_file.display(),
+        binary.display()
+    ))
 }
 
 /// The systemctl calls after the unit is written. A running service is restarted with its new unit.
@@ -122,19 +200,38 @@ fn systemctl_steps(start: bool) -> &'static [&'static [&'static str]] {
     if start { all } else { &all[..2] }
 }
 
-fn systemctl(arguments: &[&str]) -> Result<(), Failure> {
-    let shown = format!("systemctl {}", arguments.join(" "));
-    let status = Command::new("systemctl").args(arguments).stdin(Stdio::null()).status();
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(Failure::Failed(format!("{shown}: {status}"))),
-        Err(error) => Err(Failure::Failed(format!("{shown}: {error}"))),
+impl Manager {
+    /// Whether this systemd runs. For the host, checked as sd_booted(3) does.
+    fn runs(self) -> bool {
+        match self {
+            Self::Host => Path::new("/run/systemd/system").is_dir(),
+            Self::OwnAccount => Command::new("systemctl")
+                .args(["--user", "show-environment"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success()),
+        }
+    }
+
+    fn systemctl(self, arguments: &[&str]) -> Result<(), Failure> {
+        let scope: &[&str] = if self == Self::OwnAccount { &["--user"] } else { &[] };
+        let arguments = [scope, arguments].concat();
+        let shown = format!("systemctl {}", arguments.join(" "));
+        let status = Command::new("systemctl").args(arguments).stdin(Stdio::null()).status();
+        match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(Failure::Failed(format!("{shown}: {status}"))),
+            Err(error) => Err(Failure::Failed(format!("{shown}: {error}"))),
+        }
     }
 }
 
-/// Whether this host runs systemd, checked as sd_booted(3) does.
-fn has_systemd() -> bool {
-    Path::new("/run/systemd/system").is_dir()
+/// Whether the systemd of the account runs while the account is not logged in.
+fn lingers() -> bool {
+    let name = User::from_uid(geteuid()).ok().flatten().map(|user| user.name);
+    name.is_some_and(|name| Path::new("/var/lib/systemd/linger").join(name).exists())
 }
 
 fn check_root() -> Result<(), Failure> {
@@ -363,6 +460,27 @@ mod tests {
         ];
         assert_eq!(added, expected);
         assert_eq!(settings(&own).len(), settings(&root).len() - 1 + expected.len());
+    }
+
+    #[test]
+    fn the_unit_for_the_own_account_differs_from_that_of_root_in_its_scope() {
+        let root = unit(Path::new(CONFIG), None);
+        let own = OWN_UNIT.replace("@BINARY@", BINARY).replace("@CONFIG@", CONFIG);
+        let only_in = |one: &str, other: &str| {
+            let other = settings(other);
+            settings(one)
+                .into_iter()
+                .filter(|line| !other.contains(line))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(only_in(&own, &root), ["WantedBy=default.target"]);
+        let of_the_host = [
+            "Wants=network-online.target",
+            "After=network-online.target",
+            "WantedBy=multi-user.target",
+        ];
+        assert_eq!(only_in(&root, &own), of_the_host);
     }
 
     #[test]

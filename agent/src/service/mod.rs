@@ -1,6 +1,9 @@
 //! The agent as a service of this host: it registers, installs, shows its status, and checks in.
 
 pub mod checkin;
+mod config_file;
+pub mod configure;
 pub mod install;
+pub mod key_check;
 pub mod register;
 pub mod status;

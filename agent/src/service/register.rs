@@ -4,9 +4,7 @@
 //! The token is read from a file or the environment, because every account on the host can read the
 //! arguments of a process. The token and the key are never printed.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,6 +19,7 @@ use crate::connection::client::Client;
 use crate::host::facts::Facts;
 use crate::journal::file::JournalFile;
 use crate::labels::{self, Labels};
+use crate::service::config_file::{Draft, config_text};
 
 /// The time limit for a response. It is longer than the limit for reports, because without a
 /// response it is unknown whether the service created the server.
@@ -55,7 +54,7 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     };
     // Create the file before the request, so that a local error does not leave a server in the
     // workspace.
-    let draft = ConfigDraft::begin(&config, force)?;
+    let draft = Draft::begin(&config, force)?;
     let client = Client::for_token(&service, &token)?;
     client.connect().await.map_err(|error| format!("{service} is unreachable: {error}"))?;
     let os = Facts::read().os;
@@ -71,7 +70,9 @@ pub async fn register(registration: Registration) -> Result<String, String> {
     }
     let server = RegisteredServer::read(&body)
         .ok_or_else(|| format!("{service}: the response is not a server; {unknown}"))?;
-    if let Err(why) = draft.finish(&server.file(&service, &labels)) {
+    if let Err(why) =
+        draft.finish(&(config_text(&service, server.id, &server.key) + &labels::to_toml(&labels)))
+    {
         let undone = match undo(&service, &server).await {
             Ok(()) => "the server is unregistered again".to_owned(),
             Err(undone) => {
@@ -103,21 +104,6 @@ impl RegisteredServer {
             key,
             name: printable(&text("name")?),
         })
-    }
-
-    /// The text of the agent's config file.
-    fn file(&self, service: &Service, labels: &Labels) -> String {
-        // Only the URL can contain characters that TOML requires to be escaped.
-        let url = service.to_string().replace('\\', "\\\\").replace('"', "\\\"");
-        // The user allowed plain http for the registration. Without this line the agent refuses to
-        // start.
-        let plain_http = if service.is_insecure() { "allow_plain_http = true\n" } else { "" };
-        format!(
-            "url = \"{url}\"\nid = \"{}\"\nkey = \"{}\"\n{plain_http}{}",
-            self.id,
-            self.key.expose(),
-            labels::to_toml(labels)
-        )
     }
 }
 
@@ -206,142 +192,11 @@ fn printable(text: &str) -> String {
     text.chars().take(MAX_TEXT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A config file under a temporary name in its final folder, so that the final path never has an
-/// incomplete file. Dropping the draft deletes the temporary file.
-struct ConfigDraft<'a> {
-    path: &'a Path,
-    temporary: PathBuf,
-    file: File,
-    force: bool,
-}
-
-impl<'a> ConfigDraft<'a> {
-    /// Creates the temporary file, and checks that the final path can be used.
-    fn begin(path: &'a Path, force: bool) -> Result<Self, String> {
-        if !force && exists(path) {
-            return Err(format!(
-                "{}: a file is there already; use --force to replace it",
-                path.display()
-            ));
-        }
-        let folder = match path.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        let describe = |error: io::Error| format!("{}: {error}", folder.display());
-        // Other accounts may enter the folder, because the agent may run as another account.
-        DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(describe)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let temporary = folder.join(format!(".{name}.{:016x}", fastrand::u64(..)));
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)
-            .map_err(describe)?;
-        let draft = Self { path, temporary, file, force };
-        if path.is_dir() {
-            return Err(format!("{}: this is a folder", path.display()));
-        }
-        Ok(draft)
-    }
-
-    /// Writes the file and moves it to its final path.
-    fn finish(mut self, content: &str) -> Result<(), String> {
-        let mut write = || {
-            self.file.write_all(content.as_bytes())?;
-            self.file.sync_all()?;
-            if self.force {
-                fs::rename(&self.temporary, self.path)
-            } else {
-                link_new(&self.temporary, self.path)
-            }
-        };
-        write().map_err(|error| format!("{}: {error}", self.path.display()))
-    }
-}
-
-impl Drop for ConfigDraft<'_> {
-    fn drop(&mut self) {
-        // Fails after a rename, because the file has moved.
-        let _ = fs::remove_file(&self.temporary);
-    }
-}
-
-/// Links a file to a new path. Fails if the path exists.
-fn link_new(from: &Path, to: &Path) -> io::Result<()> {
-    match fs::hard_link(from, to) {
-        // Some file systems have no hard links.
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists && !exists(to) => {
-            fs::rename(from, to)
-        }
-        done => done,
-    }
-}
-
-/// Whether a path exists. A dangling link counts too.
-fn exists(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
-
-    fn names(folder: &Path) -> Vec<String> {
-        fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect()
-    }
-
-    #[test]
-    fn a_file_is_complete_and_private() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("a/b/agent.toml");
-        ConfigDraft::begin(&path, false).unwrap().finish("one").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "one");
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777, 0o755);
-        assert!(
-            ConfigDraft::begin(&path, false).err().unwrap().contains("a file is there already")
-        );
-        ConfigDraft::begin(&path, true).unwrap().finish("two").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "two");
-        assert_eq!(names(path.parent().unwrap()), ["agent.toml"]);
-    }
-
-    #[test]
-    fn a_file_created_concurrently_is_kept() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("agent.toml");
-        let draft = ConfigDraft::begin(&path, false).unwrap();
-        fs::write(&path, "another").unwrap();
-        assert!(draft.finish("one").is_err());
-        assert_eq!(fs::read_to_string(&path).unwrap(), "another");
-        assert_eq!(names(directory.path()), ["agent.toml"]);
-    }
-
-    #[test]
-    fn an_unusable_path_is_refused_before_registering() {
-        let directory = tempfile::tempdir().unwrap();
-        assert!(
-            ConfigDraft::begin(directory.path(), true).err().unwrap().ends_with("this is a folder")
-        );
-        assert!(ConfigDraft::begin(Path::new("/dev/null/agent.toml"), false).is_err());
-        std::os::unix::fs::symlink("/no/such/file", directory.path().join("link")).unwrap();
-        assert!(
-            ConfigDraft::begin(&directory.path().join("link"), false)
-                .err()
-                .unwrap()
-                .contains("a file is there already")
-        );
-        assert_eq!(names(directory.path()), ["link"]);
-    }
 
     #[test]
     fn refusals_are_one_line() {
@@ -364,14 +219,7 @@ mod tests {
         let id = "01936d3e-7a00-7000-8000-000000000000";
         let server =
             RegisteredServer::read(&json!({"id": id, "key": "sesame", "name": "web-1"})).unwrap();
-        let service = Service::parse("https://a.example/base/").unwrap();
-        let file = format!("url = \"https://a.example/base\"\nid = \"{id}\"\nkey = \"sesame\"\n");
-        assert_eq!(server.file(&service, &Labels::new()), file);
-        let insecure = Service::parse("http://a.example").unwrap();
-        let file = format!(
-            "url = \"http://a.example\"\nid = \"{id}\"\nkey = \"sesame\"\nallow_plain_http = true\n"
-        );
-        assert_eq!(server.file(&insecure, &Labels::new()), file);
+        assert_eq!((server.id.to_string().as_str(), server.key.expose()), (id, "sesame"));
         for bad in [
             json!(null),
             json!({"id": id, "name": "a"}),

@@ -424,6 +424,91 @@ async fn verify(folder: &Path, unit: &str) {
 }
 
 #[tokio::test]
+async fn an_account_installs_below_its_home() {
+    let service = Service::start(true).await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("agent.toml");
+    write_config(&service, &config);
+    let run = |action: &'static str| {
+        let mut command = program(&[&action, &"--own-account"]);
+        // Without systemctl, so that the test does not change this account's services.
+        command.env("HOME", folder.path()).env("PATH", "/no/such/folder");
+        command
+    };
+    let (unit, binary) = (
+        folder.path().join(".config/systemd/user/farhand-agent.service"),
+        folder.path().join(".local/bin/farhand-agent"),
+    );
+    let how = format!("start the agent with {} run --config", binary.display());
+    let (code, out, _) = end(run("install").arg("--config").arg(&config).arg("--no-start")).await;
+    assert!(code == 0 && out.contains(&how), "{out}");
+    let (code, _, errors) = end(run("install").arg("--config").arg(&config)).await;
+    assert!(code == 1 && errors.contains(&how) && errors.lines().count() == 1, "{errors}");
+    assert_eq!(fs::read(&binary).unwrap(), fs::read(PROGRAM).unwrap());
+    let text = fs::read_to_string(&unit).unwrap();
+    let start = format!("ExecStart={} run --config {}\n", binary.display(), config.display());
+    assert!(text.contains(&start), "{text}");
+    verify(folder.path(), &text).await;
+    let (code, out, _) = end(&mut run("uninstall")).await;
+    assert!(code == 0 && out.contains("is removed") && !unit.exists() && binary.exists(), "{out}");
+}
+
+#[tokio::test]
+async fn configure_writes_a_file_that_the_service_accepts() {
+    let service = Service::start(true).await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("agent.toml");
+    let configure = |id: &str| {
+        let mut command = program(&[&"configure", &"--url", &service.url, &"--config", &config]);
+        command.arg("--id").arg(id).env("FARHAND_AGENT_KEY", KEY);
+        command
+    };
+    service.respond("/-/", &[403]);
+    let (code, _, errors) = end(&mut configure(SERVER)).await;
+    assert!(code == 1 && errors.contains("refuses the key"), "{errors}");
+    assert_eq!(names(folder.path()), [""; 0]);
+    service.respond_with("/-/", 200, &registered(), || {});
+    let (code, out, _) = end(&mut configure(SERVER)).await;
+    assert!(code == 0 && out.starts_with("this host is web-1\n"), "{out}");
+    assert_eq!(fs::metadata(&config).unwrap().mode() & 0o777, 0o600);
+    let text = fs::read_to_string(&config).unwrap();
+    assert!(text.contains(KEY) && text.contains(SERVER), "{text}");
+    let other = "01936d3e-7a00-7000-8000-00000000ffff";
+    let (code, _, errors) = end(&mut configure(other)).await;
+    assert!(code == 1 && errors.contains("--force"), "{errors}");
+    for (arguments, why) in [
+        (&["--id", "web-1"][..], "is not the UUID of a server"),
+        (&["--id", SERVER], "no key is given"),
+        (&["--id", SERVER, "--key-file", "/no/such/file"], "/no/such/file"),
+    ] {
+        let mut command = program(&[&"configure", &"--url", &service.url, &"--config", &config]);
+        let (code, _, errors) = end(command.args(arguments)).await;
+        assert!(code == 2 && errors.contains(why), "{errors}");
+    }
+    assert_eq!(fs::read_to_string(&config).unwrap(), text);
+}
+
+#[tokio::test]
+async fn a_connection_check_takes_no_commands() {
+    let service = Service::start(true).await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("agent.toml");
+    write_config(&service, &config);
+    let check = || program(&[&"run", &"--config", &config, &"--check-connection"]);
+    service.respond_with("/-/", 200, &registered(), || {});
+    let (code, out, errors) = end(&mut check()).await;
+    assert!(code == 0 && out.contains("accepts the key"), "{out}{errors}");
+    assert_eq!(calls(&service), ["GET /api/servers/servers/-/", "GET /ws/servers/control/"]);
+    service.respond_with("/-/", 200, &registered(), || {});
+    service.respond("/ws/", &[502]);
+    let (code, _, errors) = end(&mut check()).await;
+    assert!(code == 1 && errors.contains("no WebSocket: status 502"), "{errors}");
+    service.respond("/-/", &[403]);
+    let (code, _, errors) = end(&mut check()).await;
+    assert!(code == 1 && errors.contains("refuses the key"), "{errors}");
+}
+
+#[tokio::test]
 async fn install_and_uninstall_need_root() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,0 +1,36 @@
+//! The install script of a workspace, and the agent's files that it downloads (contract 17.1 and
+//! 17.2). `scripts/agent-files.mjs` writes the files to `build/assets`.
+
+use farhand_domain::error::Error;
+use farhand_domain::installer;
+use worker::web_sys;
+
+use crate::http::request::Call;
+use crate::http::response::Reply;
+
+/// The binding of the static assets (`wrangler.toml`).
+const ASSETS: &str = "ASSETS";
+const TEMPLATE: &str = include_str!("../../web/install/install.sh");
+
+/// `GET /install.sh`. The address in the script comes from the configuration. If it came from the
+/// Host header, a caller could make a host connect to another service.
+pub fn script(call: &Call) -> Result<Reply, Error> {
+    let base_url = call.config.base_url_of(call.workspace()?);
+    let version = env!("CARGO_PKG_VERSION");
+    let script = installer::script(TEMPLATE, &base_url, version, &call.config.release_key);
+    Ok(Reply::file("text/plain; charset=utf-8", &script))
+}
+
+/// `GET /agent/<version>/<file>`.
+pub async fn agent_file(call: &Call) -> Result<Reply, Error> {
+    let (version, file) = (call.parameter("version"), call.parameter("file"));
+    let media_type = installer::media_type(version, file).ok_or_else(Error::not_found)?;
+    // The binding ignores the host of the URL.
+    let url = format!("https://assets/agent/{version}/{file}");
+    let asset = call.env.assets(ASSETS)?.fetch(url, None).await?;
+    match asset.status_code() {
+        200 => Ok(Reply::asset(media_type, web_sys::Response::from(asset))),
+        404 => Err(Error::not_found()),
+        status => Err(Error::internal(format!("{}: {status}", call.path))),
+    }
+}
