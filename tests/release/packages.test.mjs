@@ -17,32 +17,37 @@ const inDebian = (...args) => run("chroot", [debian, ...args], { env: { PATH: "/
 
 before(async () => {
   debian = join(temporary(), "debian");
-  run("debootstrap", ["--variant=minbase", "bookworm", debian]);
+  run("debootstrap", ["--variant=minbase", "--include=curl,openssl", "bookworm", debian]);
   for (const name of ["proc", "dev"]) run("mount", ["--bind", `/${name}`, join(debian, name)]);
   instance = await start(installPackage());
 });
 after(async () => {
   await instance?.stop();
-  for (const name of ["proc", "dev"]) spawnSync("umount", [join(debian, name)]);
+  for (const name of ["proc", "dev"]) spawnSync("umount", ["--lazy", join(debian, name)]);
   run("rm", ["-rf", "--one-file-system", debian]);
 });
 
-/** Runs the installed agent until it has run a command. */
-async function agentRuns(name) {
+/** Starts an agent with a command in the clean Debian, until it has run a command of the service. */
+async function agentRuns(server, ...command) {
+  const agent = spawn("chroot", [debian, ...command], { env: { PATH: "/usr/sbin:/usr/bin:/sbin:/bin" }, stdio: ["ignore", "ignore", "inherit"], detached: true });
+  const ended = new Promise((resolve) => agent.once("exit", resolve));
+  try {
+    await connected(instance, server);
+    const ran = await runOn(instance, server, "cat /etc/debian_version");
+    assert.equal(ran.state, "success", JSON.stringify(ran));
+    assert.match(ran.result, /^12/);
+  } finally {
+    process.kill(-agent.pid);
+    await ended;
+  }
+}
+
+/** Creates a server, and runs the agent of a package for it. */
+async function packagedAgentRuns(name) {
   const config = join(debian, CONFIG);
   mkdirSync(join(config, ".."), { recursive: true });
   const server = await createServerFor(instance, name, (text) => writeFileSync(config, text, { mode: 0o600 }));
-  const agent = spawn("chroot", [debian, "/usr/bin/farhand-agent", "run", "--state-dir", `/var/lib/${name}`], { stdio: ["ignore", "ignore", "inherit"] });
-  try {
-    await connected(instance, server);
-    const command = await runOn(instance, server, "cat /etc/debian_version; dpkg-query --version | head -1");
-    assert.equal(command.state, "success", JSON.stringify(command));
-    assert.match(command.result, /^12/);
-  } finally {
-    const ended = new Promise((resolve) => agent.once("exit", resolve));
-    agent.kill();
-    await ended;
-  }
+  await agentRuns(server, "/usr/bin/farhand-agent", "run", "--state-dir", `/var/lib/${name}`);
 }
 
 test("the deb brings agent and unit, runs nothing, and the agent works", async () => {
@@ -55,7 +60,7 @@ test("the deb brings agent and unit, runs nothing, and the agent works", async (
   // Not enabled: it starts when an administrator enables it after the registration.
   assert.ok(!existsSync(join(debian, "etc/systemd/system/multi-user.target.wants/farhand-agent.service")));
   assert.equal(spawnSync("pgrep", ["-f", "^/usr/bin/farhand-agent"]).status, 1, "an agent runs");
-  await agentRuns("from-deb");
+  await packagedAgentRuns("from-deb");
 });
 
 test("the files of the deb belong to root, and purging deletes the agent's key", () => {
@@ -75,9 +80,17 @@ test("the rpm installs the same files, and the agent works", async () => {
   rpm("--initdb");
   rpm("-i", "--nodeps", ...files);
   assert.equal(rpm("-q", "--qf", "%{VERSION}", "farhand-agent"), version);
-  await agentRuns("from-rpm");
+  await packagedAgentRuns("from-rpm");
+  run("rm", [join(debian, CONFIG)]);
   rpm("-e", "--nodeps", "farhand-agent", "farhand");
   assert.ok(!existsSync(join(debian, "usr/bin/farhand-agent")));
+});
+
+test("the line that the service gives installs the agent of the release", async () => {
+  const server = await createServerFor(instance, "from-line", () => {});
+  assert.match(server.install, /\| .* sh$/);
+  await agentRuns(server, "sh", "-c", `${server.install} -s -- --foreground`);
+  assert.ok(inDebian("/usr/local/bin/farhand-agent", "--version").startsWith(`farhand-agent ${version} (`));
 });
 
 test("systemd accepts the unit", () => {

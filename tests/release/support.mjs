@@ -86,7 +86,7 @@ export async function start(folder, { as = [], home = withoutRust().HOME } = {})
   const port = await freePort();
   const began = Date.now();
   const [program, ...args] = [...as, "npx", "farhand", "start"];
-  const child = spawn(program, args, { cwd: folder, env: { ...withoutRust(), HOME: home, PORT: `${port}` }, stdio: ["ignore", "pipe", "pipe"], detached: true });
+  const child = spawn(program, args, { cwd: folder, env: { ...withoutRust(), HOME: home, PORT: `${port}`, BASE_URL: `http://127.0.0.1:${port}` }, stdio: ["ignore", "pipe", "pipe"], detached: true });
   const printed = [];
   for (const stream of [child.stdout, child.stderr]) createInterface({ input: stream }).on("line", (line) => printed.push(line));
   let ended = false;
