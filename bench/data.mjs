@@ -35,7 +35,7 @@ export const ACCESSIBLE = 10;
 const [program] = await programs(["sqlite3"], ["sqlite3"], "bench/data.mjs creates data with the sqlite3 command");
 
 /** Runs SQL on a database. Returns its output. */
-function execute(file, sql) {
+export function execute(file, sql) {
   const done = spawnSync(program, ["-bail", "-json", file], { input: sql, encoding: "utf8", maxBuffer: 1 << 30 });
   if (done.error || done.status !== 0) throw new Error(`sqlite3: ${done.error?.message ?? done.stderr}`);
   return done.stdout.trim();
@@ -53,9 +53,9 @@ export function d1File(stateDir) {
 }
 
 /** SQL for a time: `seconds` after the beginning of 2025. */
-const moment = (seconds) => `strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2025-01-01', (${seconds}) || ' seconds')`;
+export const moment = (seconds) => `strftime('%Y-%m-%dT%H:%M:%f000+00:00', '2025-01-01', (${seconds}) || ' seconds')`;
 /** SQL for the id of the server with the number `number` in a workspace. */
-const serverId = (workspace, number) => `printf('%08x-0000-7000-8000-%012x', ${workspace}, ${number})`;
+export const serverId = (workspace, number) => `printf('%08x-0000-7000-8000-%012x', ${workspace}, ${number})`;
 /** The id of the server with the number `number` in a workspace. */
 export const serverOf = (workspace, number) =>
   `${workspace.toString(16).padStart(8, "0")}-0000-7000-8000-${number.toString(16).padStart(12, "0")}`;
@@ -161,7 +161,7 @@ SELECT DISTINCT workspace_id, requested_by, server_id FROM commands WHERE worksp
 `;
 
 /** SQL for the counters that a Sealer object updates. */
-const counted = ({ workspace }) => `
+export const counted = ({ workspace }) => `
 INSERT INTO counted_commands (workspace_id, up_to, total, day, bytes)
 SELECT workspace_id, max(seq), count(*), '', 0 FROM commands WHERE workspace_id = ${workspace} GROUP BY workspace_id;
 INSERT INTO command_counts (workspace_id, kind, key, total)

@@ -12,17 +12,12 @@ import { join, resolve } from "node:path";
 import { build } from "../scripts/build.mjs";
 import { freePort, startInstance } from "../scripts/instance.mjs";
 import { digest, say } from "../scripts/lib.mjs";
+import { compare, rowsOf } from "./compare.mjs";
 import { BEHIND, OFTEN, ONCE_OFTEN, SELDOM, d1File, fill, select, serverOf } from "./data.mjs";
 import { Client } from "./load.mjs";
-import { judged, median, publish, ratio, table } from "./report.mjs";
+import { judged, publish, ratio, table } from "./report.mjs";
 import { makeWorkspace, person, tokensOf, userToken } from "./workspace.mjs";
 
-/**
- * The number of time windows for each of the two requests that are compared, and the length of a
- * window.
- */
-const WINDOWS = 7;
-const WINDOW_MS = 250;
 const PATH = "/api/events/commands/";
 const SIZE = 15;
 const [LARGE, SMALL, LONG] = [1_000_000, 1_000, 10_000];
@@ -91,40 +86,6 @@ const listRequest = ({ client, logFile, workspaces }, slug, who, query) => {
   const send = (headers) => client.json("GET", path, { headers: { Host: host, ...userToken(key), ...headers } });
   return { send, logFile };
 };
-
-/** The number of rows that D1 reads for a request, and the `count` of the list. */
-async function rowsOf({ send, logFile }) {
-  const id = `bench-${Math.random().toString(36).slice(2)}`;
-  const { count } = await send({ "X-Request-Id": id });
-  for (;;) {
-    const line = readFileSync(logFile, "utf8").split("\n").find((line) => line.includes(id) && line.includes("rows_read"));
-    if (line) return { count, rows: JSON.parse(line.slice(line.indexOf("{"))).rows_read };
-    await new Promise((go) => setTimeout(go, 20));
-  }
-}
-
-/** The median time of a request in one window of at least three requests. */
-async function window({ send }) {
-  const times = [];
-  for (const until = performance.now() + WINDOW_MS; times.length < 3 || performance.now() < until; ) {
-    const began = performance.now();
-    await send();
-    times.push(performance.now() - began);
-  }
-  return median(times);
-}
-
-/** Compares two requests in alternating time windows. The result is relative to `other`. */
-async function compare(one, other) {
-  const [costs, base] = [await rowsOf(one), await rowsOf(other)];
-  const [ones, others] = [[], []];
-  for (let round = 0; round < WINDOWS; round += 1) {
-    ones.push(await window(one));
-    others.push(await window(other));
-  }
-  const [time, against] = [median(ones), median(others)];
-  return { ...costs, base, time, against, ratio: time / against };
-}
 
 /** The lists that read a bounded number of rows for callers with full access. */
 const BOUNDED = [

@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { root, run } from "../scripts/lib.mjs";
 
 /** The benches. Each is a file in this folder, and runs in its own process. */
-const BENCHES = ["requests", "lists", "fleet", "logins", "output"];
+const BENCHES = ["requests", "lists", "batches", "schedules", "fleet", "logins", "output"];
 
 const given = process.argv.slice(2);
 const from = given.findIndex((argument) => argument.startsWith("--"));

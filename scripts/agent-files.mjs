@@ -5,26 +5,29 @@ import { copyFileSync, existsSync, mkdirSync, readFileSync, readdirSync, renameS
 import { join } from "node:path";
 import { agentProfile, buildAgent } from "./agent.mjs";
 import { digest, root, say } from "./lib.mjs";
+import { thisArchitecture } from "./native.mjs";
 
 /** The version of this checkout. */
 const { version } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
 /** The limit of Cloudflare for one static asset. */
 const MAX_BYTES = 25 * 1024 * 1024;
-const folder = join(root, "build", "assets", "agent");
+/** The static assets of the Worker in this checkout. */
+const ownAssets = join(root, "build", "assets");
 
 /** The text that is signed for an agent (contract 17.3). */
-export const signedText = (version, arch, sha256) => `farhand-agent ${version} ${arch} ${sha256}\n`;
+export const signedText = (version, architecture, sha256) => `farhand-agent ${version} ${architecture} ${sha256}\n`;
 
 /**
  * Copies an agent for Linux to where the service serves it, with its SHA-256. Agents of other
  * versions are removed. Returns the path of the copy.
  */
-export function placeAgent(binary, arch = process.arch === "arm64" ? "aarch64" : "x86_64") {
+export function placeAgent(binary, architecture = thisArchitecture, assets = ownAssets) {
+  const folder = join(assets, "agent");
   const size = statSync(binary).size;
   if (size > MAX_BYTES) throw new Error(`${binary} has ${size} bytes; an asset has at most ${MAX_BYTES}`);
   mkdirSync(join(folder, version), { recursive: true });
   for (const other of readdirSync(folder)) if (other !== version) rmSync(join(folder, other), { recursive: true });
-  const name = `farhand-agent-${arch}`;
+  const name = `farhand-agent-${architecture}`;
   const [file, checksum, signature] = [name, `${name}.sha256`, `${name}.sig`].map((name) => join(folder, version, name));
   const sha256 = createHash("sha256").update(readFileSync(binary)).digest("hex");
   const line = `${sha256}  ${name}\n`;
@@ -53,7 +56,7 @@ export function placeOwnAgent(binary) {
 /** Whether the placed agent is up to date. `npm run dev` accepts any profile. */
 export function hasOwnAgent() {
   const profiles = process.env.FARHAND_PROFILE === "dev" ? ["quick", "release"] : [agentProfile];
-  return existsSync(stamp) && existsSync(join(folder, version)) && profiles.map(digestOf).includes(readFileSync(stamp, "utf8"));
+  return existsSync(stamp) && existsSync(join(ownAssets, "agent", version)) && profiles.map(digestOf).includes(readFileSync(stamp, "utf8"));
 }
 
 /** Builds and places the agent of this machine, unless it is up to date. */

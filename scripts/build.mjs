@@ -7,6 +7,7 @@
 import { copyFileSync, existsSync, mkdirSync, readFileSync, readdirSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
+import { buildConsole } from "./console.mjs";
 import { digest, locked, once, root, run as show, say, tools } from "./lib.mjs";
 import { npmPackages, prepare } from "./toolchain.mjs";
 
@@ -14,7 +15,7 @@ const SOURCES = [
   "Cargo.lock", "Cargo.toml", "build.rs", "docs/openapi.yaml", "src", "domain/Cargo.toml", "domain/src", "domain/data", "sql/Cargo.toml", "sql/src",
   "web/install", "web/reset-password", "package-lock.json", "scripts/bindgen", "scripts/build.mjs", "scripts/toolchain.mjs",
 ];
-/** The sources of the static assets. They are not part of the WebAssembly. */
+/** The sources of the static assets, besides the console. They are not part of the WebAssembly. */
 const ASSET_SOURCES = ["web/docs", "package-lock.json", "scripts/build.mjs"];
 
 const RELEASE = "release";
@@ -72,6 +73,7 @@ async function buildAlone(run, runForTool) {
   const assetsStamp = join(folder, ".assets-digest");
   if (!existsSync(assets)) rmSync(assetsStamp, { force: true });
   await once(assetsStamp, digest(ASSET_SOURCES), writeAssets);
+  await buildConsole(run);
 }
 
 /** Compiles the tool that runs wasm-bindgen. Returns its path. */

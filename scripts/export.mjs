@@ -10,8 +10,7 @@
 // of one moment (docs/operations.md).
 import { closeSync, openSync, readSync, renameSync, rmSync, writeSync } from "node:fs";
 import { QUIET, wrangler } from "./instance.mjs";
-import { fail, output, say } from "./lib.mjs";
-import { npmPackages } from "./toolchain.mjs";
+import { fail, output, release, say } from "./lib.mjs";
 
 /**
  * The tables that the triggers of `commands` fill, and the counters that a Sealer object updates.
@@ -34,7 +33,7 @@ const PIECE = 10_000;
 const [file, ...given] = process.argv.slice(2);
 if (!file || file.startsWith("-")) fail("name the file to write: npm run export -- FILE [--env NAME]");
 const options = given.includes("--local") || given.includes("--remote") ? given : ["--remote", ...given];
-await npmPackages();
+if (release === null) await (await import("./toolchain.mjs")).npmPackages();
 const environment = { ...process.env, ...QUIET, WRANGLER_LOG_PATH: "/dev/null" };
 
 /**

@@ -2,12 +2,14 @@
 // Objects in its own state folder. `npm start`, the tests and the benches use it.
 import { randomBytes } from "node:crypto";
 import { chmodSync, closeSync, cpSync, existsSync, mkdirSync, openSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
 import { createServer } from "node:net";
 import { join, resolve } from "node:path";
-import { commit, digest, endGroup, locked, once, root, run as show, say, startGroup, tools } from "./lib.mjs";
+import { commit, digest, endGroup, locked, once, release, root, run as show, say, startGroup, tools } from "./lib.mjs";
 
-/** The path of wrangler. */
-export const wrangler = join(root, "node_modules", ".bin", "wrangler");
+const inCheckout = join(root, "node_modules", ".bin", "wrangler");
+/** The path of wrangler. npm may install the packages of a release into a folder above it. */
+export const wrangler = release === null ? inCheckout : createRequire(import.meta.url).resolve("wrangler/bin/wrangler.js");
 /** Wrangler's settings: no telemetry, no prompts, no update checks. */
 export const QUIET = { WRANGLER_SEND_METRICS: "false", CI: "true", NO_UPDATE_NOTIFIER: "1", FORCE_COLOR: "0" };
 
@@ -162,7 +164,8 @@ export const isMigrated = (stateDir) =>
 async function migrate(stateDir, run) {
   const wanted = wantedMigrations();
   await once(join(stateDir, "migrated"), wanted, async () => {
-    if (existsSync(d1Folder(stateDir))) return applyMigrations(stateDir, run);
+    // The folder of a release may be read-only, so it keeps no template.
+    if (release !== null || existsSync(d1Folder(stateDir))) return applyMigrations(stateDir, run);
     const template = join(tools, "migrated");
     await locked(`${template}.lock`, () => once(join(template, "of"), wanted, async () => {
       rmSync(template, { recursive: true, force: true });

@@ -52,11 +52,19 @@ export function output(program, args, options = {}) {
   return done.status === 0 ? done.stdout.trim() : null;
 }
 
+const releaseFile = join(root, "release.json");
+/**
+ * The version and the commit of a release (scripts/release), in which everything is built. Null in a
+ * checkout.
+ * @type {{version: string, commit: string} | null}
+ */
+export const release = existsSync(releaseFile) ? JSON.parse(readFileSync(releaseFile, "utf8")) : null;
+
 /**
  * The commit of the checkout, with a suffix if files differ from the commit. Empty outside a git
  * checkout.
  */
-export const commit = () => output("git", ["describe", "--always", "--dirty", "--abbrev=10", "--exclude", "*"]) ?? "";
+export const commit = () => release?.commit ?? output("git", ["describe", "--always", "--dirty", "--abbrev=10", "--exclude", "*"]) ?? "";
 
 /**
  * All files at or below the given paths (files or folders, relative to the checkout), sorted within

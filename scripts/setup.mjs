@@ -11,8 +11,7 @@ import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "n
 import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
 import { QUIET, wrangler } from "./instance.mjs";
-import { fail, root, run, say } from "./lib.mjs";
-import { npmPackages } from "./toolchain.mjs";
+import { fail, release, root, run, say } from "./lib.mjs";
 
 const USAGE = "usage: npm run setup -- --env NAME --domain DOMAIN --workspace SLUG --email ADDRESS [--operator-url URL] [--dry-run]";
 const NAME = /^[a-z][a-z0-9-]{0,30}$/;
@@ -147,7 +146,7 @@ async function exists(headers) {
   return false;
 }
 
-await npmPackages();
+if (release === null) await (await import("./toolchain.mjs")).npmPackages();
 if (!isDryRun && call(["whoami"]).includes("not authenticated")) fail("wrangler is not logged in; run `npx wrangler login`");
 await addEnvironment();
 const { OPERATOR_TOKEN: operatorToken } = setSecrets();

@@ -9,10 +9,13 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSyn
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { announce, digest, fail, once, output, root, run as show, say, tools } from "./lib.mjs";
+import { isAtLeast } from "./machine.mjs";
 
 const TARGET = "wasm32-unknown-unknown";
 const CARGO_DENY = "0.20.2";
 const CARGO_FUZZ = "0.13.2";
+const CARGO_CYCLONEDX = "0.5.9";
+const CARGO_ABOUT = "0.9.3";
 /** The folder for cargo programs (`cargo install --root`). */
 const cargoRoot = join(tools, "cargo");
 const debianRust = join(tools, "debian-rust");
@@ -30,16 +33,6 @@ export async function npmPackages(run = show) {
     say("npm: installing the packages of package-lock.json");
     await run("npm", ["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
   });
-}
-
-/** The parts of a version, as numbers. */
-const parts = (version) => version.split(".").map((part) => parseInt(part, 10) || 0);
-
-/** Whether `version` is at least `least`. */
-export function isAtLeast(version, least) {
-  const [have, want] = [parts(version), parts(least)];
-  const at = want.findIndex((part, index) => part !== (have[index] ?? 0));
-  return at === -1 || (have[at] ?? 0) > want[at];
 }
 
 /**
@@ -170,11 +163,11 @@ async function buildSysroot(run, bin) {
  * The programs only start other programs or read a few files, so they are compiled without
  * optimisation (`--debug`), which takes half the time.
  */
-async function cargoProgram(crate, version) {
+async function cargoProgram(crate, version, features = []) {
   await once(join(cargoRoot, `${crate}.version`), version, () => {
     say(`${crate} ${version}: compiling into .tools (once, some minutes)`);
     const env = { ...process.env, CARGO_PROFILE_DEV_DEBUG: "0", CARGO_TARGET_DIR: join(tools, "target") };
-    show("cargo", ["install", "--quiet", "--locked", "--debug", "--root", cargoRoot, `${crate}@${version}`], { env });
+    show("cargo", ["install", "--quiet", "--locked", "--debug", "--root", cargoRoot, "--features", features.join(), `${crate}@${version}`], { env });
     rmSync(join(tools, "target"), { recursive: true, force: true });
   });
 }
@@ -185,6 +178,13 @@ const withCargoPrograms = () => ({ ...process.env, PATH: `${join(cargoRoot, "bin
 /** Installs cargo-deny. Returns the environment for it. */
 export async function cargoDeny() {
   await cargoProgram("cargo-deny", CARGO_DENY);
+  return withCargoPrograms();
+}
+
+/** Installs cargo-cyclonedx and cargo-about. Returns the environment for them. */
+export async function cargoReports() {
+  await cargoProgram("cargo-cyclonedx", CARGO_CYCLONEDX);
+  await cargoProgram("cargo-about", CARGO_ABOUT, ["cli"]);
   return withCargoPrograms();
 }
 

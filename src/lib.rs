@@ -3,6 +3,7 @@
 
 mod api;
 mod auth;
+mod dialect;
 mod http;
 mod mail;
 mod objects;
@@ -19,7 +20,6 @@ use wasm_bindgen::JsValue;
 use wasm_bindgen::prelude::wasm_bindgen;
 use worker::{Context, Env, ScheduleContext, ScheduledEvent, event, web_sys, worker_sys};
 
-use crate::api::dispatch;
 use crate::auth::audit;
 use crate::http::request::Call;
 use crate::objects::{janitor, scheduler};
@@ -48,7 +48,7 @@ pub fn fetch(
 ) -> Result<JsValue, JsValue> {
     let call = Call::new(request, env, Context::new(context));
     let mut response =
-        Box::pin(async { dispatch::respond(call).await.map(JsValue::from).map_err(JsValue::from) });
+        Box::pin(async { dialect::respond(call).await.map(JsValue::from).map_err(JsValue::from) });
     // This poll has no waker, so it cannot resume the future. The promise polls the future again
     // with a waker.
     match response.as_mut().poll(&mut task::Context::from_waker(Waker::noop())) {

@@ -10,9 +10,12 @@ use crate::labels;
 /// The default of `--drain-seconds`.
 pub const DRAIN_SECONDS: u64 = 20;
 
+/// What `--version` prints: version and commit.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FARHAND_COMMIT"), ")");
+
 /// Runs commands on this server for a Farhand workspace.
 #[derive(Parser)]
-#[command(name = "farhand-agent", version)]
+#[command(name = "farhand-agent", version = VERSION)]
 pub struct CommandLine {
     #[command(subcommand)]
     pub action: Action,

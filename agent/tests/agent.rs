@@ -50,7 +50,7 @@ fn version_and_help_are_printed() {
     let version = run(&["--version"]);
     assert_eq!(
         String::from_utf8(version.stdout).unwrap(),
-        format!("farhand-agent {}\n", env!("CARGO_PKG_VERSION"))
+        format!("farhand-agent {} ({})\n", env!("CARGO_PKG_VERSION"), env!("FARHAND_COMMIT"))
     );
     for arguments in [&["--help"][..], &["run", "--help"]] {
         let help = run(arguments);

@@ -29,9 +29,12 @@ use commands::{
 use connection::Options;
 use error::{EXIT_FAILURE, Error, Result};
 
+/// What `--version` prints: version and commit.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FARHAND_COMMIT"), ")");
+
 /// Run commands on your servers through Farhand
 #[derive(Parser)]
-#[command(name = "farhand", version, propagate_version = false, after_help = EXIT_CODES)]
+#[command(name = "farhand", version = VERSION, propagate_version = false, after_help = EXIT_CODES)]
 struct Farhand {
     #[command(flatten)]
     options: Options,

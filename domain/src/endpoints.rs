@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 
 use matchit::{Params, Router};
 
+use crate::console;
+
 /// The credential that an endpoint expects in the Authorization header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
@@ -81,6 +83,10 @@ macro_rules! endpoints {
 endpoints! {
     /// Liveness, for load balancers.
     Health: Open, [GET "/healthz"];
+    /// The page of the console, for every path of a console page (`crate::console`).
+    Console: Open, [GET "/"];
+    /// A script or style sheet of the console.
+    ConsoleFile: Open, [GET "/console/{file}"];
     /// A file of the page on which a user sets a new password.
     Page: Open, [GET "/reset-password/", GET "/reset-password/page.css", GET "/reset-password/page.js"];
     /// A file of the interactive API reference.
@@ -337,8 +343,10 @@ static ROUTER: LazyLock<Router<&'static Route>> = LazyLock::new(|| {
     router
 });
 
-/// The route of a path, and the values of the path's parameters.
+/// The route of a path, and the values of the path's parameters. All pages of the console have the
+/// route of `/`.
 pub fn find(path: &str) -> Option<(&'static Route, Params<'_, '_>)> {
+    let path = if console::is_page(path) { "/" } else { path };
     ROUTER.at(path).ok().map(|found| (*found.value, found.params))
 }
 
@@ -347,8 +355,11 @@ const SLASHED: [&str; 3] = ["/api/", "/operator/", "/ws/"];
 
 /// Returns the path with a trailing slash, if the path should have a slash and lacks it.
 pub fn with_slash(path: &str) -> Option<String> {
-    // Some rows have no trailing slash on purpose.
-    if path.ends_with('/') || ROUTES.iter().any(|route| route.path == path) {
+    // Some rows have no trailing slash on purpose, and the pages of the console need none.
+    if path.ends_with('/')
+        || console::is_page(path)
+        || ROUTES.iter().any(|route| route.path == path)
+    {
         return None;
     }
     let slashed = format!("{path}/");

@@ -83,6 +83,8 @@ pub enum Purpose {
     AgentKey,
     /// A registration token, with which an agent registers its server.
     RegistrationToken,
+    /// The secret in the URL of a channel's WebSocket (contract 21.6).
+    Channel,
 }
 
 impl Purpose {
@@ -91,6 +93,7 @@ impl Purpose {
             Self::Token => "token",
             Self::AgentKey => "agent-key",
             Self::RegistrationToken => "registration-token",
+            Self::Channel => "channel",
         }
     }
 }

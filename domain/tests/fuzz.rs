@@ -116,4 +116,4 @@ macro_rules! targets {
     };
 }
 
-targets!(acl authorization body host mail names networks password query smtp time wire);
+targets!(acl authorization body host mail names networks password query selector smtp time wire);

@@ -23,11 +23,24 @@ macro_rules! target_state {
 }
 
 /// SQL for the number of targets of a row of `batches b` by state, as a JSON object (contract
-/// 13.5). While the batch has not finished, the targets are counted.
+/// 13.5). Triggers keep the counts of a batch that has not finished.
 #[macro_export]
 macro_rules! batch_counts {
+    () => {
+        "json(coalesce(b.counts, (SELECT json_object('total', b.total,
+            'pending', b.total - n.queued - n.sent - n.running - n.success - n.failed - n.cancelled - n.expired
+                - n.stuck - n.skipped,
+            'queued', n.queued, 'sent', n.sent, 'running', n.running, 'success', n.success, 'failed', n.failed,
+            'cancelled', n.cancelled, 'expired', n.expired, 'stuck', n.stuck, 'skipped', n.skipped)
+            FROM batch_counts n WHERE n.workspace_id = b.workspace_id AND n.batch_id = b.id)))"
+    };
+}
+
+/// SQL for the same object, from the targets of the batch.
+#[macro_export]
+macro_rules! counted_targets {
     () => { concat!(
-    "json(coalesce(b.counts, (SELECT json_object('total', b.total,
+    "(SELECT json_object('total', b.total,
     'pending', count(*) FILTER (WHERE n.state = 'pending'), 'queued', count(*) FILTER (WHERE n.state = 'queued'),
     'sent', count(*) FILTER (WHERE n.state = 'sent'), 'running', count(*) FILTER (WHERE n.state = 'running'),
     'success', count(*) FILTER (WHERE n.state = 'success'), 'failed', count(*) FILTER (WHERE n.state = 'failed'),
@@ -37,7 +50,7 @@ macro_rules! batch_counts {
     $crate::target_state!(),
     " AS state FROM batch_targets t ",
     $crate::join_command!(),
-    " WHERE t.workspace_id = b.workspace_id AND t.batch_id = b.id) n)))"
+    " WHERE t.workspace_id = b.workspace_id AND t.batch_id = b.id) n)"
 ) };
 }
 

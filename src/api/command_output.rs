@@ -1,41 +1,27 @@
 //! The output of a command (contract 7.9): in pages, as text, and as a live stream.
 
-use std::time::Duration;
-
 use farhand_domain::command_object::OrderedCommand;
 use farhand_domain::error::{self, Error};
 use farhand_domain::page::{Page, Query, last_value};
-use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Chunk;
 use futures_util::stream;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use uuid::Uuid;
-use worker::{Delay, Env};
+use worker::Env;
 
 use super::commands::{command_not_found, find};
 use super::envelope;
-use super::event_stream::{self, EventSource, MAX_SUBREQUESTS, event_number, last_event};
+use super::event_stream::{self, EventSource, event_number, last_event};
+use super::output_follower::OutputFollower;
 use crate::auth::audit;
-use crate::auth::credential::{Credential, Watch};
+use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::{
-    self, FollowOutput, FollowedOutput, LinkRequest, OutputPage, ReadLiveFields, ReadOutput,
-    Refusal,
+    self, LinkRequest, OutputPage, ReadLiveFields, ReadOutput, Refusal,
 };
-use crate::platform;
 use crate::store::commands;
-
-/// How often a stream sends a comment and checks the credential.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// How long a stream waits after output before it calls the object again. The delay reduces the
-/// number of calls, because each call then returns more output.
-const GATHER_DELAY: Duration = Duration::from_millis(100);
-/// How long a stream waits for a missing chunk when later chunks have arrived. An agent drops a
-/// report after about half a minute of retries (agent-protocol 4.3), and its command may run for
-/// hours.
-const GAP_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// The maximum number of chunks that one call to the object returns for the full output.
 const CHUNKS_PER_CALL: u64 = 64;
@@ -155,25 +141,9 @@ pub async fn full(call: &Call) -> Result<Reply, Error> {
     Ok(Reply::stream("text/plain; charset=utf-8", texts))
 }
 
-/// The state of a live stream.
-struct Follower {
-    env: Env,
-    watch: Watch,
-    id: Uuid,
-    server: Uuid,
-    /// The command object at the start of the stream.
-    command: Map<String, Value>,
-    /// The next `seq` to send.
-    next: u64,
-    /// The time since which the next chunk is missing although later chunks have arrived.
-    gap_since: Option<Timestamp>,
-    /// Whether the stream skipped a missing chunk. The chunk is not sent even if it arrives later.
-    has_skipped_gap: bool,
-    /// Whether to wait [`GATHER_DELAY`] before the next call.
-    delays_next_request: bool,
-    subrequests: u32,
-    /// When the credential is checked next.
-    next_check: Timestamp,
+/// A live stream of Server-Sent Events.
+struct OutputStream {
+    follower: OutputFollower,
     /// Whether the `end` event was sent.
     has_ended: bool,
 }
@@ -186,115 +156,35 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let (caller, body) = find(&credential, id).await?;
     audit::record_read(call, &caller, id);
     let next = last?.map_or(0, |last| u64::from(last) + 1);
-    let follower = Follower {
-        env: call.env.clone(),
-        watch: credential.watch(commands::is_readable(id)),
-        id,
-        server: server_of(&body)?,
-        command: serde_json::from_str(&body)?,
-        next,
-        gap_since: None,
-        has_skipped_gap: false,
-        delays_next_request: false,
-        subrequests: 0,
-        next_check: call.now.plus(KEEP_ALIVE_INTERVAL),
-        has_ended: false,
-    };
-    Ok(event_stream::respond(follower))
+    let watch = credential.watch(commands::is_readable(id));
+    let follower = OutputFollower::new(watch, serde_json::from_str(&body)?, next, call.now)?;
+    Ok(event_stream::respond(OutputStream { follower, has_ended: false }))
 }
 
-impl EventSource for Follower {
+impl EventSource for OutputStream {
     fn has_ended(&self) -> bool {
         self.has_ended
     }
 
     fn subject(&self) -> Value {
-        json!({"command": self.id})
+        json!({"command": self.follower.id})
     }
 
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
-        loop {
-            if std::mem::take(&mut self.delays_next_request) {
-                Delay::from(GATHER_DELAY).await;
-            }
-            if self.subrequests >= MAX_SUBREQUESTS {
-                return Ok(None);
-            }
-            let Some(followed) = self.request_next().await? else { return Ok(None) };
-            let mut text = String::new();
-            let now = platform::now();
-            if self.next_check <= now {
-                self.subrequests += 1;
-                if !self.watch.can_still_read(now).await? {
-                    return Ok(None);
-                }
-                self.next_check = now.plus(KEEP_ALIVE_INTERVAL);
-                text.push_str(": keep-alive\n\n");
-            }
-            for chunk in &followed.chunks {
-                self.has_skipped_gap |= u64::from(chunk.seq) != self.next;
-                self.next = u64::from(chunk.seq) + 1;
-                text.push_str(&chunk_event(chunk));
-            }
-            let is_behind_gap = followed.chunks.is_empty() && followed.has_more;
-            self.gap_since = is_behind_gap.then(|| self.gap_since.unwrap_or(now));
-            self.delays_next_request = !followed.chunks.is_empty() && !followed.has_more;
-            if let Some(live) = followed.end {
-                text.push_str(&self.end(live));
-            }
-            if !text.is_empty() {
-                return Ok(Some(text));
-            }
+        let Some(events) = self.follower.next_events().await? else { return Ok(None) };
+        let mut text = String::new();
+        if events.was_checked {
+            text.push_str(": keep-alive\n\n");
         }
-    }
-}
-
-impl Follower {
-    /// Requests the next output from the server's object. Returns `None` if the object no longer
-    /// has the command and the command had not ended when the stream began. Then a new stream can
-    /// read the command from D1.
-    async fn request_next(&mut self) -> Result<Option<FollowedOutput>, Error> {
-        self.subrequests += 1;
-        let now = platform::now();
-        let check_in = self.next_check.seconds_since(now);
-        let gap_ends_in = self.gap_since.map(|since| since.plus(GAP_TIMEOUT).seconds_since(now));
-        let wait = gap_ends_in.map_or(check_in, |gap_ends_in| gap_ends_in.min(check_in));
-        let max_wait_millis = KEEP_ALIVE_INTERVAL.as_millis() as i64;
-        let ask = LinkRequest::FollowOutput(FollowOutput {
-            id: self.id,
-            from: self.next,
-            wait_millis: ((wait * 1_000.0) as i64).clamp(0, max_wait_millis),
-            skips_gap: gap_ends_in.is_some_and(|seconds| seconds <= 0.0),
-        });
-        match calls::call_or_refusal(&self.env, self.server, &ask).await? {
-            Ok(followed) => Ok(Some(followed)),
-            // The object was wiped. If the command had already ended when the stream began, the
-            // state at that time is final.
-            Err(Refusal::NotFound) => {
-                let is_handled = self.command.get("handled_at").is_some_and(|at| !at.is_null());
-                let had_output = self.command.get("output_bytes").is_some_and(|bytes| bytes != 0);
-                let end = Map::from_iter([("output_truncated".to_owned(), had_output.into())]);
-                Ok(is_handled.then(|| FollowedOutput {
-                    chunks: vec![],
-                    has_more: false,
-                    end: Some(end),
-                }))
-            }
-            Err(refusal) => Err(refusal.into()),
+        for chunk in &events.chunks {
+            text.push_str(&chunk_event(chunk));
         }
-    }
-
-    /// The `end` event: the command object, and whether output is missing from the stream.
-    fn end(&mut self, live: Map<String, Value>) -> String {
-        self.has_ended = true;
-        self.command.extend(live);
-        if self.has_skipped_gap {
-            self.command.insert("output_truncated".to_owned(), true.into());
+        if let Some(command) = &events.end {
+            self.has_ended = true;
+            let command = serde_json::to_string(&OrderedCommand(command)).unwrap_or_default();
+            text.push_str(&format!("event: end\ndata: {command}\n\n"));
         }
-        format!(
-            "event: end\ndata: {}\n\n",
-            serde_json::to_string(&OrderedCommand(&self.command)).unwrap_or_default()
-        )
+        Ok(Some(text))
     }
 }
 

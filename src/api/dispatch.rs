@@ -8,7 +8,7 @@ use worker::web_sys;
 use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
-    command_output, commands, docs, groups, installer, operator, pages, passwords,
+    command_output, commands, console, docs, groups, installer, operator, pages, passwords,
     registration_tokens, schedules, scripts, servers, service, sessions, tokens, users,
 };
 use crate::auth;
@@ -24,38 +24,49 @@ const COMMANDS: &str = "/api/events/commands/";
 /// they may belong to other services of the domain's owner.
 const HSTS: &str = "max-age=31536000";
 
-/// Responds to a request. Only this function turns an error into a response.
+/// What handles a request after the checks of [`answer`].
+pub type Handler = for<'a> fn(&'a mut Call) -> LocalBoxFuture<'a, Result<Reply, Error>>;
+
+/// Responds to a request of the API.
 ///
 /// # Errors
 /// The runtime cannot create the response.
 pub async fn respond(mut call: Call) -> worker::Result<web_sys::Response> {
+    let reply = answer(&mut call, native).await;
+    reply.into_response(&call.id, call.method == "HEAD")
+}
+
+/// The handler of the API: finds the endpoint, and calls its handler.
+pub fn native(call: &mut Call) -> LocalBoxFuture<'_, Result<Reply, Error>> {
+    find_and_handle(call).boxed_local()
+}
+
+/// Answers a request, and logs it. Only this function turns an error into a reply.
+pub async fn answer(call: &mut Call, handler: Handler) -> Reply {
     let (outcome, cost) = cost::measure(async {
         // Before the lookup of the workspace: the response to plain http must not depend on which
         // workspaces exist.
         call.require_https()?;
-        setup::require_secrets(&call)?;
-        match find_and_handle(&mut call).await {
+        setup::require_secrets(call)?;
+        match handler(call).await {
             // If the workspace does not exist, its 404 replaces every other error (contract 3.4).
             Err(error) => {
-                Err(with_command_code(&call, missing_workspace_error(&call).await.unwrap_or(error)))
+                Err(with_command_code(call, missing_workspace_error(call).await.unwrap_or(error)))
             }
             reply => reply,
         }
     })
     .await;
-    let outcome = setup::explain(&call, outcome, cost.d1_calls > 0).await;
+    let outcome = setup::explain(call, outcome, cost.d1_calls > 0).await;
     if let Err(error) = &outcome {
-        auth::audit::record_denial(&call, error);
+        auth::audit::record_denial(call, error);
     }
-    auth::audit::seal_later(&call);
-    let reply = outcome.unwrap_or_else(|error| error_reply(&call, &error));
+    auth::audit::seal_later(call);
+    let reply = outcome.unwrap_or_else(|error| error_reply(call, &error));
     let reply =
         if call.is_https() { reply.header("Strict-Transport-Security", HSTS) } else { reply };
-    let status = reply.status();
-    let response =
-        cors::add_headers(&call, reply).into_response(&call.id, call.method == "HEAD")?;
-    request_log::write(&call, status, cost);
-    Ok(response)
+    request_log::write(call, reply.status(), cost);
+    cors::add_headers(call, reply)
 }
 
 /// The response to an error, with `WWW-Authenticate` or `Allow` if its status requires one.
@@ -167,6 +178,8 @@ async fn missing_workspace_error(call: &Call) -> Option<Error> {
 fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Reply, Error>> {
     match endpoint {
         Endpoint::Health => future::ready(service::health(call)).boxed_local(),
+        Endpoint::Console => console::page(call).boxed_local(),
+        Endpoint::ConsoleFile => console::file(call).boxed_local(),
         Endpoint::Page => future::ready(pages::file(call)).boxed_local(),
         Endpoint::Docs => docs::file(call).boxed_local(),
         Endpoint::InstallScript => future::ready(installer::script(call)).boxed_local(),

@@ -7,7 +7,7 @@ use farhand_domain::error::Error;
 use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 
-use super::change::{Extent, changed_fields};
+use super::change::{Extent, changed_fields, conflict_error};
 use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
 use super::{any_caller, list_page, location, retrieve_one};
 use crate::auth::credential::Credential;
@@ -101,10 +101,16 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             ("expires_at", changes.expires_at.is_some()),
             ("acl", changes.acl.is_some()),
         ]));
-    let (caller, token) =
-        credential.write(api_tokens::update(&credential.scope, id, &changes, event)?).await?;
+    let expected_acl = call.overrides.expected_acl.as_deref();
+    let (caller, token) = credential
+        .write(api_tokens::update(&credential.scope, id, &changes, expected_acl, event)?)
+        .await?;
     if let Some(token) = token {
         return Ok(Reply::ok_text(token));
+    }
+    if call.overrides.expected_acl.is_some() {
+        retrieve(call).await?;
+        return Err(conflict_error("token"));
     }
     let Some(limit) = caller.token_expires_at() else { return Err(Error::not_found()) };
     retrieve(call).await?;

@@ -369,6 +369,16 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// A watch without a request. `hash` is the hash of the token, `remote_ip` the address of the
+    /// client.
+    pub fn new(env: Env, workspace: String, hash: String, remote_ip: String, query: Query) -> Self {
+        Self { env, workspace, hash, remote_ip, query }
+    }
+
+    pub fn env(&self) -> &Env {
+        &self.env
+    }
+
     /// The value of the query, if the credential is still valid and its access control list still
     /// allows the client's address. Returns `None` otherwise, or if the query finds nothing.
     pub async fn read(&self, now: Timestamp) -> Result<Option<String>, Error> {

@@ -1,7 +1,7 @@
 // Calls from wasm that read a request's head and create a response, each in one step.
 
 /** The headers that nearly every request needs. */
-const HEADERS = ["Host", "Authorization", "Origin", "X-Request-Id", "X-Forwarded-Proto"];
+const HEADERS = ["Host", "Authorization", "Origin", "User-Agent", "X-Request-Id", "X-Forwarded-Proto"];
 
 /**
  * The head of a request as JSON: method, URL, and the names and values of the headers above.

@@ -43,6 +43,30 @@ pub struct DenialDetails {
     pub details: Value,
 }
 
+/// A body that replaces the body of the request.
+#[derive(Clone)]
+pub struct ReplacedBody {
+    /// The body, or the error of reading the original body.
+    pub bytes: Result<Vec<u8>, Error>,
+    /// The media type, in lower case.
+    pub media_type: String,
+}
+
+/// What the dialect changes in a request, beside method, path and query (contract 21). By default
+/// nothing.
+#[derive(Default)]
+pub struct Overrides {
+    /// The Authorization header.
+    pub authorization: Option<Secret>,
+    /// The body.
+    pub body: Option<ReplacedBody>,
+    /// Whether tokens with an access control list are refused, even if the endpoint accepts them.
+    pub refuses_limited_tokens: bool,
+    /// For a change of an API token: the JSON of the access control list that the token must still
+    /// have. Otherwise the change is a conflict.
+    pub expected_acl: Option<String>,
+}
+
 /// A request, with everything that its handler needs.
 pub struct Call {
     pub env: Env,
@@ -77,6 +101,7 @@ pub struct Call {
     /// The audit chains that the request wrote events to: workspace ids, and
     /// [`CELL`](farhand_domain::audit::CELL).
     pub audited_chains: RefCell<Vec<i64>>,
+    pub overrides: Overrides,
     /// The result of [`Call::peer`].
     peer: OnceCell<Option<IpAddr>>,
     head: Head,
@@ -111,6 +136,7 @@ impl Call {
             caller: RefCell::default(),
             denial_details: Cell::default(),
             audited_chains: RefCell::default(),
+            overrides: Overrides::default(),
             peer: OnceCell::new(),
             env,
             context,
@@ -236,7 +262,8 @@ impl Call {
     /// Whether the endpoint accepts API tokens with an access control list (contract 4.12).
     pub fn accepts_limited_tokens(&self) -> bool {
         let endpoint = self.route.and_then(|route| route.endpoint(&self.method));
-        endpoint.is_some_and(|endpoint| endpoint.accepts_limited_tokens())
+        !self.overrides.refuses_limited_tokens
+            && endpoint.is_some_and(|endpoint| endpoint.accepts_limited_tokens())
     }
 
     /// A new audit event of this request, without an actor. If the endpoint has no audit action,
@@ -250,7 +277,10 @@ impl Call {
     }
 
     fn authorization(&self) -> Option<String> {
-        self.header("Authorization")
+        match &self.overrides.authorization {
+            Some(header) => Some(header.expose().to_owned()),
+            None => self.header("Authorization"),
+        }
     }
 
     /// The user's token in the Authorization header.
@@ -284,6 +314,9 @@ impl Call {
 
     /// The media type of the body, without its parameters, in lower case.
     fn media_type(&self) -> String {
+        if let Some(body) = &self.overrides.body {
+            return body.media_type.clone();
+        }
         let value = self.header("Content-Type").unwrap_or_default();
         value.split(';').next().unwrap_or("").trim().to_ascii_lowercase()
     }
@@ -293,6 +326,14 @@ impl Call {
     /// A larger body is an error, but is still read, up to [`MAX_DISCARDED_BYTES`]. Otherwise a
     /// client that is still sending may never see the response.
     async fn body(&mut self, limit: usize) -> Result<Vec<u8>, Error> {
+        let too_large = || {
+            let detail = format!("The request body is larger than {limit} bytes.");
+            Error::new(ErrorKind::TooLarge, detail)
+        };
+        if let Some(body) = &self.overrides.body {
+            let bytes = body.bytes.clone()?;
+            return if bytes.len() > limit { Err(too_large()) } else { Ok(bytes) };
+        }
         let unreadable = |_| Error::field(NON_FIELD, "The request body could not be read.");
         // A short body is read in one call. A stream needs several turns of the event loop for each
         // piece.
@@ -315,13 +356,7 @@ impl Call {
                 break;
             }
         }
-        if length > limit {
-            return Err(Error::new(
-                ErrorKind::TooLarge,
-                format!("The request body is larger than {limit} bytes."),
-            ));
-        }
-        Ok(body)
+        if length > limit { Err(too_large()) } else { Ok(body) }
     }
 
     /// The request as a `worker::Request`, which can read the body.
@@ -372,6 +407,13 @@ impl Call {
     pub async fn no_fields(&mut self) -> Result<(), Error> {
         let body = self.json_body(MAX_BODY_BYTES).await?;
         if body.trim_ascii() == b"null" { Ok(()) } else { Fields::from_json(&body)?.finish() }
+    }
+
+    /// Reads the body, and keeps it in `overrides` for the handler.
+    pub async fn keep_body(&mut self) -> &ReplacedBody {
+        let media_type = self.media_type();
+        let bytes = self.body(MAX_BODY_BYTES).await;
+        self.overrides.body.insert(ReplacedBody { bytes, media_type })
     }
 
     /// Reads the body and drops it, so that a client that is still sending sees the response.

@@ -19,6 +19,9 @@ use crate::store::db::Items;
 /// only its own origin. Icons and the images of style sheets are `data:` URLs.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// The policy of the console: like [`PAGE_POLICY`], and scripts cannot turn text into HTML or code.
+const CONSOLE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 #[wasm_bindgen(module = "/src/http/http.js")]
 extern "C" {
@@ -214,6 +217,11 @@ impl Reply {
             .header("X-Frame-Options", "DENY")
     }
 
+    /// Like [`for_page`](Self::for_page), for the console.
+    pub fn for_console(self) -> Self {
+        self.for_page().header("Content-Security-Policy", CONSOLE_POLICY)
+    }
+
     /// 200 with the body of a static asset.
     pub fn asset(media_type: &'static str, asset: web_sys::Response) -> Self {
         Self::new(200, Body::Asset { media_type, asset })
@@ -221,6 +229,46 @@ impl Reply {
 
     pub fn status(&self) -> u16 {
         self.status
+    }
+
+    /// The JSON of the body. `None`: the body is empty, or is not JSON.
+    pub fn json_value(&self) -> Option<Value> {
+        match &self.body {
+            Body::Text { media_type: "application/json", text } => serde_json::from_str(text).ok(),
+            Body::List { before, items } => {
+                let items = items.as_ref().as_string().unwrap_or_default();
+                serde_json::from_str(&format!("{before}{items}}}")).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// The text of the body, if it has one.
+    pub fn text(&self) -> Option<&str> {
+        match &self.body {
+            Body::Text { text, .. } => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The same response with another status and JSON body.
+    #[must_use]
+    pub fn with_json(self, status: u16, value: &Value) -> Self {
+        let body = Body::Text { media_type: "application/json", text: value.to_string() };
+        Self { status, body, ..self }
+    }
+
+    /// Adds the headers of `other` that do not depend on its content: those about the connection
+    /// and about cross-origin requests.
+    #[must_use]
+    pub fn with_general_headers_of(mut self, other: &Self) -> Self {
+        let is_general = |name: &str| {
+            name.starts_with("Access-Control-")
+                || ["Vary", "Strict-Transport-Security"].contains(&name)
+        };
+        let headers = other.headers.iter().filter(|(name, _)| is_general(name));
+        self.headers.extend(headers.cloned());
+        self
     }
 
     /// Creates the response of the runtime. `without_body` is true for HEAD.

@@ -40,6 +40,8 @@ pub const SEALER: &str = "SEALER";
 pub const SCHEDULER: &str = "SCHEDULER";
 /// The Durable Objects of batches.
 pub const BATCH: &str = "BATCH";
+/// The Durable Objects of the dialect's channels for live events.
+pub const CHANNEL: &str = "CHANNEL";
 /// Cloudflare's binding for sending mail.
 pub const EMAIL: &str = "EMAIL";
 
@@ -108,6 +110,8 @@ pub struct Config {
     pub trusted_proxies: TrustedProxies,
     /// Whether plain HTTP requests are served for every host (`ALLOW_HTTP=1`).
     pub allow_http: bool,
+    /// Whether `alpacon-mcp` may send its token without quotes (`ALPACON_MCP=1`).
+    pub alpacon_mcp: bool,
 }
 
 /// The limits for a user or a workspace (contract 11.4).
@@ -211,6 +215,7 @@ impl Config {
             peer: PeerSource::read(env),
             trusted_proxies: trusted_proxies(env),
             allow_http: var(env, "ALLOW_HTTP") == "1",
+            alpacon_mcp: var(env, "ALPACON_MCP") == "1",
         }
     }
 

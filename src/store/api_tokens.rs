@@ -99,23 +99,29 @@ fn outlives(end: &str) -> String {
 }
 
 /// SQL for the condition that the caller may make a change of a token: if the change sets the
-/// expiry or enables the token, the token does not outlive the API token of the request. `row` is
-/// the table or its alias. [`bind_change`] binds the parameters.
+/// expiry or enables the token, the token does not outlive the API token of the request. If the
+/// request expects an access control list, the token has that list. `row` is the table or its
+/// alias. [`bind_change`] binds the parameters.
 fn may_change(row: &str) -> String {
     let outlives_new = outlives(":expires_at");
     let outlives_result =
         outlives(&format!("iif(:sets_expires_at, :expires_at, {row}.expires_at)"));
     format!(
         "NOT (:sets_expires_at AND {outlives_new})
-         AND NOT (coalesce(:enabled, 0) AND NOT {row}.enabled AND {outlives_result})"
+         AND NOT (coalesce(:enabled, 0) AND NOT {row}.enabled AND {outlives_result})
+         AND (:expected_acl IS NULL OR coalesce({row}.acl, 'null') = :expected_acl)"
     )
 }
 
 /// Binds the parameters of [`may_change`].
-fn bind_change(statement: Statement, changes: &TokenChanges) -> Statement {
+fn bind_change(
+    statement: Statement,
+    changes: &TokenChanges,
+    expected_acl: Option<&str>,
+) -> Statement {
     statement.bind_all(params! {
         enabled: changes.enabled, sets_expires_at: changes.expires_at.is_some(),
-        expires_at: changes.expires_at.flatten(),
+        expires_at: changes.expires_at.flatten(), expected_acl: expected_acl.map(str::to_owned),
     })
 }
 
@@ -145,12 +151,13 @@ pub fn insert(
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
-/// Changes a token of the caller, unless it would outlive the API token of the request. The reply
-/// is the token.
+/// Changes a token of the caller, unless it would outlive the API token of the request, or its
+/// access control list is not `expected_acl`. The reply is the token.
 pub fn update(
     scope: &Scope<'_>,
     id: Uuid,
     changes: &TokenChanges,
+    expected_acl: Option<&str>,
     event: AuditEvent,
 ) -> Result<Batch, Error> {
     let acl = changes.acl.as_ref().map(|acl| acl_text(acl.as_ref())).transpose()?;
@@ -165,11 +172,12 @@ pub fn update(
             db::returned(OBJECT, "t")
         ))
         .bind_all(params! { id, name: changes.name.as_ref() });
-    let update = bind_change(update, changes).bind_all(params! {
+    let update = bind_change(update, changes, expected_acl).bind_all(params! {
         sets_acl: acl.is_some(), acl: acl.flatten(),
         selector: selector_terms(changes.acl.as_ref().and_then(Option::as_ref)),
     });
-    Ok(Batch::default().change_after_event(before_update(scope, event, changes)?, update))
+    Ok(Batch::default()
+        .change_after_event(before_update(scope, event, changes, expected_acl)?, update))
 }
 
 /// SQL that selects the token that is the object of the audit event, as `d`.
@@ -183,6 +191,7 @@ fn before_update(
     scope: &Scope<'_>,
     mut event: AuditEvent,
     changes: &TokenChanges,
+    expected_acl: Option<&str>,
 ) -> Result<Statement, Error> {
     // The event contains the old and the new access control list. If the old list is long, the
     // event contains only its size. The event that set the old list has its hash.
@@ -197,7 +206,7 @@ fn before_update(
         .transpose()?;
     let rest = format!("{EVENT_TOKEN} WHERE {}", may_change("d"));
     let insert = Insert { object_name: Some("d.name"), details, rest: &rest, ..Insert::by_me() };
-    Ok(bind_change(insert.statement(scope, &event)?, changes))
+    Ok(bind_change(insert.statement(scope, &event)?, changes, expected_acl))
 }
 
 /// Deletes a token of the caller. The audit event is written first: it reads the token's name.

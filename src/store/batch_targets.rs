@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::batch_reads::is_readable;
 use super::db::params;
-use super::list::{Filters, List, Select};
+use super::list::{List, Select};
 use super::scope::Query;
 use super::servers::IS_ACCESSIBLE;
 
@@ -62,27 +62,42 @@ fn visible_targets() -> String {
 const SERVER_NAME: &str = "coalesce((SELECT s.name FROM servers s WHERE s.id = t.server_id AND s.workspace_id = t.workspace_id), t.server_name)";
 
 /// The targets of a batch in the order in which they start, optionally only those with one of some
-/// states.
+/// states. A caller who sees all targets reads only those of the page, if the list has no filter.
+///
+/// D1 limits the depth of an expression. So the targets are counted in a subquery in FROM, and the
+/// deepest condition is the last one.
 pub fn list(batch: Uuid, states: Option<&Vec<&'static str>>) -> List {
-    let (state, visible_targets) = (target_state!(), visible_targets());
-    let Filters { sql: filter, mut parameters } = Filters::default().with(
-        "state IN (SELECT value FROM json_each(:states))",
-        "states",
-        states.map(Value::list),
-    );
-    parameters.add("id", batch);
+    let (state, join_command) = (target_state!(), join_command!());
+    let (is_visible, is_readable) = (is_visible(), is_readable());
+    let (is_wanted, knows_total) = match states {
+        None => ("true".to_owned(), format!("({} AND NOT b.lost_commands)", sees_all())),
+        Some(_) => {
+            (format!("{state} IN (SELECT value FROM json_each(:states))"), "false".to_owned())
+        }
+    };
+    let mut parameters = params! { id: batch };
+    if let Some(states) = states {
+        parameters.add("states", Value::list(states));
+    }
     let tables = format!(
-        ", targets AS MATERIALIZED (SELECT t.position, t.server_id, {SERVER_NAME} AS server_name, c.id AS command,
-                {state} AS state, c.exit_code, c.elapsed_time, c.added_at, c.handled_at,
-                coalesce(t.reason, iif(c.state IN ('failed', 'cancelled', 'expired', 'stuck'), c.status_message, NULL)) AS reason
-            FROM me CROSS JOIN {visible_targets}),
-         total AS (SELECT count(*) AS total FROM targets WHERE true{filter})"
+        ", batch AS MATERIALIZED (SELECT b.workspace_id, b.id, b.total, b.finished_at, b.lost_commands
+            FROM me CROSS JOIN batches b WHERE b.id = :id AND {is_readable}),
+         total AS (SELECT coalesce(sum(n), 0) AS total FROM (
+            SELECT b.total AS n FROM me CROSS JOIN batch b WHERE {knows_total}
+            UNION ALL SELECT count(*) FROM me CROSS JOIN batch b
+            CROSS JOIN batch_targets t ON t.workspace_id = b.workspace_id AND t.batch_id = b.id {join_command}
+            WHERE NOT {knows_total} AND {is_wanted} AND ({is_visible})))"
     );
+    // The targets come first, so that SQLite reads them in the order of their positions.
     let items = format!(
-        "SELECT json_object('server', server_id, 'server_name', server_name, 'command', command, 'state', state,
-            'exit_code', exit_code, 'elapsed_time', elapsed_time, 'started_at', added_at, 'handled_at', handled_at,
-            'reason', reason) AS body
-         FROM targets WHERE true{filter} ORDER BY position LIMIT :page_size + 0 OFFSET :page_offset"
+        "SELECT json_object('server', t.server_id, 'server_name', {SERVER_NAME}, 'command', c.id, 'state', {state},
+            'exit_code', c.exit_code, 'elapsed_time', c.elapsed_time, 'started_at', c.added_at,
+            'handled_at', c.handled_at,
+            'reason', coalesce(t.reason, iif(c.state IN ('failed', 'cancelled', 'expired', 'stuck'), c.status_message, NULL))) AS body
+         FROM batch_targets t CROSS JOIN batch b CROSS JOIN me {join_command}
+         WHERE t.workspace_id = (SELECT workspace_id FROM batch) AND t.batch_id = (SELECT id FROM batch)
+            AND (:page_offset = 0 OR (SELECT total FROM total) > :page_offset) AND {is_wanted} AND ({is_visible})
+         ORDER BY t.position LIMIT :page_size + 0 OFFSET :page_offset"
     );
     let select = Select { tables, items, max_in_one_text: 0, parameters };
     List { select, full_access: None, narrow: None }

@@ -109,6 +109,27 @@ pub fn endable(id: Uuid) -> Query {
     readable_part(&endable_object(), id)
 }
 
+/// Reads a value that is not null, for a check of the credential alone.
+pub fn any() -> Query {
+    Query::new("'valid'", params! {})
+}
+
+/// Maximum number of a server's latest commands that [`ended_since`] reads.
+const MAX_LATEST: u32 = 100;
+
+/// Reads the ids of commands of a server that the caller can read and that ended after `since`, as
+/// a JSON array: among the [`MAX_LATEST`] with the latest `scheduled_at`.
+pub fn ended_since(server: Uuid, since: Timestamp) -> Query {
+    let readable = readable();
+    let sql = format!(
+        "(SELECT json_group_array(latest.id) FROM (SELECT c.id, c.handled_at FROM commands c
+            WHERE c.server_id = :server AND {readable}
+            ORDER BY c.scheduled_at DESC, c.id DESC LIMIT {MAX_LATEST}) latest
+          WHERE latest.handled_at > :since)"
+    );
+    Query::new(sql, params! { server, since })
+}
+
 /// Reads a value that is not null if the caller can read the command.
 pub fn is_readable(id: Uuid) -> Query {
     readable_part("c.id", id)

@@ -5,5 +5,6 @@ mod dependencies;
 mod documents;
 mod examples;
 mod openapi;
+mod pipelines;
 mod properties;
 mod site;

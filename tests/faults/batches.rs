@@ -1,7 +1,8 @@
-//! workerd is killed while batches run, with the objects that coordinate them.
+//! workerd is killed while batches run or are killed, with the objects that coordinate them.
 
 use std::time::Duration;
 
+use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
 use farhand_tests::alpamon::Alpamon;
 use farhand_tests::people::{BATCHES, item_path};
 use farhand_tests::{Dice, eventually_within};
@@ -56,6 +57,7 @@ async fn every_batch_ends_and_runs_once_when_its_coordinator_is_killed() {
         let ended = eventually_within(END_TIMEOUT, "the batch's end", || async {
             let batch = read(&cell, &batch).await;
             check_counts(&batch);
+            cell.assert_counters_match_rows();
             batch["finished_at"].is_string().then_some(batch)
         })
         .await;
@@ -74,6 +76,71 @@ async fn every_batch_ends_and_runs_once_when_its_coordinator_is_killed() {
             assert!(runs == 1 || runs == 0 && !has_run, "{runs} runs: {target}");
             let of_batch = |order: &&Value| order["line"] == fields["line"];
             assert!(log.delivered.iter().filter(of_batch).count() <= 1, "{target}");
+            cell.count_target(target["state"].as_str().unwrap(), runs);
         }
     }
+    cell.finish();
+}
+
+/// The next message of a kind that the service sends to an agent. Responds to pings.
+async fn next(agent: &mut ScriptedAgent, query: &str) -> Value {
+    loop {
+        let message = agent.next().await.unwrap();
+        if message["query"] == "ping" {
+            agent.send(&json!({"query": "pong", "timestamp": 1.5})).await;
+        }
+        if message["query"] == query {
+            return message;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_reaches_every_running_command_when_the_coordinator_is_killed() {
+    let mut cell = Cell::start("coordinator of a batch killed while it kills", &[]).await;
+    let servers = cell.create_servers(["one", "two", "three"]).await;
+    let (workspace, mut dice) = (cell.workload.clone(), Dice(7));
+    let workspace = &workspace.workspace;
+    let connect = async |server| {
+        let agent = ScriptedAgent::connect_with_features(workspace, server, "kill").await;
+        wait_until_connected(workspace, server["id"].as_str().unwrap(), true).await;
+        agent
+    };
+    for _ in rounds(2, 20) {
+        let mut agents = Vec::new();
+        for server in &servers {
+            agents.push(connect(server).await);
+        }
+        let fields = json!({"targets": {"all": true}, "line": "sleep 1000"});
+        let batch = workspace.admin.post(BATCHES, &fields).await.expect(201);
+        let mut orders = Vec::new();
+        for agent in &mut agents {
+            let id = next(agent, "command").await["command"]["id"].clone();
+            agent.ack(id.as_str().unwrap()).await;
+            orders.push(id);
+        }
+        // The kill reaches two agents before or after the crash, and one that was not connected.
+        agents.pop().unwrap().close().await;
+        let path = format!("{}kill/", item_path(BATCHES, &batch));
+        workspace.admin.post(&path, &json!({})).await.expect(202);
+        tokio::time::sleep(Duration::from_millis(dice.roll(100) as u64)).await;
+        cell.kill().await;
+        cell.count_fault();
+        cell.restart().await;
+        for (server, id) in servers.iter().zip(&orders) {
+            let mut agent = connect(server).await;
+            while next(&mut agent, "kill").await["id"] != *id {}
+            agent.fin(id.as_str().unwrap(), 137, "").await;
+        }
+        let ended = eventually_within(END_TIMEOUT, "the batch's end", || async {
+            let batch = read(&cell, &batch).await;
+            check_counts(&batch);
+            batch["finished_at"].is_string().then_some(batch)
+        })
+        .await;
+        assert_eq!(ended["state"], "cancelled");
+        assert_eq!(ended["counts"]["failed"], servers.len(), "{ended}");
+        servers.iter().for_each(|_| cell.count_target("failed", 1));
+    }
+    cell.finish();
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use farhand_sql::{batch_counts, counted_targets};
 use farhand_tests::agents::own_account;
 use farhand_tests::alpamon::{AgentBehaviour, Alpamon, CommandScript};
 use farhand_tests::client::unique;
@@ -115,6 +116,21 @@ impl Cell {
     /// Counts an injected fault.
     pub fn count_fault(&mut self) {
         self.figures.faults += 1;
+    }
+
+    /// Records a target of a batch that ended in a state, and how often its command was delivered.
+    /// A target counts as an accepted command.
+    pub fn count_target(&mut self, state: &str, deliveries: usize) {
+        self.figures.accepted += 1;
+        self.figures.ran += deliveries;
+        self.figures.repeats += usize::from(deliveries > 1);
+        *self.figures.ends.entry(state.to_owned()).or_insert(0) += 1;
+    }
+
+    /// Compares the counters in D1 with the rows for the last time, and writes the figures.
+    pub fn finish(self) {
+        self.assert_counters_match_rows();
+        self.figures.write();
     }
 
     /// Kills the service, including workerd, with SIGKILL.
@@ -407,7 +423,16 @@ impl Cell {
     }
 
     /// Asserts that the counters in D1 agree with the rows.
-    fn assert_counters_match_rows(&self) {
+    pub fn assert_counters_match_rows(&self) {
+        let of_batches = concat!(
+            "SELECT b.id FROM batches b WHERE b.finished_at IS NULL AND ",
+            batch_counts!(),
+            " IS NOT ",
+            counted_targets!(),
+            " UNION ALL SELECT batch_id FROM batch_counts n
+                WHERE NOT EXISTS (SELECT 1 FROM batches b WHERE b.id = n.batch_id AND b.finished_at IS NULL)"
+        );
+        assert_eq!(self.rows(of_batches), Vec::<String>::new(), "counts of batches");
         let wrong = self.rows(
             "SELECT 'all' FROM counted_commands n WHERE total <>
                 (SELECT count(*) FROM commands r WHERE r.workspace_id = n.workspace_id AND r.seq <= n.up_to)

@@ -12,6 +12,7 @@ mod request_log;
 mod retention;
 mod set_up;
 mod start;
+mod versions;
 
 use std::path::Path;
 use std::process::Command;

@@ -37,6 +37,9 @@ pub enum LinkRequest {
     CancelOfSessions(RevokedSessions),
     /// Kill a command. Returns its live fields.
     Kill(UserAction),
+    /// Kill a command of a batch. Returns its live fields. If the agent is not connected, it gets the
+    /// kill when it connects.
+    KillOfBatch(UserAction),
     /// Read a page of a command's output. Returns [`OutputPage`].
     #[serde(rename = "Chunks")]
     ReadOutput(ReadOutput),

@@ -23,6 +23,15 @@ const FINISH_ACTION: &str = "command.finish";
 /// The audit action for output that arrived after the end.
 const OUTPUT_ACTION: &str = "command.output";
 
+/// What happens to the kill of a command whose agent is not connected.
+#[derive(Clone, Copy)]
+pub(super) enum Disconnected {
+    /// The call is refused.
+    Refuse,
+    /// The agent gets the kill when it connects.
+    Wait,
+}
+
 /// The details of an audit event about a command's end. `hash`: the SHA-256 of the output, if the
 /// output is complete.
 fn finish_details(stored: &StoredCommand, hash: Option<String>) -> Value {
@@ -165,7 +174,12 @@ impl<S: Store> LinkMachine<S> {
     }
 
     /// Kills a delivered command for a user. A waiting command is cancelled (contract 7.8).
-    pub(super) fn kill(&mut self, ticket: Ticket, by: UserAction) -> Result<()> {
+    pub(super) fn kill(
+        &mut self,
+        ticket: Ticket,
+        by: UserAction,
+        disconnected: Disconnected,
+    ) -> Result<()> {
         let Some(mut stored) = self.find(by.id)? else {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
@@ -177,13 +191,19 @@ impl<S: Store> LinkMachine<S> {
             self.refuse(ticket, Refusal::AlreadyHandled);
             return Ok(());
         }
-        let Some((generation, _)) = self.backhaul().filter(|(_, features)| features.kill) else {
-            self.refuse(ticket, Refusal::CannotKill);
-            return Ok(());
+        let generation = match (self.backhaul(), disconnected) {
+            (Some((generation, features)), _) if features.kill => Some(generation),
+            (None, Disconnected::Wait) => None,
+            _ => {
+                self.refuse(ticket, Refusal::CannotKill);
+                return Ok(());
+            }
         };
         stored.add_event(by.event);
         self.save(&stored)?;
-        self.send_kill(generation, by.id);
+        if let Some(generation) = generation {
+            self.send_kill(generation, by.id);
+        }
         let answer = self.live_answer(by.id)?;
         self.reply(ticket, answer);
         Ok(())

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::call::{AgentReport, LinkRequest, LinkResponse, Refusal};
+use super::ending::Disconnected;
 use super::event::{ConnectionKind, D1Request, Effect, LinkEvent, RequestId, StepInput, Ticket};
 use super::memory::{
     AfterVerification, D1Result, PendingRequest, QueuedChange, UnverifiedCall, WaitingCall,
@@ -229,7 +230,8 @@ impl<S: Store> LinkMachine<S> {
             LinkRequest::ReadLiveFields(live) => self.live(ticket, live),
             LinkRequest::Cancel(by) => self.cancel(ticket, by),
             LinkRequest::CancelOfSessions(revoked) => self.cancel_of_sessions(ticket, &revoked),
-            LinkRequest::Kill(by) => self.kill(ticket, by),
+            LinkRequest::Kill(by) => self.kill(ticket, by, Disconnected::Refuse),
+            LinkRequest::KillOfBatch(by) => self.kill(ticket, by, Disconnected::Wait),
             LinkRequest::ReadOutput(page) => self.output_page(ticket, &page),
             LinkRequest::FollowOutput(follow) => self.follow(ticket, follow),
             LinkRequest::InitIdentity(of) => self.init_identity(ticket, of),

@@ -45,7 +45,10 @@ pub enum Op {
     },
     Cancel(u8),
     CancelOf,
-    Kill(u8),
+    Kill {
+        command: u8,
+        is_of_batch: bool,
+    },
     Chunks(u8),
     Follow {
         command: u8,
@@ -157,7 +160,7 @@ impl Op {
             50..53 => Self::Live { command: near, wait: b % 2 * 10 },
             53..57 => Self::Cancel(near),
             57..58 => Self::CancelOf,
-            58..62 => Self::Kill(near),
+            58..62 => Self::Kill { command: near, is_of_batch: b % 2 == 0 },
             62..63 => Self::Chunks(near),
             63..67 => Self::Follow { command: near, from: b % 3, skips_gap: c % 4 == 0 },
             67..69 => Self::Adopt,
@@ -459,9 +462,10 @@ impl World {
                     LinkRequest::CancelOfSessions(RevokedSessions { sessions: vec![Uuid::nil()] }),
                 )?;
             }
-            Op::Kill(command) => {
+            Op::Kill { command, is_of_batch } => {
                 let by = self.by_user(self.command(command), "command.kill");
-                self.call(CallKind::Other, LinkRequest::Kill(by))?;
+                let kill = if is_of_batch { LinkRequest::KillOfBatch } else { LinkRequest::Kill };
+                self.call(CallKind::Other, kill(by))?;
             }
             Op::Chunks(command) => {
                 let asked = ReadOutput { id: self.command(command), from: 0, offset: 1, limit: 2 };

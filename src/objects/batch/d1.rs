@@ -11,7 +11,7 @@ use farhand_domain::rights::default_account;
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_counts::next_key;
 use farhand_sql::statement::{Statement, Value as Parameter};
-use farhand_sql::{batch_counts, join_command, target_state};
+use farhand_sql::{counted_targets, join_command, target_state};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -189,22 +189,7 @@ async fn insert(
     let events_sql = Insert::from_event(":workspace_id", "e.event", rest).sql_of_many();
     let events = Statement::new(events_sql)
         .bind_all(params! { workspace_id, added_at, events: Parameter::list(&events) });
-    let was_queued = |(position, _): &&(Position, Run)| {
-        let target = batch.targets.get(*position as usize);
-        target.is_some_and(|target| target.state == TargetState::Queued)
-    };
-    let queued: Vec<_> = runs.iter().filter(was_queued).map(|(position, _)| *position).collect();
-    // Its command has the state from now on.
-    let unqueue = Statement::new(
-        "UPDATE batch_targets AS t SET state = NULL, reason = NULL FROM json_each(:queued) q
-         WHERE t.workspace_id = :workspace_id AND t.batch_id = :id AND t.position = q.value AND t.state = 'queued'
-            AND EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = t.workspace_id
-                AND c.batch_id = t.batch_id AND c.server_id = t.server_id)",
-    )
-    .bind_all(params! { id, workspace_id, queued: Parameter::list(&queued) });
-    let unqueue = if queued.is_empty() { vec![] } else { vec![unqueue] };
-    let statements =
-        [vec![insert, subtract_pending(data), events], unqueue, mark(data, marks)].concat();
+    let statements = [vec![insert, subtract_pending(data), events], mark(data, marks)].concat();
     let results = db::batch(env, statements).await?;
     let inserted = db::column::<Uuid>(results.first().ok_or_else(unexpected)?)?;
     let is_inserted = |position: &&(Position, Run)| {
@@ -281,7 +266,7 @@ async fn finish(env: &Env, data: &BatchData) -> Result<Answer, Error> {
          WHERE b.id = :id AND b.workspace_id = :workspace_id AND b.finished_at IS NULL
             AND NOT EXISTS (SELECT 1 FROM batch_targets t {}
                 WHERE t.workspace_id = :workspace_id AND t.batch_id = :id AND {} IN ('pending', 'queued', 'sent', 'running'))",
-        batch_counts!(),
+        counted_targets!(),
         join_command!(),
         target_state!(),
     ))

@@ -261,7 +261,7 @@ impl Shell {
             Ok((server, message)) => {
                 let work = call_or_refusal::<Value>(&self.env, server, &message);
                 match future::select(pin!(work), pin!(Delay::from(CALL_TIMEOUT))).await {
-                    // A refusal is final: a kill comes too late, or its agent is not connected.
+                    // A refusal is final: a kill comes too late, or its agent cannot kill.
                     Either::Left((answer, _)) => answer.map(drop),
                     Either::Right(_) => Err(Error::internal("the server's object did not answer")),
                 }
@@ -303,7 +303,7 @@ impl Shell {
                 let username = identity.kill.clone().ok_or_else(missing)?;
                 let event = service_event("command.kill")?.with_object(Some(id.to_string()), None);
                 let event = event.details(json!({"batch": identity.batch, "username": username}));
-                LinkRequest::Kill(UserAction { id, username, event })
+                LinkRequest::KillOfBatch(UserAction { id, username, event })
             }
         };
         Ok((target.server, message))

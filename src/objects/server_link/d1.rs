@@ -57,7 +57,7 @@ pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
             D1Answer::Flushed(results, waiting)
         }
         D1Request::Restore(commands) => {
-            send(env, commands.iter().map(restore_command).collect()).await?;
+            send(env, commands.iter().flat_map(restore_command).collect()).await?;
             D1Answer::Restored
         }
         D1Request::DeleteRestored(commands) => {
@@ -164,13 +164,13 @@ fn insert_parameters(
     }
 }
 
-/// The statement that inserts a command again after D1 lost it. [`update_command`] later writes the
+/// The statements that insert a command again after D1 lost it. [`update_command`] later writes the
 /// command's latest state.
 ///
 /// After D1 was restored, the requester's id may belong to a user who joined later than the
 /// command. Then the command gets no requester. The statement also sets `output_bytes`, so that
 /// old output does not count towards today's quota.
-fn restore_command(stored: &StoredCommand) -> Statement {
+fn restore_command(stored: &StoredCommand) -> Vec<Statement> {
     let sql = format!(
         "INSERT INTO commands (seq, {COMMAND_COLUMNS}, output_bytes)
          SELECT {}, w.id, :id, :server_id, :server_name,
@@ -184,7 +184,24 @@ fn restore_command(stored: &StoredCommand) -> Statement {
     );
     let parameters =
         insert_parameters(stored.workspace_id, &stored.command, &stored.origin, &stored.life);
-    Statement::new(sql).bind_all(parameters).bind("output_bytes", stored.output_bytes())
+    let insert = Statement::new(sql).bind_all(parameters);
+    let insert = insert.bind("output_bytes", stored.output_bytes());
+    [insert]
+        .into_iter()
+        .chain(stored.command.batch.map(|batch| clear_target(stored, batch)))
+        .collect()
+}
+
+/// The statement that clears the state of a restored command's target. It must not count beside the
+/// command's state. Reads all targets of the batch, as no index has their servers.
+fn clear_target(stored: &StoredCommand, batch: Uuid) -> Statement {
+    let StoredCommand { workspace_id, command, .. } = stored;
+    Statement::new(
+        "UPDATE batch_targets AS t SET state = NULL, reason = NULL
+         WHERE t.workspace_id = :workspace_id AND t.batch_id = :batch AND t.server_id = :server AND t.state IS NOT NULL
+            AND EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = :workspace_id AND c.id = :id)",
+    )
+    .bind_all(params! { workspace_id: *workspace_id, batch, server: command.server, id: command.id })
 }
 
 /// The statements that delete a restored command, if no update has followed its restoration.

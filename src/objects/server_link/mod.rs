@@ -10,6 +10,7 @@
 //! writes are durable.
 
 pub mod calls;
+mod chunk_sums;
 mod d1;
 mod d1_server;
 mod output_table;

@@ -61,6 +61,7 @@ impl Tables {
         let sql =
             "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
         let number = self.count(sql, vec![text(id), integer(limit)])?;
+        self.drop_sums(id);
         let sql = "DELETE FROM chunks WHERE command = ?1
             AND first <= (SELECT max(first) FROM (SELECT first FROM chunks WHERE command = ?1 ORDER BY first LIMIT ?2 + 0))";
         self.exec(sql, vec![text(id), integer(limit)])?;
@@ -90,43 +91,51 @@ impl Tables {
         }
         let new =
             ChunkRow::new(seq, &chunk.content, stored.cut_at.is_none_or(|cut_at| seq < cut_at));
-        let mut kept_bytes = stored.chunks.kept_bytes + new.content.len() as u64;
+        let mut sums = stored.chunks;
+        sums.count += 1;
+        sums.bytes += chunk.content.len() as u64;
+        sums.kept_bytes += new.content.len() as u64;
         let mut row = match before {
             Some(mut row) if row.has_room_for(&new) => {
                 row.append(&new);
                 row
             }
-            _ if stored.chunks.rows >= MAX_CHUNK_ROWS => return Ok(false),
-            _ => new,
+            _ if sums.rows >= MAX_CHUNK_ROWS => return Ok(false),
+            _ => {
+                sums.rows += 1;
+                new
+            }
         };
         // If the chunk fills the gap before the next row, that row is joined to this row.
-        let after = if row.end() < stored.chunks.top {
-            self.chunk_row(id, "first = ?2", row.end())?
-        } else {
-            None
-        };
+        let after =
+            if row.end() < sums.top { self.chunk_row(id, "first = ?2", row.end())? } else { None };
+        // If a statement fails, the sums are read again.
+        self.drop_sums(id);
         if let Some(after) = after.filter(|after| row.has_room_for(after)) {
             self.exec(
                 "DELETE FROM chunks WHERE command = ? AND first = ?",
                 vec![text(id), integer(after.first)],
             )?;
             row.append(&after);
+            sums.rows -= 1;
         }
+        sums.top = sums.top.max(seq + 1);
         self.store_chunks(id, &row)?;
         let mut cut_at = stored.cut_at;
-        while kept_bytes > output::MAX_KEPT {
+        while sums.kept_bytes > output::MAX_KEPT {
             let end = cut_at.unwrap_or(AFTER_LAST_SEQ);
             let Some(mut last) = self.chunk_row(id, "first < ?2 ORDER BY first DESC", end)? else {
                 break;
             };
-            while kept_bytes > output::MAX_KEPT
+            while sums.kept_bytes > output::MAX_KEPT
                 && let Some((seq, bytes)) = last.drop_last(cut_at.unwrap_or(AFTER_LAST_SEQ))
             {
-                kept_bytes = kept_bytes.saturating_sub(bytes);
+                sums.kept_bytes = sums.kept_bytes.saturating_sub(bytes);
                 cut_at = Some(seq);
             }
             self.store_chunks(id, &last)?;
         }
+        self.keep_sums(id, sums);
         let has_ended = stored.life.outcome().is_some();
         if has_ended || cut_at != stored.cut_at {
             let output_at = if has_ended { Some(now) } else { stored.output_at };

@@ -3,7 +3,7 @@
 use farhand_domain::command_object::Output;
 use farhand_domain::link::state::ServerState;
 use farhand_domain::link::store::{Failed, IdempotentRequest, NextFlush, ReadLimit, Result, Store};
-use farhand_domain::link::stored_command::{Phase, Stage, StoredCommand};
+use farhand_domain::link::stored_command::{ChunkSums, Phase, Stage, StoredCommand};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Chunk;
 use serde::Deserialize;
@@ -27,7 +27,6 @@ struct CommandRow {
     phase: Phase,
     revision: f64,
     is_flushed: f64,
-    chunks: String,
 }
 
 impl TryFrom<CommandRow> for StoredCommand {
@@ -39,18 +38,14 @@ impl TryFrom<CommandRow> for StoredCommand {
             phase: row.phase,
             revision: row.revision as i64,
             is_flushed: row.is_flushed != 0.0,
-            chunks: serde_json::from_str(&row.chunks).map_err(failed)?,
             ..serde_json::from_str(&row.document).map_err(failed)?
         })
     }
 }
 
-/// Reads commands. The caller adds a WHERE clause. `chunks` has the sums over a command's chunk
-/// rows. Only piece 0 of a row has the row's numbers.
-const SELECT_COMMANDS: &str = "SELECT document, result, phase, revision, flushed >= revision AS is_flushed,
-    (SELECT json_object('rows', count(*), 'bytes', coalesce(sum(bytes), 0), 'count', coalesce(sum(next - first), 0),
-        'top', coalesce(max(next), 0), 'kept_bytes', coalesce(sum(kept), 0))
-     FROM chunks c WHERE c.command = commands.id AND c.piece = 0) AS chunks FROM commands";
+/// Reads commands without the sums of their chunks. The caller adds a WHERE clause.
+const SELECT_COMMANDS: &str =
+    "SELECT document, result, phase, revision, flushed >= revision AS is_flushed FROM commands";
 
 impl Tables {
     fn select_commands(
@@ -60,7 +55,15 @@ impl Tables {
     ) -> Result<Vec<StoredCommand>> {
         let rows: Vec<CommandRow> =
             self.rows(&format!("{SELECT_COMMANDS} WHERE {condition}"), parameters)?;
-        rows.into_iter().map(StoredCommand::try_from).collect()
+        rows.into_iter().map(|row| self.with_sums(row.try_into()?)).collect()
+    }
+
+    /// Adds the sums of its chunks to a command. A command that was not delivered has no chunks.
+    fn with_sums(&self, mut stored: StoredCommand) -> Result<StoredCommand> {
+        if stored.life.delivered_at.is_some() {
+            stored.chunks = self.chunk_sums(stored.command.id)?;
+        }
+        Ok(stored)
     }
 
     /// Stores a command's document. If `is_change`, also marks the command as active and increments
@@ -112,6 +115,7 @@ impl Store for Tables {
             text(due_at),
             text(new.document().map_err(failed)?),
         ];
+        self.keep_sums(new.command.id, ChunkSums::default());
         self.exec(sql, parameters)
     }
 
@@ -246,6 +250,7 @@ impl Store for Tables {
     }
 
     fn delete(&mut self, id: Uuid) -> Result<()> {
+        self.drop_sums(id);
         self.exec("DELETE FROM answers WHERE command = ?", vec![text(id)])?;
         self.exec("DELETE FROM commands WHERE id = ?", vec![text(id)])
     }

@@ -1,15 +1,18 @@
 //! The tables in the SQLite database of a server's object, and methods that run statements on them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::rc::Rc;
 
 use farhand_domain::link::state::ServerState;
 use farhand_domain::link::store::{Failed, Result};
+use farhand_domain::link::stored_command::ChunkSums;
 use futures_util::{FutureExt, future};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use uuid::Uuid;
 use worker::{SqlStorage, SqlStorageValue, State};
 
 use crate::objects::alarm::Alarm;
@@ -83,6 +86,8 @@ pub struct Tables {
     sql: SqlStorage,
     /// Rows written since [`Tables::take_rows_written`], including index entries.
     rows_written: Cell<usize>,
+    /// The sums of chunk rows by the command's id. They are always equal to the stored rows.
+    pub(super) sums: RefCell<HashMap<Uuid, ChunkSums>>,
 }
 
 pub(super) fn failed(error: impl Display) -> Failed {
@@ -104,7 +109,8 @@ pub(super) fn integer(value: u64) -> SqlStorageValue {
 impl Tables {
     /// A handle on the tables of an object. It does not create them.
     pub fn new(state: Rc<State>, alarm: Rc<Alarm>) -> Self {
-        Self { sql: state.storage().sql(), state, alarm, rows_written: Cell::default() }
+        let sql = state.storage().sql();
+        Self { sql, state, alarm, rows_written: Cell::default(), sums: RefCell::default() }
     }
 
     /// Runs a statement that returns no rows.
@@ -180,6 +186,7 @@ impl Tables {
     /// Deletes everything in the object. Later reads find nothing. The deletion becomes durable in
     /// the background.
     pub(super) fn delete_all(&self) {
+        self.sums.take();
         let (storage, alarm) = (self.state.storage(), self.alarm.clone());
         let mut deletion = Box::pin(async move {
             // The first poll starts both deletions.

@@ -1,5 +1,6 @@
 //! Cancelling and killing a running batch.
 
+use farhand_tests::agents::wait_until_connected;
 use farhand_tests::client::Api;
 use farhand_tests::people::item_path;
 use serde_json::{Value, json};
@@ -51,6 +52,28 @@ async fn a_killed_batch_also_kills_what_runs() {
     assert_eq!(ended["state"], "cancelled");
     assert_eq!((&ended["counts"]["failed"], &ended["counts"]["cancelled"]), (&json!(2), &json!(1)));
     assert!(fleet.are_silent().await);
+}
+
+#[tokio::test]
+async fn a_killed_batch_kills_what_runs_on_a_disconnected_agent_when_it_returns() {
+    let mut fleet = Fleet::new(1, 1).await;
+    let batch = fleet.batch(json!({})).await;
+    let order = fleet.run(0).await;
+    fleet.wait_for_count(&batch, "running", 1).await;
+    fleet.agents.remove(&0).unwrap().close().await;
+    wait_until_connected(&fleet.workspace, fleet.id(0), false).await;
+    // A kill of the single command is refused.
+    let path = item_path("/api/events/commands/", &order);
+    let refused = fleet.workspace.admin.call("POST", &format!("{path}kill/")).await;
+    refused.expect_detail(409, Some("AGENT_CANNOT_KILL"));
+    stop(&fleet.workspace.admin, &batch, "kill").await.expect(202);
+    fleet.connect(0).await;
+    let agent = fleet.agents.get_mut(&0).unwrap();
+    let message = agent.next().await.unwrap();
+    assert_eq!((&message["query"], &message["id"]), (&json!("kill"), &order["id"]));
+    agent.fin(order["id"].as_str().unwrap(), 137, "").await;
+    let ended = fleet.wait_until_ended(&batch).await;
+    assert_eq!((&ended["state"], &ended["counts"]["failed"]), (&json!("cancelled"), &json!(1)));
 }
 
 #[tokio::test]

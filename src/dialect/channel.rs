@@ -1,0 +1,344 @@
+//! The Durable Object of a channel: one client's WebSocket for live events (contract 21.6).
+//!
+//! The row in its database has the credential that opened the channel. An alarm checks this
+//! credential every [`CHECK_INTERVAL`] and closes the socket if it is no longer valid. Each group of
+//! events is sent only after a check that the caller can read its command.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use farhand_domain::error::Error;
+use farhand_domain::time::Timestamp;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+use worker::{
+    Delay, DurableObject, Env, Request, Response, SqlStorage, State, WebSocket,
+    WebSocketIncomingMessage, WebSocketPair, durable_object,
+};
+
+use crate::api::output_follower::OutputFollower;
+use crate::auth::credential::Watch;
+use crate::objects;
+use crate::platform::{self, log};
+use crate::store::commands;
+
+/// How long the secret in the URL of the WebSocket is valid.
+const SECRET_TTL: Duration = Duration::from_secs(60);
+/// How often the credential is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(15);
+/// How often D1 is asked for commands that ended.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// The maximum number of subscriptions of a channel.
+const MAX_SUBSCRIPTIONS: u32 = 100;
+/// The close code if the credential is no longer valid.
+const POLICY_VIOLATION: u16 = 1008;
+/// The close code if the object cannot continue. The client then polls.
+const TRY_AGAIN: u16 = 1013;
+
+/// The header of a request for the WebSocket, with the workspace and the hash of the secret as JSON.
+pub const SECRET_HEADER: &str = "X-Farhand-Channel";
+
+const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS channel (
+    workspace TEXT NOT NULL, token_hash TEXT NOT NULL, remote_ip TEXT NOT NULL,
+    secret_hash TEXT NOT NULL, opened_at TEXT NOT NULL, is_used INTEGER NOT NULL DEFAULT 0)";
+
+/// The credential that opened the channel.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Owner {
+    /// The slug of the workspace.
+    pub workspace: String,
+    pub token_hash: String,
+    pub remote_ip: String,
+}
+
+/// What a subscription sends.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Subscription {
+    /// The output of a command, and its end.
+    Output { command: Map<String, Value> },
+    /// The ends of the commands of a server.
+    Ends { server: Uuid },
+}
+
+/// A request message.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Message {
+    /// Creates the channel.
+    Open { owner: Owner, secret_hash: String },
+    /// Subscribes. The response is false if the channel does not exist for this token.
+    Subscribe { token_hash: String, subscription: Subscription },
+}
+
+/// Sends a channel a request message.
+///
+/// # Errors
+/// The object did not respond, or failed.
+pub async fn call<T: DeserializeOwned>(
+    env: &Env,
+    channel: Uuid,
+    message: &Message,
+) -> Result<T, Error> {
+    objects::call(env, platform::CHANNEL, &channel.to_string(), message).await
+}
+
+#[durable_object]
+pub struct Channel {
+    shell: Rc<Shell>,
+}
+
+/// Used through an `Rc`, because the subscriptions outlive the request that starts them.
+struct Shell {
+    state: State,
+    env: Env,
+    /// The number of subscriptions since the object was loaded.
+    subscriptions: Cell<u32>,
+    /// The ends that were sent.
+    ended: RefCell<BTreeSet<Uuid>>,
+}
+
+impl DurableObject for Channel {
+    fn new(state: State, env: Env) -> Self {
+        let shell = Shell { state, env, subscriptions: Cell::default(), ended: RefCell::default() };
+        Self { shell: Rc::new(shell) }
+    }
+
+    async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
+        if let Some(sent) = request.headers().get(SECRET_HEADER)? {
+            let (workspace, secret_hash): (String, String) = serde_json::from_str(&sent)?;
+            return self.shell.connect(&workspace, &secret_hash).await;
+        }
+        objects::respond(&mut request, async |message: Message| {
+            Ok(match message {
+                Message::Open { owner, secret_hash } => {
+                    self.shell.open(&owner, &secret_hash).await?;
+                    Value::Null
+                }
+                Message::Subscribe { token_hash, subscription } => {
+                    json!(self.shell.subscribe(&token_hash, subscription)?)
+                }
+            })
+        })
+        .await
+    }
+
+    /// Checks the credential, or ends a channel without a socket.
+    async fn alarm(&self) -> worker::Result<Response> {
+        let shell = &self.shell;
+        match (shell.socket(), shell.owner()?) {
+            (Some(socket), Some((owner, _))) => {
+                match shell.watch(&owner, None).read(platform::now()).await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => {
+                        shell.close(&socket, POLICY_VIOLATION, "the credential is not valid")
+                    }
+                    Err(error) => shell.fail(&error),
+                }
+            }
+            _ => {
+                shell.state.storage().delete_all().await?;
+                return Response::empty();
+            }
+        }
+        // Also after a close: the next alarm deletes the channel.
+        shell.state.storage().set_alarm(CHECK_INTERVAL).await?;
+        Response::empty()
+    }
+
+    async fn websocket_message(
+        &self,
+        _: WebSocket,
+        _: WebSocketIncomingMessage,
+    ) -> worker::Result<()> {
+        // Clients send nothing.
+        Ok(())
+    }
+
+    async fn websocket_close(
+        &self,
+        _: WebSocket,
+        _: usize,
+        _: String,
+        _: bool,
+    ) -> worker::Result<()> {
+        self.shell.state.storage().delete_all().await
+    }
+
+    async fn websocket_error(&self, _: WebSocket, _: worker::Error) -> worker::Result<()> {
+        self.shell.state.storage().delete_all().await
+    }
+}
+
+impl Shell {
+    fn sql(&self) -> SqlStorage {
+        self.state.storage().sql()
+    }
+
+    fn socket(&self) -> Option<WebSocket> {
+        self.state.get_websockets().into_iter().next()
+    }
+
+    /// Stores the credential. Without a connection, the alarm deletes the channel.
+    async fn open(&self, owner: &Owner, secret_hash: &str) -> worker::Result<()> {
+        let sql = self.sql();
+        sql.exec(SCHEMA, None)?;
+        let insert =
+            "INSERT INTO channel (workspace, token_hash, remote_ip, secret_hash, opened_at)
+            VALUES (?, ?, ?, ?, ?)";
+        let now = platform::now().to_string();
+        let values = [&owner.workspace, &owner.token_hash, &owner.remote_ip, secret_hash, &now];
+        sql.exec(insert, values.map(Into::into).to_vec())?;
+        self.state.storage().set_alarm(SECRET_TTL).await
+    }
+
+    /// The owner, and when the channel was opened.
+    fn owner(&self) -> worker::Result<Option<(Owner, Timestamp)>> {
+        #[derive(Deserialize)]
+        struct Row {
+            opened_at: Timestamp,
+            #[serde(flatten)]
+            owner: Owner,
+        }
+        let sql = self.sql();
+        sql.exec(SCHEMA, None)?;
+        let rows: Vec<Row> = sql.exec("SELECT * FROM channel", None)?.to_array()?;
+        Ok(rows.into_iter().next().map(|row| (row.owner, row.opened_at)))
+    }
+
+    /// Opens the WebSocket, if the secret is right, fresh and unused. Otherwise 404.
+    async fn connect(&self, workspace: &str, secret_hash: &str) -> worker::Result<Response> {
+        let sql = self.sql();
+        sql.exec(SCHEMA, None)?;
+        let since = platform::now().plus_seconds(-(SECRET_TTL.as_secs() as i64)).to_string();
+        let claim = "UPDATE channel SET is_used = 1
+            WHERE is_used = 0 AND workspace = ? AND secret_hash = ? AND opened_at > ? RETURNING is_used";
+        let values = [workspace, secret_hash, &since].map(Into::into).to_vec();
+        let claimed: Vec<Value> = sql.exec(claim, values)?.to_array()?;
+        if claimed.is_empty() {
+            return Ok(Response::empty()?.with_status(404));
+        }
+        let WebSocketPair { client, server } = WebSocketPair::new()?;
+        self.state.accept_web_socket(&server);
+        self.state.storage().set_alarm(CHECK_INTERVAL).await?;
+        Response::from_websocket(client)
+    }
+
+    /// Starts to send events. Returns false if the channel has no socket, or belongs to another
+    /// token.
+    fn subscribe(self: &Rc<Self>, token_hash: &str, wanted: Subscription) -> worker::Result<bool> {
+        let owner = self.owner()?.filter(|(owner, _)| owner.token_hash == token_hash);
+        let Some((owner, opened_at)) = owner else { return Ok(false) };
+        if self.socket().is_none() || self.subscriptions.get() >= MAX_SUBSCRIPTIONS {
+            return Ok(false);
+        }
+        self.subscriptions.set(self.subscriptions.get() + 1);
+        let shell = self.clone();
+        self.state.wait_until(async move {
+            let sent = match wanted {
+                Subscription::Output { command } => shell.send_output(&owner, command).await,
+                Subscription::Ends { server } => shell.send_ends(&owner, server, opened_at).await,
+            };
+            if let Err(error) = sent {
+                shell.fail(&error);
+            }
+        });
+        Ok(true)
+    }
+
+    /// The watch for the credential, and for whether it can read a command.
+    fn watch(&self, owner: &Owner, command: Option<Uuid>) -> Watch {
+        let query = command.map_or_else(commands::any, commands::is_readable);
+        let Owner { workspace, token_hash, remote_ip } = owner.clone();
+        Watch::new(self.env.clone(), workspace, token_hash, remote_ip, query)
+    }
+
+    /// Sends the output of a command as it arrives, and then its end.
+    async fn send_output(&self, owner: &Owner, command: Map<String, Value>) -> Result<(), Error> {
+        let id = Uuid::deserialize(command.get("id").unwrap_or(&Value::Null))?;
+        let watch = self.watch(owner, Some(id));
+        let mut follower = OutputFollower::new(watch, command, 0, platform::now())?;
+        while self.socket().is_some() {
+            let Some(events) = follower.next_events().await? else {
+                self.refuse_more();
+                return Ok(());
+            };
+            let has_ended = events.end.is_some();
+            if !events.was_checked && !follower.can_still_read(platform::now()).await? {
+                self.refuse_more();
+                return Ok(());
+            }
+            for chunk in &events.chunks {
+                self.send(
+                    "command_output",
+                    &json!({"command_id": id, "seq": chunk.seq, "content": chunk.content}),
+                );
+            }
+            if has_ended {
+                self.send_end(id);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the ends of a server's commands that the caller can read.
+    async fn send_ends(
+        &self,
+        owner: &Owner,
+        server: Uuid,
+        opened_at: Timestamp,
+    ) -> Result<(), Error> {
+        let query = commands::ended_since(server, opened_at);
+        let Owner { workspace, token_hash, remote_ip } = owner.clone();
+        let watch = Watch::new(self.env.clone(), workspace, token_hash, remote_ip, query);
+        while self.socket().is_some() {
+            let Some(ended) = watch.read(platform::now()).await? else {
+                self.refuse_more();
+                return Ok(());
+            };
+            for id in serde_json::from_str::<Vec<Uuid>>(&ended)? {
+                self.send_end(id);
+            }
+            Delay::from(POLL_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// Sends the end of a command once.
+    fn send_end(&self, command: Uuid) {
+        if self.ended.borrow_mut().insert(command) {
+            self.send("command_fin", &json!({"id": command}));
+        }
+    }
+
+    fn send(&self, event: &str, payload: &Value) {
+        if let Some(socket) = self.socket() {
+            let frame = json!({"event_type": event, "payload": payload}).to_string();
+            // This fails if the socket is closing, which is harmless.
+            socket.send_with_str(frame).ok();
+        }
+    }
+
+    fn close(&self, socket: &WebSocket, code: u16, reason: &str) {
+        // This fails if the socket is already closing, which is harmless.
+        socket.close(Some(code), Some(reason)).ok();
+    }
+
+    /// Closes the socket, because the caller can no longer read something.
+    fn refuse_more(&self) {
+        if let Some(socket) = self.socket() {
+            self.close(&socket, POLICY_VIOLATION, "no longer readable");
+        }
+    }
+
+    /// Closes the socket after a failure.
+    fn fail(&self, error: &Error) {
+        log::error("channel_cut_off", json!({}), &error.detail);
+        if let Some(socket) = self.socket() {
+            self.close(&socket, TRY_AGAIN, "try again");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+// Query options that several pages share. A page adds its own beside its code.
+import type { paths } from "#schema";
+import { QueryCache, QueryClient, keepPreviousData, queryOptions } from "@tanstack/react-query";
+import { reportConnection } from "../live/connection";
+import { api, read, type Schema } from "./client";
+import { asProblem } from "./problem";
+
+export type Server = Schema<"Server">;
+export type Command = Schema<"Command">;
+export type Batch = Schema<"Batch">;
+export type Schedule = Schema<"Schedule">;
+export type User = Schema<"User">;
+/** The query parameters of a list. */
+export type ListQuery<Path extends keyof paths> = paths[Path] extends { get: { parameters: { query?: infer Query } } } ? NonNullable<Query> : never;
+export interface Page<Item> {
+  readonly count: number;
+  readonly results: readonly Item[];
+}
+
+/** How often visible data is read again, unless a stream keeps it current (contract 16.3). */
+export const POLL_MS = 5_000;
+
+/** Notes for the frame whether the service answers. Every query passes here. */
+const cache = new QueryCache({
+  onSuccess: () => reportConnection(true),
+  onError: (error) => reportConnection(!asProblem(error).isOffline),
+});
+
+export const queryClient = new QueryClient({
+  queryCache: cache,
+  defaultOptions: {
+    queries: {
+      // A browser that believes to be offline may still reach a service on its own machine.
+      networkMode: "always",
+      // An error of the service is its answer. A lost connection heals with the next poll.
+      retry: (failures, error) => asProblem(error).isOffline && failures < 2,
+      staleTime: 2_000,
+      throwOnError: false,
+    },
+    mutations: { networkMode: "always" },
+  },
+});
+
+/** The options of a query that is read again while its page is visible. */
+export const live = { refetchInterval: POLL_MS, refetchIntervalInBackground: false, placeholderData: keepPreviousData } as const;
+
+export const me = () =>
+  queryOptions({
+    queryKey: ["me"],
+    queryFn: ({ signal }) => read(api.GET("/api/iam/users/-/", { signal })),
+    staleTime: 60_000,
+  });
+
+export const servers = (query: ListQuery<"/api/servers/">) =>
+  queryOptions({
+    queryKey: ["servers", query],
+    queryFn: ({ signal }) => read(api.GET("/api/servers/", { params: { query }, signal })),
+  });
+
+export const server = (id: string) =>
+  queryOptions({
+    queryKey: ["server", id],
+    // Only an agent, which asks for its own server, gets the other form of the response.
+    queryFn: async ({ signal }) => (await read(api.GET("/api/servers/servers/{id}/", { params: { path: { id } }, signal }))) as Server,
+  });
+
+export const commands = (query: ListQuery<"/api/events/commands/">) =>
+  queryOptions({
+    queryKey: ["commands", query],
+    queryFn: ({ signal }) => read(api.GET("/api/events/commands/", { params: { query }, signal })),
+  });
+
+export const command = (id: string) =>
+  queryOptions({
+    queryKey: ["command", id],
+    queryFn: ({ signal }) => read(api.GET("/api/events/commands/{id}/", { params: { path: { id } }, signal })),
+  });
+
+export const batches = (query: ListQuery<"/api/events/batches/">) =>
+  queryOptions({
+    queryKey: ["batches", query],
+    queryFn: ({ signal }) => read(api.GET("/api/events/batches/", { params: { query }, signal })),
+  });
+
+export const schedules = (query: ListQuery<"/api/events/schedules/">) =>
+  queryOptions({
+    queryKey: ["schedules", query],
+    queryFn: ({ signal }) => read(api.GET("/api/events/schedules/", { params: { query }, signal })),
+  });
+
+export const groups = (query: ListQuery<"/api/iam/groups/">) =>
+  queryOptions({
+    queryKey: ["groups", query],
+    queryFn: ({ signal }) => read(api.GET("/api/iam/groups/", { params: { query }, signal })),
+  });
+
+/** Staff manage servers, groups, scripts and ordinary users. Superusers can do all that staff can. */
+export const isStaff = (user: User | undefined) => user !== undefined && (user.is_staff || user.is_superuser);

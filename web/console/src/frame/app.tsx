@@ -1,0 +1,67 @@
+import { useQuery } from "@tanstack/react-query";
+import { Suspense, useEffect } from "react";
+import { Route, Routes, useLocation } from "react-router";
+import { me, queryClient } from "../api/queries";
+import { useSession } from "../api/session";
+import { pages } from "../pages";
+import SignIn from "../pages/sign-in/page";
+import { Empty, Loading } from "../ui/answers";
+import { LinkButton } from "../ui/button";
+import { Page } from "../ui/page";
+import { Toasts } from "../ui/toasts";
+import { Boundary } from "./boundary";
+import { ConnectionNote } from "./connection-note";
+import { Palette } from "./palette";
+import { Rail } from "./rail";
+import { useShortcuts } from "./shortcuts";
+
+/**
+ * The whole console. Without a session every address shows the sign-in page, so that the address
+ * stays, and the user is back on the same page after signing in.
+ */
+export function App() {
+  const { session } = useSession();
+  useEffect(() => {
+    // Another user must not see what was read for this one.
+    if (!session) queryClient.clear();
+  }, [session]);
+  return session ? <Signed key={session.token} /> : <SignIn />;
+}
+
+function Signed() {
+  // Read first: an ended session leads to the sign-in page before a page shows its own errors.
+  useQuery(me());
+  useShortcuts();
+  const { pathname } = useLocation();
+  return (
+    <div className="frame">
+      <a className="skip" href="#main">
+        Skip to the page
+      </a>
+      <Rail />
+      <main id="main" tabIndex={-1}>
+        <ConnectionNote />
+        <Boundary key={pathname}>
+          <Suspense fallback={<Loading />}>
+            <Routes>
+              {pages.map(({ path, component: Component }) => (
+                <Route key={path} path={path} element={<Component />} />
+              ))}
+              <Route path="*" element={<Nowhere />} />
+            </Routes>
+          </Suspense>
+        </Boundary>
+      </main>
+      <Palette />
+      <Toasts />
+    </div>
+  );
+}
+
+const Nowhere = () => (
+  <Page title="Not found">
+    <Empty title="There is no page at this address">
+      <LinkButton to="/">Go to the overview</LinkButton>
+    </Empty>
+  </Page>
+);

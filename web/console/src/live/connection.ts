@@ -1,0 +1,18 @@
+// Whether the service answered last. The frame shows a lost connection.
+import { useSyncExternalStore } from "react";
+
+const listeners = new Set<() => void>();
+let isConnected = true;
+
+export function reportConnection(answered: boolean) {
+  if (answered === isConnected) return;
+  isConnected = answered;
+  listeners.forEach((listener) => listener());
+}
+
+function subscribe(listener: () => void) {
+  listeners.add(listener);
+  return () => void listeners.delete(listener);
+}
+
+export const useConnection = () => useSyncExternalStore(subscribe, () => isConnected);

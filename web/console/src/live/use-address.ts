@@ -1,0 +1,28 @@
+import { useCallback } from "react";
+import { useSearchParams } from "react-router";
+
+/**
+ * The state of a list in the address bar, so that it can be pasted to a colleague. `defaults` has
+ * all parameters with their defaults; a parameter with its default is not in the address.
+ */
+export function useAddress<State extends Record<string, string>>(defaults: State): [State, (changes: Partial<State>) => void] {
+  const [parameters, setParameters] = useSearchParams();
+  const state = Object.fromEntries(Object.entries(defaults).map(([name, value]) => [name, parameters.get(name) ?? value])) as State;
+  const change = useCallback(
+    (changes: Partial<State>) =>
+      setParameters(
+        (before) => {
+          const after = new URLSearchParams(before);
+          for (const [name, value] of Object.entries(changes)) {
+            if (value === undefined || value === defaults[name]) after.delete(name);
+            else after.set(name, value);
+          }
+          return after;
+        },
+        { replace: true },
+      ),
+    // `defaults` is a constant of its page.
+    [setParameters],
+  );
+  return [state, change];
+}

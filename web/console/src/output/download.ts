@@ -1,0 +1,15 @@
+import { authorization } from "../api/client";
+import { problemOf } from "../api/problem";
+import * as session from "../api/session";
+
+/** Saves the whole kept output of a command as a file (contract 7.9). */
+export async function download(id: string, name: string) {
+  const response = await fetch(`/api/events/commands/${id}/output/`, { headers: { Authorization: authorization(session.token() ?? "") } });
+  if (!response.ok) throw problemOf(response.status, await response.json().catch(() => null), null);
+  const address = URL.createObjectURL(await response.blob());
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(address);
+}

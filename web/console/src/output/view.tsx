@@ -1,0 +1,135 @@
+// Output of a command: live, with colours, follow, wrap, search, copy and download.
+import { useVirtualizer } from "@tanstack/react-virtual";
+import { memo, useEffect, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore, type CSSProperties, type ReactNode } from "react";
+import { Button } from "../ui/button";
+import { Copy } from "../ui/copy";
+import { number } from "../ui/words";
+import type { Buffer } from "./buffer";
+import { pieces } from "./text";
+
+interface OutputProps {
+  buffer: Buffer;
+  /** Whether more may come. */
+  isLive: boolean;
+  /** Shown while there is no output. */
+  nothing: string;
+  onDownload?: () => void;
+  /** Shown at the left of the tools. */
+  children?: ReactNode;
+}
+
+const LINE = 18;
+/** So close to its end, an output is followed. */
+const NEAR_END = 24;
+
+export function Output({ buffer, isLive, nothing, onDownload, children }: OutputProps) {
+  useSyncExternalStore(buffer.subscribe, () => buffer.version);
+  const { count } = buffer;
+  const area = useRef<HTMLDivElement>(null);
+  const [isFollowing, setIsFollowing] = useState(true);
+  const [isWrapped, setIsWrapped] = useState(true);
+  const [search, setSearch] = useState("");
+  const [match, setMatch] = useState(0);
+  const matches = useMemo(() => (search === "" ? [] : buffer.find(search)), [buffer, search, count]);
+  const virtualizer = useVirtualizer({ count, getScrollElement: () => area.current, estimateSize: () => LINE, overscan: 20, useFlushSync: false });
+  const digits = String(count + buffer.dropped).length;
+
+  useLayoutEffect(() => {
+    if (isFollowing && area.current) area.current.scrollTop = area.current.scrollHeight;
+  });
+  useEffect(() => virtualizer.measure(), [isWrapped, virtualizer]);
+
+  const onScroll = () => {
+    const element = area.current;
+    if (!element) return;
+    const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < NEAR_END;
+    // Only the user scrolls up; growing output never moves the start.
+    if (isAtEnd !== isFollowing) setIsFollowing(isAtEnd);
+  };
+  const goTo = (next: number) => {
+    if (matches.length === 0) return;
+    const index = (next + matches.length) % matches.length;
+    setMatch(index);
+    setIsFollowing(false);
+    virtualizer.scrollToIndex(matches[index]!, { align: "center" });
+  };
+  const current = matches[match];
+
+  return (
+    <section className={`output ${isWrapped ? "wrapped" : ""}`} aria-label="Output">
+      <div className="output-tools">
+        {children}
+        <span className="output-search">
+          <input
+            type="search"
+            aria-label="Search the output"
+            placeholder="Search the output"
+            value={search}
+            onChange={(event) => {
+              setSearch(event.target.value);
+              setMatch(0);
+            }}
+            onKeyDown={(event) => event.key === "Enter" && goTo(event.shiftKey ? match - 1 : search === "" ? 0 : current === undefined ? 0 : match + 1)}
+          />
+          {search !== "" && (
+            <span className="number" role="status">
+              {matches.length === 0 ? "none" : `${number(match + 1)} of ${number(matches.length)}`}
+            </span>
+          )}
+        </span>
+        <Button look="quiet" aria-pressed={isFollowing} onClick={() => setIsFollowing(!isFollowing)}>
+          Follow
+        </Button>
+        <Button look="quiet" aria-pressed={isWrapped} onClick={() => setIsWrapped(!isWrapped)}>
+          Wrap
+        </Button>
+        <Copy textOf={() => buffer.text()} />
+        {onDownload && (
+          <Button look="quiet" onClick={onDownload}>
+            Download
+          </Button>
+        )}
+      </div>
+      <div className="output-area" ref={area} onScroll={onScroll} tabIndex={0} role="log" aria-live="off" aria-label="Lines of the output">
+        {count === 0 ? (
+          <p className="output-nothing">{nothing}</p>
+        ) : (
+          <div className="output-lines" style={{ height: virtualizer.getTotalSize(), "--digits": digits } as CSSProperties}>
+            {virtualizer.getVirtualItems().map(({ index, start }) => (
+              <div
+                key={index}
+                data-index={index}
+                ref={virtualizer.measureElement}
+                className={`output-line ${index === current ? "current" : ""}`}
+                style={{ transform: `translateY(${start}px)` }}
+              >
+                <span className="output-number" aria-hidden="true">
+                  {index + 1 + buffer.dropped}
+                </span>
+                <Line text={buffer.line(index)} styles={buffer.styles(index)} />
+              </div>
+            ))}
+          </div>
+        )}
+      </div>
+      {isLive && !isFollowing && (
+        <button type="button" className="output-more" onClick={() => setIsFollowing(true)}>
+          Go to the end ↓
+        </button>
+      )}
+    </section>
+  );
+}
+
+/** One line. `bdi` keeps the direction of its letters from reordering what is around it. */
+const Line = memo(function Line({ text, styles }: { text: string; styles: string }) {
+  return (
+    <bdi dir="ltr" className="output-text">
+      {pieces(text, styles).map(({ text: part, look, color, ground }, index) => (
+        <span key={index} className={look || undefined} style={color || ground ? { ...(color && { color: `rgb(${color})` }), ...(ground && { background: `rgb(${ground})` }) } : undefined}>
+          {part}
+        </span>
+      ))}
+    </bdi>
+  );
+});

@@ -1,0 +1,36 @@
+// The targets of a run: what the page keeps in the address, and what a request contains.
+import type { Schema } from "../../api/client";
+
+/** Targets that are too many for an address are in the history entry. */
+export interface RunState {
+  readonly servers?: readonly string[];
+}
+
+export interface Targets {
+  readonly servers: readonly string[];
+  readonly groups: readonly number[];
+  readonly selector: string;
+  readonly all: boolean;
+}
+
+/** An address has at most so many names of servers. */
+const MOST_IN_ADDRESS = 50;
+
+/** The query of `/run` for servers, empty if there are too many. */
+export const targetsInAddress = (names: readonly string[]) => (names.length > MOST_IN_ADDRESS ? "" : `?servers=${names.map(encodeURIComponent).join(",")}`);
+
+export const isEmpty = ({ servers, groups, selector, all }: Targets) => servers.length === 0 && groups.length === 0 && selector.trim() === "" && !all;
+
+/** The member `targets` of a request (contract 13.2). */
+export function selection({ servers, groups, selector, all }: Targets): Schema<"TargetSelection"> {
+  return {
+    ...(servers.length > 0 && { servers: [...servers] }),
+    ...(groups.length > 0 && { groups: [...groups] }),
+    ...(selector.trim() !== "" && { selector: selector.trim() }),
+    ...(all && { all }),
+  };
+}
+
+/** The target of a run on one named server, which is a command and not a batch. */
+export const onlyServer = (targets: Targets) =>
+  targets.servers.length === 1 && targets.groups.length === 0 && targets.selector.trim() === "" && !targets.all ? targets.servers[0] : undefined;

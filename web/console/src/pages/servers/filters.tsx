@@ -1,0 +1,44 @@
+import { useEffect, useState } from "react";
+import type { Problem } from "../../api/problem";
+import { useSettled } from "../../live/use-settled";
+import { SelectorInput } from "../../ui/selector-input";
+import type { Filter } from "./page";
+
+interface FiltersProps {
+  filter: Filter;
+  onChange: (changes: Partial<Filter>) => void;
+  problem: Problem | null;
+}
+
+/** Search, selector and state of the list of servers. */
+export function Filters({ filter, onChange, problem }: FiltersProps) {
+  const [search, setSearch] = useTyped(filter.search, (value) => onChange({ search: value }));
+  const [label, setLabel] = useTyped(filter.label, (value) => onChange({ label: value }));
+  return (
+    <div className="toolbar" role="search">
+      <input className="grow" type="search" aria-label="Search" placeholder="Search" value={search} onChange={(event) => setSearch(event.target.value)} />
+      <SelectorInput className="grow" value={label} onChange={setLabel} errors={problem?.fields["label"] ?? []} />
+      <select className="grow" aria-label="State" value={filter.state} onChange={(event) => onChange({ state: event.target.value })}>
+        <option value="">Connected and offline</option>
+        <option value="connected">Connected</option>
+        <option value="offline">Offline</option>
+      </select>
+    </div>
+  );
+}
+
+/** A text that is typed, and handed on when typing pauses. Follows `value` when that changes elsewhere. */
+function useTyped(value: string, onSettled: (value: string) => void): [string, (value: string) => void] {
+  const [typed, setTyped] = useState(value);
+  const [known, setKnown] = useState(value);
+  const settled = useSettled(typed);
+  if (value !== known) {
+    setKnown(value);
+    if (value !== settled) setTyped(value);
+  }
+  useEffect(() => {
+    if (settled !== value && settled === typed) onSettled(settled);
+    // Only when typing pauses.
+  }, [settled]);
+  return [typed, setTyped];
+}

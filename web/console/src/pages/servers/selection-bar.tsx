@@ -1,0 +1,53 @@
+import { useMutation } from "@tanstack/react-query";
+import { useNavigate } from "react-router";
+import { queryClient, servers, type Server } from "../../api/queries";
+import { ActionError } from "../../ui/answers";
+import { Button } from "../../ui/button";
+import { number, plural } from "../../ui/words";
+import { targetsInAddress, type RunState } from "../run/targets";
+import { queryOf, type Filter } from "./page";
+import type { Selected } from "./use-selection";
+
+/** A batch has at most so many targets (contract 13.2). */
+const MOST = 5_000;
+const PAGE_SIZE = 1_000;
+
+/** Reads all servers of a filter, up to the limit of a batch. */
+async function all(filter: Filter): Promise<Server[]> {
+  const found: Server[] = [];
+  for (let page = 1; ; page += 1) {
+    const { count, results } = await queryClient.fetchQuery(servers({ ...queryOf(filter), ordering: "name", page, page_size: PAGE_SIZE }));
+    found.push(...results);
+    if (found.length >= Math.min(count, MOST) || results.length === 0) return found.slice(0, MOST);
+  }
+}
+
+/** What can be done with the selected servers. */
+export function SelectionBar({ selection, filter, count }: { selection: Selected; filter: Filter; count: number }) {
+  const navigate = useNavigate();
+  const selectAll = useMutation({ mutationFn: () => all(filter), onSuccess: selection.set });
+  const selected = selection.names.size;
+  if (selected === 0) return null;
+  const run = () => {
+    const names = [...selection.names.values()];
+    const state: RunState = { servers: names };
+    void navigate(`/run${targetsInAddress(names)}`, { state });
+  };
+  return (
+    <div className="selection-bar" role="region" aria-label="Selected servers">
+      <strong>{number(selected)} selected</strong>
+      <Button look="primary" onClick={run}>
+        Run on {plural(selected, "server")}
+      </Button>
+      {selected < Math.min(count, MOST) && (
+        <Button look="quiet" isBusy={selectAll.isPending} onClick={() => selectAll.mutate()}>
+          Select all {number(Math.min(count, MOST))}
+        </Button>
+      )}
+      <Button look="quiet" onClick={selection.clear}>
+        Clear
+      </Button>
+      <ActionError error={selectAll.error} />
+    </div>
+  );
+}
