@@ -11,23 +11,23 @@ import { thisArchitecture } from "./native.mjs";
 const { version } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
 /** The limit of Cloudflare for one static asset. */
 const MAX_BYTES = 25 * 1024 * 1024;
-/** The static assets of this checkout. A release has its own. */
-const ASSETS = join(root, "build", "assets");
+/** The static assets of the Worker in this checkout. */
+const ownAssets = join(root, "build", "assets");
 
 /** The text that is signed for an agent (contract 17.3). */
-export const signedText = (version, arch, sha256) => `farhand-agent ${version} ${arch} ${sha256}\n`;
+export const signedText = (version, architecture, sha256) => `farhand-agent ${version} ${architecture} ${sha256}\n`;
 
 /**
  * Copies an agent for Linux to where the service serves it, with its SHA-256. Agents of other
  * versions are removed. Returns the path of the copy.
  */
-export function placeAgent(binary, arch = thisArchitecture, assets = ASSETS) {
+export function placeAgent(binary, architecture = thisArchitecture, assets = ownAssets) {
   const folder = join(assets, "agent");
   const size = statSync(binary).size;
   if (size > MAX_BYTES) throw new Error(`${binary} has ${size} bytes; an asset has at most ${MAX_BYTES}`);
   mkdirSync(join(folder, version), { recursive: true });
   for (const other of readdirSync(folder)) if (other !== version) rmSync(join(folder, other), { recursive: true });
-  const name = `farhand-agent-${arch}`;
+  const name = `farhand-agent-${architecture}`;
   const [file, checksum, signature] = [name, `${name}.sha256`, `${name}.sig`].map((name) => join(folder, version, name));
   const sha256 = createHash("sha256").update(readFileSync(binary)).digest("hex");
   const line = `${sha256}  ${name}\n`;
@@ -56,7 +56,7 @@ export function placeOwnAgent(binary) {
 /** Whether the placed agent is up to date. `npm run dev` accepts any profile. */
 export function hasOwnAgent() {
   const profiles = process.env.FARHAND_PROFILE === "dev" ? ["quick", "release"] : [agentProfile];
-  return existsSync(stamp) && existsSync(join(ASSETS, "agent", version)) && profiles.map(digestOf).includes(readFileSync(stamp, "utf8"));
+  return existsSync(stamp) && existsSync(join(ownAssets, "agent", version)) && profiles.map(digestOf).includes(readFileSync(stamp, "utf8"));
 }
 
 /** Builds and places the agent of this machine, unless it is up to date. */

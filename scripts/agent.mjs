@@ -9,7 +9,6 @@ import { compile, isCompiled, staticTarget } from "./native.mjs";
 import { checkRust } from "./toolchain.mjs";
 
 const program = "farhand-agent";
-/** The name of cargo's profile. */
 export const agentProfile = ["quick", "dev"].includes(process.env.FARHAND_PROFILE) ? "quick" : "release";
 
 /** Whether the agent was built before. Its sources may have changed since. */

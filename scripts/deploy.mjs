@@ -4,11 +4,10 @@
 import { wrangler } from "./instance.mjs";
 import { commit, release, run } from "./lib.mjs";
 
+// wrangler looks for the folder of static assets before it runs its build command.
 if (release === null) {
-  const [{ offerOwnAgent }, { build }] = await Promise.all([import("./agent-files.mjs"), import("./build.mjs")]);
-  // wrangler looks for the folder of static assets before it runs its build command.
-  await build();
-  await offerOwnAgent();
+  await (await import("./build.mjs")).build();
+  await (await import("./agent-files.mjs")).offerOwnAgent();
 }
 const options = process.argv.slice(2);
 run(wrangler, ["d1", "migrations", "apply", "DB", "--remote", ...options], { stdio: "inherit" });

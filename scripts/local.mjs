@@ -2,9 +2,9 @@
 // runs commands here. `npm start` does this after a build, and `npx farhand start` with the prebuilt
 // programs of a release.
 //
-// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent on this machine), OPERATOR_TOKEN,
-// SECRET_KEY, the same two with _PREVIOUS, SMTP_PASSWORD, and any variable of wrangler.toml. Ctrl-C
-// or SIGTERM stops everything.
+// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent here), OPERATOR_TOKEN, SECRET_KEY, the
+// same two with _PREVIOUS, SMTP_PASSWORD, and any variable of wrangler.toml. Ctrl-C or SIGTERM
+// stops everything.
 import { mkdirSync, openSync } from "node:fs";
 import { userInfo } from "node:os";
 import { join, relative, resolve } from "node:path";

@@ -3,13 +3,11 @@
 
 use farhand_domain::error::Error;
 use farhand_domain::installer;
-use worker::web_sys;
 
+use crate::http::assets;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 
-/// The binding of the static assets (`wrangler.toml`).
-const ASSETS: &str = "ASSETS";
 const TEMPLATE: &str = include_str!("../../web/install/install.sh");
 
 /// `GET /install.sh`. The address in the script comes from the configuration. If it came from the
@@ -25,12 +23,6 @@ pub fn script(call: &Call) -> Result<Reply, Error> {
 pub async fn agent_file(call: &Call) -> Result<Reply, Error> {
     let (version, file) = (call.parameter("version"), call.parameter("file"));
     let media_type = installer::media_type(version, file).ok_or_else(Error::not_found)?;
-    // The binding ignores the host of the URL.
-    let url = format!("https://assets/agent/{version}/{file}");
-    let asset = call.env.assets(ASSETS)?.fetch(url, None).await?;
-    match asset.status_code() {
-        200 => Ok(Reply::asset(media_type, web_sys::Response::from(asset))),
-        404 => Err(Error::not_found()),
-        status => Err(Error::internal(format!("{}: {status}", call.path))),
-    }
+    let path = format!("/agent/{version}/{file}");
+    assets::find_as(call, &path, media_type).await?.ok_or_else(Error::not_found)
 }

@@ -11,12 +11,21 @@ use crate::http::response::Reply;
 /// The binding of the static assets (`wrangler.toml`).
 const ASSETS: &str = "ASSETS";
 
-/// The asset with a path, or `None` if there is none.
+/// The asset with a path, or `None` if there is none. Its media type follows from its name.
 pub async fn find(call: &Call, path: &str) -> Result<Option<Reply>, Error> {
+    find_as(call, path, media_type(path)).await
+}
+
+/// The asset with a path, or `None` if there is none.
+pub async fn find_as(
+    call: &Call,
+    path: &str,
+    media_type: &'static str,
+) -> Result<Option<Reply>, Error> {
     // The binding ignores the host of the URL.
     let asset = call.env.assets(ASSETS)?.fetch(format!("https://assets{path}"), None).await?;
     match asset.status_code() {
-        200 => Ok(Some(Reply::asset(media_type(path), web_sys::Response::from(asset)))),
+        200 => Ok(Some(Reply::asset(media_type, web_sys::Response::from(asset)))),
         404 => Ok(None),
         status => Err(Error::internal(format!("{path}: {status}"))),
     }

@@ -393,7 +393,7 @@ async fn the_address_in_the_script_is_the_configured_one() {
         let reply = api.send(request).await;
         assert_eq!(
             (reply.status, reply.header("Content-Type")),
-            (200, "text/plain; charset=utf-8".into())
+            (200, "text/plain; charset=utf-8")
         );
         let line = format!("\nservice=http://{}.local.localhost:{port}\n", workspace.slug);
         assert!(reply.text.contains(&line), "{}", &reply.text[..400]);

@@ -162,7 +162,8 @@ impl Exchange<'_> {
     fn operation(&self) -> Result<String, [u16; 3]> {
         let method = if self.method == "HEAD" { "GET" } else { self.method };
         // A few paths have no slash at the end. Agents may always leave it out.
-        let is_documented = self.path.ends_with('/') || DOCUMENT["paths"].get(self.path).is_some();
+        let is_file = ROUTER.at(self.path).is_ok_and(|item| item.value.starts_with("/paths/"));
+        let is_documented = self.path.ends_with('/') || is_file;
         let is_agent = header(self.request_headers, "authorization")
             .is_some_and(|value| value.starts_with("id="));
         let path = if is_documented { self.path.to_owned() } else { format!("{}/", self.path) };
