@@ -79,6 +79,7 @@ try {
   console.log(`
 Farhand is ready: ${url}
 
+  console   ${url}/
   user      ${facts.username}
   password  ${facts.password}
   API       ${url}/api/docs/
