@@ -44,6 +44,8 @@ export async function buildConsole(run = show) {
     await run(bin("vite"), ["build", folder, "--logLevel", "warn"]);
     // Vite writes the page beside the folder of its files.
     renameSync(join(root, "build", "assets", "index.html"), join(files, "index.html"));
+    renameSync(join(root, "build", "assets", ".vite", "manifest.json"), join(dirname(types), "manifest.json"));
+    rmSync(join(root, "build", "assets", ".vite"), { recursive: true });
   });
 }
 

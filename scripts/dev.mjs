@@ -82,6 +82,7 @@ try {
   console.log(`
 Farhand is ready: ${url}
 
+  console   ${url}/
   user      ${facts.username}
   password  ${facts.password}
   API       ${url}/api/docs/

@@ -59,6 +59,7 @@ function print(facts, stateDir, commandLine) {
   console.log(`
 Farhand is ready after ${clock(Date.now() - began)}: ${facts.url}
 
+  console   ${facts.url}/
   user      ${facts.username}
   password  ${facts.password}
   server    ${facts.server}; its agent runs commands as ${userInfo().username}${isRoot ? " (anyone with the token is root on this machine)" : ""}

@@ -5,6 +5,7 @@
 //   npm test -- unit                     the unit tests of domain, SQL, Worker, agent and command line
 //   npm test -- e2e [NAME]               the end-to-end tests whose names contain NAME
 //   npm test -- e2e --keep NAME          the same, on an instance that stays up for the next run
+//   npm test -- web [NAME]               the console: types, unit tests, size, and tests in Chromium
 //   npm test -- stop                     stops that instance
 //
 // The end-to-end tests use the built Worker in workerd, with its own port and state folder. After a
@@ -26,9 +27,10 @@ import { freePort, startInstance } from "./instance.mjs";
 import { interpreters } from "./interpreters.mjs";
 import { keptInstance, stopKeptInstance } from "./kept-instance.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
+import { browserTests, checkFirstLoad, testCounts, unitTests } from "./web.mjs";
 import { cargoDeny, checkRust, prepare, programs } from "./toolchain.mjs";
 
-const MODES = ["lint", "unit", "e2e", "stop"];
+const MODES = ["lint", "unit", "e2e", "web", "stop"];
 const [mode, ...rest] = process.argv.slice(2);
 const isKept = rest.includes("--keep");
 /** The arguments for libtest: parts of test names, and options. */
@@ -264,14 +266,19 @@ async function interrupted() {
 }
 
 /**
+ * Instances have their own process groups, so a signal to this process's group does not stop them.
+ */
+function stopOnSignals() {
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void interrupted());
+}
+
+/**
  * Starts the tests' instances in a folder of this run. Returns variables for the tests. Each test
  * chooses an instance by its name.
  */
 async function startTestInstances(folder) {
   const onExit = (how) => say(`error: the service ended with ${how}`);
-  // The instances have their own process groups, so a signal to this process's group does not stop
-  // them.
-  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.once(signal, () => void interrupted());
+  stopOnSignals();
   const stateDirs = Array.from({ length: INSTANCES }, (_, number) => join(folder, `state-${number}`));
   for (const stateDir of stateDirs) {
     instances.push(await startInstance({ stateDir, port: await freePort(), environment: VARIABLES, onExit }));
@@ -315,8 +322,42 @@ async function endToEnd() {
   }
 }
 
-if (mode !== undefined && !MODES.includes(mode)) fail("usage: npm test [-- lint | unit | e2e [--keep] [NAME] | stop]");
-if (isKept && (names.length === 0 || process.env.FARHAND_URL)) fail("--keep needs the name of a test, and no FARHAND_URL");
+/** Runs a test program of the console, and counts its tests. */
+async function countWebTests([program, args], env = process.env) {
+  const { ok, text } = await tee(program, args, env);
+  const { passed, failed } = testCounts(text);
+  counts.passed += passed;
+  counts.failed += ok ? failed : Math.max(failed, 1);
+}
+
+/** Checks the console: types, unit tests, the size of the first load, and tests in Chromium. */
+async function web() {
+  await stage("web: build of the Worker and the console", build);
+  await stage("web: unit tests", () => countWebTests(unitTests));
+  await stage("web: size", () => say(checkFirstLoad()));
+  const environment = { ...process.env, FARHAND_CHROMIUM: (await browser()).chromium };
+  environment.FARHAND_AGENT = await stage("web: build of the agent", buildAgent);
+  const isOwn = !process.env.FARHAND_URL && !isKept;
+  const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-web-")) : null;
+  try {
+    if (isOwn) {
+      stopOnSignals();
+      const onExit = (how) => say(`error: the service ended with ${how}`);
+      const instance = await stage("web: start of the service", async () => startInstance({ stateDir: join(folder, "state"), port: await freePort(), environment: VARIABLES, onExit }));
+      instances.push(instance);
+      Object.assign(environment, { FARHAND_URL: instance.url, FARHAND_OPERATOR_TOKEN: instance.operatorToken });
+    } else if (isKept) {
+      Object.assign(environment, await stage("web: the kept service", () => keptInstance(VARIABLES)));
+    }
+    await stage("web: tests in Chromium", () => countWebTests(browserTests(names[0]), environment));
+  } finally {
+    await stopInstances();
+    if (folder) rmSync(folder, { recursive: true, force: true });
+  }
+}
+
+if (mode !== undefined && !MODES.includes(mode)) fail("usage: npm test [-- lint | unit | e2e [--keep] [NAME] | web [--keep] [NAME] | stop]");
+if (isKept && ((mode === "e2e" && names.length === 0) || process.env.FARHAND_URL)) fail("--keep needs the name of a test, and no FARHAND_URL");
 if (mode === "stop") {
   await stopKeptInstance();
   process.exit(0);
@@ -328,6 +369,7 @@ try {
   if (mode === undefined || mode === "lint") await lint();
   if (mode === undefined || mode === "unit") await unit();
   if (mode === undefined || mode === "e2e") await endToEnd();
+  if (mode === undefined || mode === "web") await web();
 } catch (error) {
   say(`error: ${error.message}`);
   counts.failed += 1;

@@ -20,8 +20,12 @@ pub async fn page(call: &Call) -> Result<Reply, Error> {
 
 /// `GET /console/<file>`.
 pub async fn file(call: &Call) -> Result<Reply, Error> {
-    // The page itself is at its own paths only.
-    let file = if call.path == PAGE { None } else { assets::find(call, &call.path).await? };
-    let file = file.ok_or_else(Error::no_path)?;
-    Ok(file.for_console().header("Cache-Control", FOREVER))
+    // The page itself is at its own paths only. An escape such as `%2F` could name another folder.
+    if call.path == PAGE || call.path.contains('%') {
+        return Err(Error::no_path());
+    }
+    let file = assets::find(call, &call.path).await?.ok_or_else(Error::no_path)?;
+    // The text of the licences is the only file without a hash in its name.
+    let cache = if call.path.ends_with(".txt") { "no-cache" } else { FOREVER };
+    Ok(file.for_console().header("Cache-Control", cache))
 }

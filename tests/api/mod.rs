@@ -5,6 +5,7 @@ mod audit;
 mod auth;
 mod bad_input;
 mod batches;
+mod console;
 mod conventions;
 mod docs_page;
 pub mod endpoints;

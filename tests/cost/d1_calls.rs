@@ -321,6 +321,7 @@ async fn call_password_endpoints(workspace: &Workspace, admin: &Api) {
     let open = [
         agent.as_str(),
         "/install.sh",
+        "/",
         "/healthz",
         "/api/schema/",
         "/reset-password/",
@@ -412,8 +413,10 @@ async fn each_endpoint_makes_only_the_needed_d1_calls() {
         .collect();
     // Open endpoints that cost nothing log no line.
     expected.retain(|(_, route)| {
-        !["/healthz", "/install.sh", "/api/schema/", "/api/auth/is-authenticated/"].contains(route)
+        !["/", "/healthz", "/install.sh", "/api/schema/", "/api/auth/is-authenticated/"]
+            .contains(route)
             && !route.starts_with("/agent/")
+            && !route.starts_with("/console/")
             && !route.starts_with("/reset-password/")
             && !route.starts_with("/api/docs/")
     });

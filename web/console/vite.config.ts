@@ -14,6 +14,9 @@ export default defineConfig({
     assetsDir: "console",
     // Inlined files would be data: URLs, which the policy of the page allows for images only.
     assetsInlineLimit: 0,
+    // For the check of the size of the first load.
+    manifest: true,
+    license: { fileName: "console/licences.txt" },
     modulePreload: { polyfill: false },
     rollupOptions: { output: { hashCharacters: "hex" } },
   },

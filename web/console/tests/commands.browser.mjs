@@ -42,14 +42,14 @@ test("a run from the form shows its plan first, and its command after", async ()
   const { page } = visit;
   await page.goto("/run?servers=web-1");
   await visit.signIn();
-  await page.getByLabel("Command").fill("echo hello from the console");
+  await page.getByLabel("Command", { exact: true }).fill("echo hello from the console");
   await page.getByText(/^Runs now on web-1 as/).waitFor();
   await page.getByRole("button", { name: "Run on 1 server" }).click();
   await lines(page).getByText("hello from the console").waitFor();
   await page.getByText("success").waitFor();
   assert.match(page.url(), /\/commands\/[0-9a-f-]{36}$/);
   await page.getByRole("link", { name: "Run again" }).click();
-  assert.equal(await page.getByLabel("Command").inputValue(), "echo hello from the console");
+  assert.equal(await page.getByLabel("Command", { exact: true }).inputValue(), "echo hello from the console");
   await visit.end();
 });
 
@@ -58,7 +58,7 @@ test("a refused run says why, and keeps what was typed", async () => {
   const { page } = visit;
   await page.goto("/run");
   await visit.signIn();
-  await page.getByLabel("Command").fill("uptime");
+  await page.getByLabel("Command", { exact: true }).fill("uptime");
   await page.getByLabel("Selector of labels").fill("env=prod,,");
   await page.getByRole("group").getByText(/position/).first().waitFor();
   await page.getByLabel("Selector of labels").fill("env=nowhere");
@@ -67,7 +67,7 @@ test("a refused run says why, and keeps what was typed", async () => {
   await page.getByLabel("Selector of labels").fill("");
   await page.getByLabel("Servers", { exact: true }).fill("no-such-server,");
   await page.getByText(/no-such-server/).nth(1).waitFor();
-  assert.equal(await page.getByLabel("Command").inputValue(), "uptime");
+  assert.equal(await page.getByLabel("Command", { exact: true }).inputValue(), "uptime");
   await visit.end();
 });
 

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { userInfo } from "node:os";
 import { after, before, test } from "node:test";
 import { launch, Visit } from "./browser.mjs";
-import { Workspace } from "./service.mjs";
+import { eventually, Workspace } from "./service.mjs";
 
 let browser, workspace;
 before(async () => {
@@ -15,7 +15,9 @@ before(async () => {
 });
 after(() => browser?.close());
 
-const names = (page) => page.getByRole("table", { name: "Servers" }).getByRole("link").allInnerTexts();
+/** Waits until the list shows these servers, in this order. */
+const shows = (page, ...names) =>
+  eventually(`the list shows ${names}`, async () => (await page.getByRole("table", { name: "Servers" }).getByRole("link").allInnerTexts()).join() === names.join());
 
 test("the list is filtered, sorted, and in the address", async () => {
   const visit = await Visit.start(browser, workspace);
@@ -23,20 +25,20 @@ test("the list is filtered, sorted, and in the address", async () => {
   await page.goto("/servers");
   await visit.signIn();
   await page.getByRole("link", { name: "web-2" }).waitFor();
-  assert.deepEqual(await names(page), ["db-1", "web-1", "web-2"]);
+  await shows(page, "db-1", "web-1", "web-2");
   await page.getByRole("button", { name: "Name" }).click();
   await page.waitForURL(/ordering=-name/);
   await page.getByLabel("Selector of labels").fill("role in (web)");
   await page.waitForURL(/label=/);
   await page.getByRole("link", { name: "db-1" }).waitFor({ state: "detached" });
   await page.getByRole("link", { name: "web-1" }).waitFor();
-  assert.deepEqual(await names(page), ["web-2", "web-1"]);
+  await shows(page, "web-2", "web-1");
   const address = page.url();
   const other = await visit.tab();
   await other.goto(address);
   await visit.signIn("boss", other);
   await other.getByRole("link", { name: "web-2" }).waitFor();
-  assert.deepEqual(await names(other), ["web-2", "web-1"]);
+  await shows(other, "web-2", "web-1");
   await page.getByLabel("Selector of labels").fill("role=");
   await page.getByText("No server matches").waitFor();
   await page.getByRole("button", { name: "Show all servers" }).click();
@@ -46,7 +48,7 @@ test("the list is filtered, sorted, and in the address", async () => {
   await page.getByLabel("Selector of labels").fill("");
   await page.getByLabel("State", { exact: true }).selectOption("offline");
   await page.getByRole("link", { name: "web-1" }).waitFor({ state: "detached" });
-  assert.deepEqual(await names(page), ["db-1"]);
+  await shows(page, "db-1");
   await visit.end();
 });
 
@@ -61,7 +63,7 @@ test("selected servers are run on", async () => {
   await page.getByRole("button", { name: "Select all 3" }).click();
   await page.getByText("3 selected").waitFor();
   await page.getByRole("button", { name: "Run on 3 servers" }).click();
-  await page.getByLabel("Command").fill("uptime");
+  await page.getByLabel("Command", { exact: true }).fill("uptime");
   await page.getByText(/Runs now on 3 servers as .* 1 server is offline and is skipped\./).waitFor();
   await page.getByRole("button", { name: "Run on 3 servers" }).click();
   await page.waitForURL(/\/batches\//);
@@ -173,7 +175,7 @@ test("everything is reachable with the keyboard", async () => {
   await page.getByRole("combobox").fill("systemctl status");
   await page.getByRole("option", { name: /^Run: systemctl status/ }).waitFor();
   await page.keyboard.press("Enter");
-  assert.equal(await page.getByLabel("Command").inputValue(), "systemctl status");
+  assert.equal(await page.getByLabel("Command", { exact: true }).inputValue(), "systemctl status");
   // The first stop is the link that skips the rail.
   await page.goto("/servers");
   await page.getByRole("link", { name: "web-1" }).waitFor();

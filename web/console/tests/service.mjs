@@ -55,15 +55,13 @@ class Api {
 }
 
 const workspaces = new Set();
-after(async () => {
-  // Also those of failed tests, whose agents would keep this process running.
-  await Promise.all([...workspaces].map((workspace) => workspace.end()));
-});
+/** Ends all workspaces, also those of failed tests, whose agents would keep this process running. */
+const endAll = () => Promise.all([...workspaces].map((workspace) => workspace.end()));
+if (process.env.NODE_TEST_CONTEXT) after(endAll);
 
 /** A workspace of its own, with the superuser `boss`. It ends with the file of its tests. */
 export class Workspace {
-  static async create() {
-    const slug = `web-${randomBytes(5).toString("hex")}`;
+  static async create(slug = `web-${randomBytes(5).toString("hex")}`) {
     const operator = new Api(instance.origin, `Bearer ${operatorToken}`);
     await operator.post("/operator/workspaces/", { slug, admin: { username: "boss", email: "boss@example.com", password: PASSWORD } });
     const workspace = new Workspace();

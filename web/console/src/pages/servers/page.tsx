@@ -1,7 +1,7 @@
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useCallback, useState } from "react";
 import { Link } from "react-router";
-import { isStaff, me, servers, type Server } from "../../api/queries";
+import { groups as groupsQuery, isStaff, me, servers, type Server } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { Empty, Failure, Loading } from "../../ui/answers";
@@ -36,7 +36,8 @@ export const queryOf = ({ search, label, state, ordering }: Filter) => ({
   ...(state && { is_connected: state === "connected" }),
 });
 
-const columns: readonly Column<Server>[] = [
+/** The columns of the list. `groupNames` are the names of groups by their ids. */
+const columnsOf = (groupNames: ReadonlyMap<number, string>): readonly Column<Server>[] => [
   {
     name: "name",
     title: "Name",
@@ -54,6 +55,7 @@ const columns: readonly Column<Server>[] = [
     ),
   },
   { name: "labels", title: "Labels", width: "minmax(0, 2fr)", cell: ({ labels }) => <Labels labels={labels} /> },
+  ...(groupNames.size > 0 ? [{ name: "groups", title: "Groups", width: "minmax(0, 1fr)", cell: ({ groups }: Server) => groups.map((id) => groupNames.get(id) ?? id).join(", ") }] : []),
   { name: "system", title: "System", width: "minmax(0, 1fr)", cell: system },
   { name: "load", title: "Load", width: "56px", card: "none", cell: ({ load }) => <span className="number">{load === null ? "–" : load.toFixed(2)}</span> },
   { name: "address", title: "Address", width: "128px", card: "none", cell: ({ remote_ip }) => <span className="mono">{remote_ip ?? "–"}</span> },
@@ -78,6 +80,8 @@ export default function Servers() {
   const [isAdding, setIsAdding] = useState(false);
   const client = useQueryClient();
   const staff = isStaff(useQuery(me()).data);
+  const groups = useQuery({ ...groupsQuery({ page_size: 100 }), staleTime: 60_000 }).data?.results ?? [];
+  const groupNames = new Map(groups.map(({ id, name, display_name }) => [id, display_name || name]));
   const query = queryOf(filter);
   const list = usePages<Server>(PAGE_SIZE, (page) => servers({ ...query, page, page_size: PAGE_SIZE }));
   const selection = useSelection(list.at);
@@ -106,7 +110,7 @@ export default function Servers() {
           <SelectionBar selection={selection} filter={filter} count={count} />
           <Table
             label="Servers"
-            columns={columns}
+            columns={columnsOf(groupNames)}
             count={count}
             at={list.at}
             keyOf={({ id }) => id}

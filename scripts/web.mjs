@@ -1,0 +1,54 @@
+// The stages of `npm test -- web` that only the console has: its unit tests, the size of its first
+// load, and its tests in Chromium.
+import { readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
+import { gzipSync } from "node:zlib";
+import { root } from "./lib.mjs";
+
+const tests = join(root, "web", "console", "tests");
+/** The limit for the JavaScript of the first page, compressed. */
+export const FIRST_LOAD_BYTES = 180 * 1024;
+/** The page that a user sees first. */
+const FIRST_PAGE = "src/pages/overview/page.tsx";
+
+/** The program and the arguments of the unit tests. */
+export const unitTests = [join(root, "node_modules", ".bin", "vitest"), ["run", "--root", join(root, "web", "console"), "--reporter=dot"]];
+
+/** The program and the arguments of the tests in Chromium whose names contain `name`. */
+export function browserTests(name) {
+  const files = readdirSync(tests).filter((file) => file.endsWith(".browser.mjs")).sort().map((file) => join(tests, file));
+  // One file after the other: the machine has few cores, and each file has a browser and agents.
+  const options = ["--test", "--test-force-exit", "--test-concurrency=1", "--test-reporter=spec"];
+  return [process.execPath, [...options, ...(name ? [`--test-name-pattern=${name}`] : []), ...files]];
+}
+
+/** The number of passed and failed tests in the output of vitest, or of Node.js's test runner. */
+export function testCounts(text) {
+  // vitest colours its output if it believes to be in a terminal or in CI.
+  const plain = text.replace(/\u001b\[[0-9;]*m/g, "");
+  const number = (...patterns) => Number(patterns.map((pattern) => pattern.exec(plain)?.[1]).find(Boolean) ?? 0);
+  return { passed: number(/^ℹ pass (\d+)$/m, /^ *Tests .*?(\d+) passed/m), failed: number(/^ℹ fail (\d+)$/m, /^ *Tests +(\d+) failed/m) };
+}
+
+/** The compressed size of the scripts that the first page loads, in bytes. */
+export function firstLoad() {
+  const assets = join(root, "build", "assets");
+  const manifest = JSON.parse(readFileSync(join(root, "build", "console", "manifest.json"), "utf8"));
+  const files = new Set();
+  const visit = (name) => {
+    const { file, imports = [] } = manifest[name];
+    if (files.has(file)) return;
+    files.add(file);
+    imports.forEach(visit);
+  };
+  ["index.html", FIRST_PAGE].forEach(visit);
+  return [...files].reduce((sum, file) => sum + gzipSync(readFileSync(join(assets, file))).length, 0);
+}
+
+/** Throws an error if the first load is too large. Returns its size in words. */
+export function checkFirstLoad() {
+  const size = firstLoad();
+  const text = `the first load has ${(size / 1024).toFixed(1)} KB of compressed JavaScript, of at most ${FIRST_LOAD_BYTES / 1024} KB`;
+  if (size > FIRST_LOAD_BYTES) throw new Error(text);
+  return text;
+}
