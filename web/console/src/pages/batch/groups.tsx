@@ -97,7 +97,7 @@ function OneGroup({ group, isAlone, isCompared, onCompare, onSelect }: OneGroupP
           </label>
         )}
         <State state={state}>
-          {who}
+          {plural(count, "server")}
           {exit_code !== null && exit_code !== 0 && `, exit code ${exit_code}`}
         </State>
         <span className="group-names">

@@ -5,13 +5,13 @@ import { useAddress } from "../../live/use-address";
 import { Answer } from "../../ui/answers";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
-import { State } from "../../ui/state";
 import { Time } from "../../ui/time";
 import { plural } from "../../ui/words";
 import { Actions } from "./actions";
 import { Grid } from "./grid";
 import { Groups } from "./groups";
 import { Progress } from "./progress";
+import { BatchState } from "./state";
 import { TargetOutput } from "./target-output";
 import { countStates, hasEnded, useTargets } from "./targets";
 import "../command/page.css";
@@ -42,7 +42,7 @@ function Shown({ batch }: { batch: BatchObject }) {
         <span className="command-heading">
           {batch.name || `Batch on ${plural(batch.counts.total, "server")}`}
           <span className="command-state">
-            <State state={batch.state} />
+            <BatchState batch={batch} />
           </span>
         </span>
       }

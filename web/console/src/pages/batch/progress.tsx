@@ -2,6 +2,9 @@ import { lookOf, Mark } from "../../ui/state";
 import { number } from "../../ui/words";
 import { STATES, type TargetState } from "./targets";
 
+/** What has ended is at the left, what waits is at the right. */
+const IN_BAR = [...STATES.slice(4), ...STATES.slice(0, 4).toReversed()];
+
 interface ProgressProps {
   counts: Record<TargetState, number>;
   /** The state that the grid is limited to, or an empty text. */
@@ -31,10 +34,10 @@ export function Progress({ counts, only, onOnly }: ProgressProps) {
 
 /** Only the bar, for lists. */
 export function Bar({ counts }: { counts: Record<TargetState, number> }) {
-  const ended = [...STATES].reverse().filter((state) => counts[state] > 0);
+  const shown = IN_BAR.filter((state) => counts[state] > 0);
   return (
     <div className="progress-bar" aria-hidden="true">
-      {ended.map((state) => (
+      {shown.map((state) => (
         <span key={state} className={`tone-${lookOf(state).tone} is-${state}`} style={{ flexGrow: counts[state] }} />
       ))}
     </div>

@@ -7,12 +7,12 @@ import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { Page } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
-import { State } from "../../ui/state";
 import { Table, type Column } from "../../ui/table";
 import { Time } from "../../ui/time";
 import { UserInput, useUserId } from "../../ui/user-input";
 import { number, plural } from "../../ui/words";
 import { Bar } from "../batch/progress";
+import { BatchState, failures } from "../batch/state";
 import { textOf } from "../history/query";
 import "../batch/page.css";
 import "./page.css";
@@ -22,17 +22,17 @@ const DEFAULTS = { name: "", state: "", by: "", schedule: "" };
 type Filter = typeof DEFAULTS;
 const STATES = [["", "Every state"], ["running,stopping", "Running"], ["scheduled", "Scheduled"], ["finished", "Finished"], ["cancelled", "Cancelled"]] as const;
 
-/** How a batch went, in words: `3 of 40 without success`. */
-export function outcome({ counts, state }: Batch): string {
+/** How a batch went, in words: `3 of 40 servers failed`. */
+function outcome({ counts, state }: Batch): string {
   const { total, success } = counts;
-  const bad = counts.failed + counts.expired + counts.stuck;
-  if (bad > 0) return `${number(bad)} of ${plural(total, "server")} without success`;
+  const bad = failures(counts);
+  if (bad > 0) return `${number(bad)} of ${plural(total, "server")} failed`;
   if (success === total) return total === 1 ? "success" : `success on all ${plural(total, "server")}`;
   return state === "scheduled" ? plural(total, "server") : `${number(success)} of ${plural(total, "server")}`;
 }
 
 const columns: readonly Column<Batch>[] = [
-  { name: "state", title: "State", width: "104px", cell: ({ state }) => <State state={state} /> },
+  { name: "state", title: "State", width: "104px", cell: (batch) => <BatchState batch={batch} /> },
   {
     name: "name",
     title: "Batch",
