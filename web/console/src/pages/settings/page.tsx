@@ -2,6 +2,7 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
 import { Link } from "react-router";
 import { api, read } from "../../api/client";
+import * as session from "../../api/session";
 import { me, type User } from "../../api/queries";
 import { ActionError, Answer } from "../../ui/answers";
 import { Button } from "../../ui/button";
@@ -19,7 +20,7 @@ export default function Settings() {
         {(user) => (
           <div className="stack">
             <Account user={user} />
-            <Password />
+            <Password username={user.username} />
             <p className="muted">
               <Link to="/sessions">Your sessions</Link> and <Link to="/tokens">your API tokens</Link> have pages of their own. The theme is in the menu with your name.
             </p>
@@ -76,13 +77,21 @@ function Account({ user }: { user: User }) {
   );
 }
 
-function Password() {
+function Password({ username }: { username: string }) {
   const [current, setCurrent] = useState("");
   const [next, setNext] = useState("");
   const [again, setAgain] = useState("");
+  const kind = session.useSession().session?.kind;
   const differs = again !== "" && next !== again;
   const save = useMutation({
-    mutationFn: () => read(api.POST("/api/auth/change-password/", { body: { password: current, new_password: next } })),
+    mutationFn: async () => {
+      await read(api.POST("/api/auth/change-password/", { body: { password: current, new_password: next } }));
+      // The change has ended all sessions, this one too, unless it uses an API token.
+      if (kind === "login") {
+        const { token } = await read(api.POST("/api/auth/login/", { body: { username, password: next } }));
+        session.begin({ token, kind });
+      }
+    },
     onSuccess: () => {
       setCurrent("");
       setNext("");

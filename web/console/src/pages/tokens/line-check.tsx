@@ -33,7 +33,7 @@ export function LineCheck({ subject }: { subject: Subject }) {
   });
   return (
     <div className="line-check" role="group" aria-label="Would this line be allowed?">
-      <h3>Would this line be allowed?</h3>
+      <h2>Would this line be allowed?</h2>
       <div className="line-check-fields">
         <TextField label="Line" className="mono" placeholder="systemctl restart nginx" value={line} {...input(setLine)} />
         <TextField label="On server" placeholder="web-1" value={server} {...input(setServer)} />

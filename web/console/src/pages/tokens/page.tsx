@@ -101,7 +101,7 @@ function Row({ token, isOpen, onOpen }: { token: Token; isOpen: boolean; onOpen:
       {isOpen && (
         <div className="rows-body stack">
           <div>
-            <h3>It allows</h3>
+            <h2>It allows</h2>
             <ul className="limits">
               {limitsOf(acl).map((limit) => (
                 <li key={limit}>{limit}</li>
