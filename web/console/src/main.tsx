@@ -2,6 +2,8 @@ import "./styles/tokens.css";
 import "./styles/base.css";
 import "./styles/ui.css";
 import "./styles/table.css";
+import "./styles/filters.css";
+import "./styles/rows.css";
 import "./styles/frame.css";
 import "./styles/output.css";
 import { QueryClientProvider } from "@tanstack/react-query";

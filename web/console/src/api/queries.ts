@@ -82,6 +82,12 @@ export const batches = (query: ListQuery<"/api/events/batches/">) =>
     queryFn: ({ signal }) => read(api.GET("/api/events/batches/", { params: { query }, signal })),
   });
 
+export const batch = (id: string) =>
+  queryOptions({
+    queryKey: ["batch", id],
+    queryFn: ({ signal }) => read(api.GET("/api/events/batches/{id}/", { params: { path: { id } }, signal })),
+  });
+
 export const schedules = (query: ListQuery<"/api/events/schedules/">) =>
   queryOptions({
     queryKey: ["schedules", query],
@@ -92,6 +98,30 @@ export const groups = (query: ListQuery<"/api/iam/groups/">) =>
   queryOptions({
     queryKey: ["groups", query],
     queryFn: ({ signal }) => read(api.GET("/api/iam/groups/", { params: { query }, signal })),
+  });
+
+export const schedule = (id: string) =>
+  queryOptions({
+    queryKey: ["schedule", id],
+    queryFn: ({ signal }) => read(api.GET("/api/events/schedules/{id}/", { params: { path: { id } }, signal })),
+  });
+
+export const scripts = (query: ListQuery<"/api/events/scripts/">) =>
+  queryOptions({
+    queryKey: ["scripts", query],
+    queryFn: ({ signal }) => read(api.GET("/api/events/scripts/", { params: { query }, signal })),
+  });
+
+export const script = (id: string) =>
+  queryOptions({
+    queryKey: ["script", id],
+    queryFn: ({ signal }) => read(api.GET("/api/events/scripts/{id}/", { params: { path: { id } }, signal })),
+  });
+
+export const users = (query: ListQuery<"/api/iam/users/">) =>
+  queryOptions({
+    queryKey: ["users", query],
+    queryFn: ({ signal }) => read(api.GET("/api/iam/users/", { params: { query }, signal })),
   });
 
 /** Staff manage servers, groups, scripts and ordinary users. Superusers can do all that staff can. */

@@ -1,6 +1,5 @@
-import { useEffect, useState } from "react";
 import type { Problem } from "../../api/problem";
-import { useSettled } from "../../live/use-settled";
+import { useTyped } from "../../live/use-typed";
 import { SelectorInput } from "../../ui/selector-input";
 import type { Filter } from "./page";
 
@@ -25,20 +24,4 @@ export function Filters({ filter, onChange, problem }: FiltersProps) {
       </select>
     </div>
   );
-}
-
-/** A text that is typed, and handed on when typing pauses. Follows `value` when that changes elsewhere. */
-function useTyped(value: string, onSettled: (value: string) => void): [string, (value: string) => void] {
-  const [typed, setTyped] = useState(value);
-  const [known, setKnown] = useState(value);
-  const settled = useSettled(typed);
-  if (value !== known) {
-    setKnown(value);
-    if (value !== settled) setTyped(value);
-  }
-  useEffect(() => {
-    if (settled !== value && settled === typed) onSettled(settled);
-    // Only when typing pauses.
-  }, [settled]);
-  return [typed, setTyped];
 }

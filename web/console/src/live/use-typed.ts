@@ -1,0 +1,18 @@
+import { useEffect, useState } from "react";
+import { useSettled } from "./use-settled";
+
+/** A text that is typed, and handed on when typing pauses. Follows `value` when that changes elsewhere. */
+export function useTyped(value: string, onSettled: (value: string) => void): [string, (value: string) => void] {
+  const [typed, setTyped] = useState(value);
+  const [known, setKnown] = useState(value);
+  const settled = useSettled(typed);
+  if (value !== known) {
+    setKnown(value);
+    if (value !== settled) setTyped(value);
+  }
+  useEffect(() => {
+    if (settled !== value && settled === typed) onSettled(settled);
+    // Only when typing pauses.
+  }, [settled]);
+  return [typed, setTyped];
+}

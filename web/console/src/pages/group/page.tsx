@@ -1,0 +1,143 @@
+import { queryOptions, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useState, type FormEvent } from "react";
+import { useNavigate, useParams } from "react-router";
+import { api, read, type Schema } from "../../api/client";
+import { isStaff, live, me } from "../../api/queries";
+import { ActionError, Answer } from "../../ui/answers";
+import { Button } from "../../ui/button";
+import { Confirm } from "../../ui/dialog";
+import { errorsFor, TextField } from "../../ui/field";
+import { Page } from "../../ui/page";
+import { Same } from "../../ui/same";
+import { ServerChips } from "../../ui/server-chips";
+import { toast } from "../../ui/toasts";
+import { Members } from "./members";
+import "../users/page.css";
+
+type GroupObject = Schema<"Group">;
+export type Role = Schema<"Membership">["role"];
+
+const group = (id: number) =>
+  queryOptions({
+    queryKey: ["group", id],
+    queryFn: ({ signal }) => read(api.GET("/api/iam/groups/{id}/", { params: { path: { id } }, signal })),
+  });
+
+/** All memberships of a group. */
+export const memberships = (id: number) =>
+  queryOptions({
+    queryKey: ["group", id, "memberships"],
+    queryFn: async ({ signal }) => {
+      const found: Schema<"Membership">[] = [];
+      for (let page = 1; ; page += 1) {
+        const { count, results } = await read(api.GET("/api/iam/memberships/", { params: { query: { group: id, page, page_size: 100 } }, signal }));
+        found.push(...results);
+        if (found.length >= count || results.length === 0) return found;
+      }
+    },
+  });
+
+export default function Group() {
+  const id = Number(useParams()["id"]);
+  const query = useQuery({ ...group(id), ...live, placeholderData: undefined });
+  return <Answer query={query}>{(found) => <Shown key={found.id} group={found} />}</Answer>;
+}
+
+function Shown({ group: found }: { group: GroupObject }) {
+  const user = useQuery(me()).data;
+  const staff = isStaff(user);
+  const own = useQuery(memberships(found.id)).data?.find((one) => one.user === user?.id)?.role;
+  const { id, name, display_name, description } = found;
+  return (
+    <Page title={display_name || name} actions={(staff || own === "owner") && <Delete group={found} />}>
+      {description && <p className="muted">{description}</p>}
+      <div className="stack">
+        <Members group={found} role={staff ? "owner" : (own ?? "member")} user={user} />
+        <Servers group={found} staff={staff} />
+        {(staff || own === "owner") && <Texts group={found} />}
+      </div>
+      <Same method="GET" path={`/api/iam/groups/${id}/`} farhand={`farhand api GET /api/iam/groups/${id}/`} />
+    </Page>
+  );
+}
+
+/** A change of the group, and its queries afterwards. */
+function useChange(id: number) {
+  const client = useQueryClient();
+  return useMutation({
+    mutationFn: (body: Schema<"GroupChanges">) => read(api.PATCH("/api/iam/groups/{id}/", { params: { path: { id } }, body })),
+    onSuccess: (changed) => {
+      client.setQueryData(group(id).queryKey, changed);
+      void client.invalidateQueries({ queryKey: ["groups"] });
+      void client.invalidateQueries({ queryKey: ["servers"] });
+    },
+  });
+}
+
+function Servers({ group: { id, servers }, staff }: { group: GroupObject; staff: boolean }) {
+  const change = useChange(id);
+  return (
+    <section className="panel" aria-label="Servers">
+      <h2>Servers</h2>
+      <div className="panel-body stack">
+        <ServerChips ids={servers} isReadOnly={!staff} onChange={(ids) => change.mutate({ servers: [...ids] })} />
+        <ActionError error={change.error} />
+        <p className="muted">Members can access these servers. Managers and owners run commands there as any account.</p>
+      </div>
+    </section>
+  );
+}
+
+function Texts({ group: { id, name, display_name, description } }: { group: GroupObject }) {
+  const [fields, setFields] = useState({ name, display_name, description });
+  const change = useChange(id);
+  const field = (of: keyof typeof fields) => ({
+    value: fields[of],
+    errors: errorsFor(change.error, of),
+    onChange: (event: { target: { value: string } }) => setFields((before) => ({ ...before, [of]: event.target.value })),
+  });
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    if (!change.isPending) change.mutate(fields, { onSuccess: () => toast("The group is changed.") });
+  };
+  return (
+    <section className="panel" aria-label="Texts">
+      <h2>Texts</h2>
+      <form className="panel-body user-form" onSubmit={submit}>
+        <TextField label="Key" required {...field("name")} />
+        <TextField label="Name" {...field("display_name")} />
+        <TextField label="Description" {...field("description")} />
+        <div className="user-wide">
+          <ActionError error={change.error} />
+          <Button type="submit" isBusy={change.isPending}>
+            Save
+          </Button>
+        </div>
+      </form>
+    </section>
+  );
+}
+
+function Delete({ group: { id, name, display_name } }: { group: GroupObject }) {
+  const client = useQueryClient();
+  const navigate = useNavigate();
+  const [isAsking, setIsAsking] = useState(false);
+  const shown = display_name || name;
+  const remove = async () => {
+    await read(api.DELETE("/api/iam/groups/{id}/", { params: { path: { id } } }));
+    void navigate("/groups");
+    client.removeQueries({ queryKey: ["group", id] });
+    void client.invalidateQueries({ queryKey: ["groups"] });
+    toast(`${shown} is deleted.`);
+  };
+  return (
+    <>
+      <Button look="danger" onClick={() => setIsAsking(true)}>
+        Delete
+      </Button>
+      <Confirm title={`Delete ${shown}?`} isOpen={isAsking} onClose={() => setIsAsking(false)} verb={`Delete ${shown}`} action={remove}>
+        <p>Its members lose the access that they have through it. The servers stay.</p>
+      </Confirm>
+    </>
+  );
+}

@@ -1,0 +1,110 @@
+import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
+import { useCallback, useState } from "react";
+import { api, read, type Schema } from "../../api/client";
+import { isStaff, live, me } from "../../api/queries";
+import { Answer, Empty } from "../../ui/answers";
+import { Button } from "../../ui/button";
+import { Confirm, Dialog } from "../../ui/dialog";
+import { Page } from "../../ui/page";
+import { Same } from "../../ui/same";
+import { Time } from "../../ui/time";
+import { toast } from "../../ui/toasts";
+import { plural } from "../../ui/words";
+import { AddServer } from "../servers/add-server";
+import "../servers/page.css";
+
+type RegistrationToken = Schema<"RegistrationToken">;
+
+const registrationTokens = () =>
+  queryOptions({
+    queryKey: ["registration-tokens"],
+    queryFn: ({ signal }) => read(api.GET("/api/servers/registration-tokens/", { params: { query: { page_size: 100 } }, signal })),
+  });
+
+export default function Registration() {
+  const client = useQueryClient();
+  const user = useQuery(me()).data;
+  const staff = isStaff(user);
+  const query = useQuery({ ...registrationTokens(), ...live, enabled: staff });
+  const [isAdding, setIsAdding] = useState(false);
+  const close = useCallback(() => {
+    setIsAdding(false);
+    void client.invalidateQueries({ queryKey: ["registration-tokens"] });
+  }, [client]);
+  if (user && !staff) {
+    return (
+      <Page title="Registration tokens">
+        <Empty title="Only staff see registration tokens">Ask the staff of this workspace to add servers.</Empty>
+      </Page>
+    );
+  }
+  return (
+    <Page
+      title="Registration tokens"
+      actions={
+        <Button look="primary" onClick={() => setIsAdding(true)}>
+          Add servers
+        </Button>
+      }
+    >
+      <p className="muted note-row">With such a token, the agents of new servers add themselves.</p>
+      <Answer query={query}>
+        {({ results }) =>
+          results.length === 0 ? (
+            <Empty title="There is no registration token">Create one under “Add servers”, for many servers.</Empty>
+          ) : (
+            <ul className="panel rows" aria-label="Registration tokens">
+              {results.map((token) => (
+                <Row key={token.id} token={token} />
+              ))}
+            </ul>
+          )
+        }
+      </Answer>
+      <Same method="GET" path="/api/servers/registration-tokens/" farhand="farhand api GET /api/servers/registration-tokens/" />
+      <Dialog title="Add servers" isOpen={isAdding} onClose={close}>
+        <AddServer />
+      </Dialog>
+    </Page>
+  );
+}
+
+function limits({ uses, name_pattern, networks, approval, labels }: RegistrationToken): string {
+  return [
+    uses === null ? "any number of servers" : `${plural(uses, "further server")}`,
+    name_pattern && `named ${name_pattern}`,
+    networks && `from ${networks.join(", ")}`,
+    approval && "each awaits approval",
+    Object.keys(labels).length > 0 && `with ${Object.entries(labels).map(([key, value]) => `${key}=${value}`).join(", ")}`,
+  ]
+    .filter(Boolean)
+    .join("; ");
+}
+
+function Row({ token }: { token: RegistrationToken }) {
+  const client = useQueryClient();
+  const [isAsking, setIsAsking] = useState(false);
+  const { id, name, expires_at } = token;
+  const revoke = async () => {
+    await read(api.DELETE("/api/servers/registration-tokens/{id}/", { params: { path: { id } } }));
+    void client.invalidateQueries({ queryKey: ["registration-tokens"] });
+    toast(`${name} is revoked.`);
+  };
+  return (
+    <li>
+      <div className="rows-head">
+        <strong>{name}</strong>
+        <span className="rows-text muted ellipsis">{limits(token)}</span>
+        <span className="muted rows-time">
+          {expires_at === null ? "does not expire" : <>expires <Time at={expires_at} /></>}
+        </span>
+        <Button look="quiet" aria-label={`Revoke ${name}`} onClick={() => setIsAsking(true)}>
+          Revoke
+        </Button>
+      </div>
+      <Confirm title={`Revoke ${name}?`} isOpen={isAsking} onClose={() => setIsAsking(false)} verb={`Revoke ${name}`} action={revoke}>
+        <p>No further server registers with it. Servers that have registered stay.</p>
+      </Confirm>
+    </li>
+  );
+}

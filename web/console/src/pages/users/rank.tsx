@@ -1,0 +1,14 @@
+import type { User } from "../../api/queries";
+import { SelectField } from "../../ui/field";
+
+const RANKS = [["user", "User: the servers of their groups"], ["staff", "Staff: manages servers, groups and users"], ["superuser", "Superuser: manages everything"]] as const;
+export type Rank = (typeof RANKS)[number][0];
+
+/** The fields of a request for a rank. */
+export const rankFields = (rank: Rank) => ({ is_staff: rank === "staff" || rank === "superuser", is_superuser: rank === "superuser" });
+
+/** Only superusers give ranks. */
+export function RankField({ caller, value, onChange, errors }: { caller: User; value: Rank; onChange: (rank: Rank) => void; errors: readonly string[] }) {
+  if (!caller.is_superuser) return null;
+  return <SelectField label="Rank" options={RANKS} value={value} errors={errors} onChange={(event) => onChange(event.target.value as Rank)} />;
+}
