@@ -63,7 +63,7 @@ function adapted(text, path, pages) {
   }).join("\n").replace(/^<!--.*-->\n/gm, "");
 }
 
-/** Writes the pages of the site that changed, and deletes those that are gone. */
+/** Writes the changed pages of the site, and deletes pages that no longer exist. */
 async function writePages() {
   // Imported only now, because the module needs npm packages.
   const { referencePages } = await import("./docs-reference.mjs");

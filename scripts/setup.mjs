@@ -1,6 +1,6 @@
-// `npm run setup`: creates a deployment in the Cloudflare account that wrangler is logged in to: D1,
-// KV, the environment in wrangler.toml, secrets, the Worker and the first workspace. What exists
-// already is used, so the script can be repeated after an error.
+// `npm run setup`: creates a deployment in the Cloudflare account that wrangler is logged in to:
+// D1, KV, the environment in wrangler.toml, secrets, the Worker and the first workspace. The script
+// uses resources that exist already, so it can be repeated after an error.
 //
 //   npm run setup -- --env eu1 --domain example.com --workspace acme --email admin@acme.example
 //   npm run setup -- … --dry-run       prints the commands and the environment, and does nothing

@@ -32,7 +32,7 @@ pub fn check_all(labels: &Labels) -> Result<(), String> {
     labels.iter().try_for_each(|(key, value)| check(key, value))
 }
 
-/// The labels to register with: those of an existing config file, and those of the command line,
+/// The labels to register with: the labels in an existing config file, and on the command line,
 /// which replace others with the same key.
 ///
 /// # Errors

@@ -600,7 +600,7 @@ async fn commands_of_a_killed_agent_fail() {
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));
     assert_eq!(
         fin["result"],
-        "The agent died while the command ran. What was left of it was killed."
+        "The agent died while the command ran. Its remaining processes were killed."
     );
     let fin = service.fin(waiting).await;
     assert_eq!((&fin["success"], &fin["exit_code"]), (&json!(false), &json!(137)));

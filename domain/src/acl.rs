@@ -696,8 +696,8 @@ mod tests {
         let around = json!({"commands": [""]}).to_string().len();
         let of_bytes = |bytes: usize| json!({"commands": ["x".repeat(16_384), "y".repeat(bytes - around - 16_387)]});
         assert_eq!(acl(of_bytes(MAX_BYTES)).json().unwrap().len(), MAX_BYTES);
-        let told = Acl::read(&of_bytes(MAX_BYTES + 1)).unwrap_err();
-        assert_eq!(told, ["The JSON of this list has 32769 bytes; 32768 are allowed."]);
+        let errors = Acl::read(&of_bytes(MAX_BYTES + 1)).unwrap_err();
+        assert_eq!(errors, ["The JSON of this list has 32769 bytes; 32768 are allowed."]);
         // A control character takes six bytes in JSON. All entries count.
         assert!(Acl::read(&json!({"commands": ["\u{1}".repeat(5_500)]})).is_err());
         let everything = |number: usize| {
@@ -711,16 +711,16 @@ mod tests {
 
     #[test]
     fn the_number_of_stars_and_words_is_bounded() {
-        let told =
+        let errors =
             |value: Value| Acl::read(&value).map(drop).map_err(|problems| problems.join(" "));
         // The limit for one pattern, and for one word.
         acl(json!({"commands": ["a*".repeat(8)], "argv": [["*".repeat(8)]]}));
         assert_eq!(
-            told(json!({"commands": ["ls", "a*".repeat(9)]})).unwrap_err(),
+            errors(json!({"commands": ["ls", "a*".repeat(9)]})).unwrap_err(),
             "commands[1]: Ensure this has no more than 8 *."
         );
         assert_eq!(
-            told(json!({"argv": [["ls", "a*".repeat(9)]]})).unwrap_err(),
+            errors(json!({"argv": [["ls", "a*".repeat(9)]]})).unwrap_err(),
             "argv[0]: Word 1 has more than 8 *."
         );
         // The limit for all patterns and words together. Words that are only `*` do not count: they
@@ -728,14 +728,14 @@ mod tests {
         acl(json!({"commands": vec!["*a*b"; 78], "argv": vec![vec!["a*"; 25]; 4]}));
         acl(json!({"argv": vec![vec!["*"; 10]; 100]}));
         assert_eq!(
-            told(json!({"commands": vec!["*a*b"; 79], "argv": vec![vec!["a*"; 25]; 4]}))
+            errors(json!({"commands": vec!["*a*b"; 79], "argv": vec![vec!["a*"; 25]; 4]}))
                 .unwrap_err(),
             "All patterns and words together have 258 *; 256 are allowed."
         );
         // The limit for the words of all entries.
         acl(json!({"argv": vec![vec!["x"; 250]; 4]}));
         assert_eq!(
-            told(json!({"argv": vec![vec!["x"; 251]; 4]})).unwrap_err(),
+            errors(json!({"argv": vec![vec!["x"; 251]; 4]})).unwrap_err(),
             "argv: All lists together have 1004 words; 1000 are allowed."
         );
     }
@@ -748,8 +748,8 @@ mod tests {
         assert_eq!(json!(Acl::in_event(Some(&longest)).unwrap()), json!({"acl": longest}));
         let longer = with(&"x".repeat(MAX_IN_EVENT - around + 1));
         let stored = format!(r#"{{"commands":["{}"]}}"#, "x".repeat(MAX_IN_EVENT - around + 1));
-        let told = json!({"acl_bytes": 4_097, "acl_sha256": sha256(&stored)});
-        assert_eq!(json!(Acl::in_event(Some(&longer)).unwrap()), told);
+        let summary = json!({"acl_bytes": 4_097, "acl_sha256": sha256(&stored)});
+        assert_eq!(json!(Acl::in_event(Some(&longer)).unwrap()), summary);
     }
 
     #[test]

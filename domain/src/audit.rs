@@ -142,7 +142,7 @@ pub struct AuditEvent {
     pub credential: Option<Credential>,
     /// What was done: `<object type>.<verb>`.
     pub action: String,
-    /// What it was done to.
+    /// The object of the action.
     pub object: Option<AuditObject>,
     /// The outcome.
     pub outcome: AuditOutcome,

@@ -476,10 +476,11 @@ mod tests {
     fn unknown_fields_are_listed_up_to_a_limit() {
         let many: Map<String, Value> =
             (0..100).map(|n| (format!("{n}{}", "ä".repeat(1_000)), json!(n))).collect();
-        let told = unknown(read(&json!(many).to_string()));
-        assert_eq!(told.len(), MAX_UNKNOWN);
+        let errors = unknown(read(&json!(many).to_string()));
+        assert_eq!(errors.len(), MAX_UNKNOWN);
         assert!(
-            told.iter()
+            errors
+                .iter()
                 .all(|text| text.chars().count() == MAX_UNKNOWN_NAME + ": Unknown field.".len())
         );
     }
@@ -487,10 +488,10 @@ mod tests {
     #[test]
     fn an_unknown_field_does_not_replace_code_or_detail() {
         let fields = read(r#"{"code":1,"detail":2,"request_id":3,"non_field_errors":4}"#);
-        let told = unknown(fields).concat();
+        let errors = unknown(fields).concat();
         assert!(
-            told.starts_with("non_field_errors: code: Unknown field. detail: Unknown field."),
-            "{told}"
+            errors.starts_with("non_field_errors: code: Unknown field. detail: Unknown field."),
+            "{errors}"
         );
     }
 

@@ -88,7 +88,7 @@ pub async fn unsealed(
     ];
     let results = db::batch(env, statements).await?;
     let [_, rows, uncounted] = results.as_slice() else {
-        return Err(Error::internal("D1 gave no result"));
+        return Err(Error::internal("D1 returned no result"));
     };
     Ok(UnsealedWork { rows: read_rows(rows)?, uncounted: db::first_value(uncounted)?.unwrap_or(0) })
 }
@@ -177,7 +177,7 @@ pub async fn links(
     ];
     let results = db::batch(env, statements).await?;
     let [before, rows, beyond, unsealed] = results.as_slice() else {
-        return Err(Error::internal("D1 gave no result"));
+        return Err(Error::internal("D1 returned no result"));
     };
     Ok(Links {
         before: read_rows(before)?,

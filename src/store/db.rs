@@ -197,7 +197,7 @@ pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<Outcome>
 /// See [`batch`].
 pub async fn run(env: &Env, statement: Statement) -> Result<Outcome, Failure> {
     let outcome = batch(env, vec![statement]).await?.pop();
-    outcome.ok_or_else(|| Error::internal("D1 gave no result").into())
+    outcome.ok_or_else(|| Error::internal("D1 returned no result").into())
 }
 
 /// Runs the statement of a list's page. The values in `current` replace the statement's own values.

@@ -82,7 +82,7 @@ pub async fn insert(
     let statements = [exists, purge, insert].into_iter().chain(events).collect::<Vec<_>>();
     let results = db::batch(env, statements).await?;
     let [exists, _, inserted, ..] = results.as_slice() else {
-        return Err(Error::internal("D1 gave no result"));
+        return Err(Error::internal("D1 returned no result"));
     };
     let Some(workspace_id) = db::first_value(exists)? else { return Ok(ResetOutcome::NoWorkspace) };
     let is_stored = db::first_value::<String>(inserted)?.is_some();
@@ -176,7 +176,7 @@ pub async fn consume(
     }
     let results = db::batch(env, statements).await?;
     let [.., hashes, updated, _] = results.as_slice() else {
-        return Err(Error::internal("D1 gave no result"));
+        return Err(Error::internal("D1 returned no result"));
     };
     let Some(workspace_id) = db::first_value(updated)? else { return Ok(None) };
     let hashes = sessions::read_token_hashes(db::first_value(hashes)?)?;

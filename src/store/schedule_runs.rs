@@ -157,7 +157,7 @@ pub struct Claim<'a> {
     /// The due times from `decision.next_due` on.
     pub next_runs: &'a [Timestamp],
     pub start: Option<Start>,
-    /// The API token of the schedule has expired.
+    /// Whether the schedule becomes disabled, because its API token has expired.
     pub disables: bool,
     pub now: Timestamp,
 }

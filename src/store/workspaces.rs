@@ -150,7 +150,7 @@ async fn update_with_event(
     let insert_event =
         Statement::new(insert.sql()).bind_all(params! { slug, event: audit::text(event)? });
     let results = db::batch(env, vec![update, insert_event]).await?;
-    db::first_value(results.first().ok_or_else(|| Error::internal("D1 gave no result"))?)
+    db::first_value(results.first().ok_or_else(|| Error::internal("D1 returned no result"))?)
 }
 
 /// Marks a workspace as deleted. From then on all its credentials are refused. If `is_now`, the

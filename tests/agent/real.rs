@@ -240,7 +240,7 @@ async fn test_restart_after_death(has_cgroups: bool) {
     assert_ended(
         &done,
         137,
-        "The agent died while the command ran. What was left of it was killed.",
+        "The agent died while the command ran. Its remaining processes were killed.",
     );
     assert!(!begun().lines().any(is_running));
     // The agent may report before its socket is open.

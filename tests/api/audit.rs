@@ -1579,7 +1579,7 @@ async fn anonymous_events_are_counted_and_written_each_minute() {
             .collect::<Vec<_>>()
     };
     let boss = workspace.admin.get("/api/iam/users/-/").await.expect(200)["id"].to_string();
-    eventually("all to be counted", || async {
+    eventually("all reads to be counted", || async {
         let rows = instance.d1("SELECT sum(pending) AS n FROM anonymous_events");
         (rows[0]["n"] == 2 + 5 + 2).then_some(())
     })

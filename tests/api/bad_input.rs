@@ -2,8 +2,8 @@
 //! response without a server error, and changes nothing.
 //!
 //! Responses of the Worker have an `X-Request-Id`. Responses without one come from the runtime in
-//! front of it, which rejects some requests itself. For those, the tests check only that they
-//! change nothing and block no other request.
+//! front of it, which rejects some requests itself. For requests that the runtime rejects,
+//! the tests check only that they change nothing and block no other request.
 
 use std::time::Duration;
 
@@ -875,7 +875,7 @@ async fn malformed_reports_of_an_agent_are_rejected() {
         assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
     }
     let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
-    farhand_tests::eventually("what was reported of the host", || async {
+    farhand_tests::eventually("the reported host facts", || async {
         let shown = workspace.admin.get(&path).await.expect(200);
         (shown["os_name"] == "b"
             && shown["agent_version"].as_str().is_some_and(|version| version.len() == 200))

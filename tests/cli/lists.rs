@@ -12,7 +12,7 @@ async fn history_and_servers() {
     farhand.call(&["run", "here", "--", "echo one"]).await.success();
     assert_eq!(farhand.call(&["run", "here", "--", "exit 3"]).await.code, 3);
     // Lists show a change within a second (contract 8.1).
-    farhand_tests::eventually("both in the list", || async {
+    farhand_tests::eventually("both commands in the list", || async {
         let shown = farhand.call(&["history", "-s", "here", "--since", "1h"]).await.success();
         (shown.contains("success") && shown.contains("failed")).then_some(())
     })
@@ -37,7 +37,7 @@ async fn tables_have_no_escape_sequences_of_others() {
     let called = farhand.call(&["run", "here", "--", "printf '\x1b[31mred\x1b[0m\\n'"]).await;
     // The output of a command is printed unchanged.
     assert_eq!(called.success(), "\x1b[31mred\x1b[0m\n");
-    let shown = farhand_tests::eventually("it in the list", || async {
+    let shown = farhand_tests::eventually("the command in the list", || async {
         let shown = farhand.call(&["history"]).await.success();
         shown.contains("red").then_some(shown)
     })

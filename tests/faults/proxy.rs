@@ -176,7 +176,7 @@ impl ProxiedConnection {
                         .windows(armed.step.pattern.len())
                         .any(|window| window == armed.step.pattern.as_bytes())
             });
-            // What remains is shorter than any pattern, so none is found twice.
+            // The remaining bytes are shorter than any pattern, so no pattern is found twice.
             tail.drain(..tail.len().saturating_sub(MAX_TAIL_BYTES));
             let forwarded = match armed.as_ref().map(|armed| armed.step.cut_point) {
                 Some(CutPoint::Before) => 0,

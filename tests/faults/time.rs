@@ -133,7 +133,8 @@ async fn wait_for_more_deliveries(agent: &Alpamon, count: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_survive_late_and_repeated_alarms() {
-    let mut cell = Cell::start("alarms late, twice, or cut off after what they did", &[]).await;
+    let mut cell =
+        Cell::start("alarms that are late, repeated, or cut off after their effects", &[]).await;
     let [real, scripted] = cell.create_servers(["real", "scripted"]).await;
     let servers = [&real, &scripted];
     let mut host = AgentHost::new(&cell.workload.workspace, &real, cell.port());

@@ -157,7 +157,7 @@ async fn an_export_recreates_the_service_in_an_empty_cell() {
     let order = agent.next_command().await;
     agent.ack(order["id"].as_str().unwrap()).await;
     drop(agent);
-    eventually("the end of the connection, and of who left", || async {
+    eventually("the closed connection, and the end of the user's deletion", || async {
         let gone = instance.d1("SELECT count(*) AS n FROM departed_users")[0]["n"] == 0;
         let server = workspace.admin.get("/api/servers/").await.expect(200);
         (gone && server["results"][0]["is_connected"] == false).then_some(())

@@ -21,9 +21,9 @@ use tempfile::TempDir;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
 
-/// A copy of the checkout, for scripts that change it. What they do not change is a link, also
-/// `links`, so that nothing is downloaded or compiled again. The folder is not in the folder of
-/// instances, because the search for credentials would follow the links.
+/// A copy of the checkout, for scripts that change it. Files that they do not change are links, and
+/// `links` are too, so that nothing is downloaded or compiled again. The folder is not in the
+/// folder of instances, because the search for credentials would follow the links.
 fn checkout(links: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let copies = [

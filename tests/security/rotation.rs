@@ -250,7 +250,7 @@ async fn a_waiting_environment_survives_a_rotation_encrypted() {
 
 /// Like [`queue_with_env`], after the service noticed that the agent is disconnected.
 async fn queue_with_env_when_offline(workspace: &Workspace, server: &Value, value: &str) -> Value {
-    eventually("the agent to be gone", || async {
+    eventually("the agent to be disconnected", || async {
         let server = workspace.admin.get(&item_path(SERVERS, server)).await.expect(200);
         (server["is_connected"] == false).then_some(())
     })

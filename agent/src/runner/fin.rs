@@ -38,8 +38,11 @@ pub fn stopped_before_start() -> Fin {
 /// The fin of a command that ran when the agent died. Its duration and its number of chunks are
 /// unknown. `was_killed` is true if this agent found processes of the command and killed them.
 pub fn lost(was_killed: bool) -> Fin {
-    let rest =
-        if was_killed { "What was left of it was killed." } else { "How it ended is not known." };
+    let rest = if was_killed {
+        "Its remaining processes were killed."
+    } else {
+        "How it ended is not known."
+    };
     let result = Some(format!("The agent died while the command ran. {rest}"));
     Fin { result, exit_code: Some(KILLED), ..Fin::default() }
 }

@@ -127,7 +127,8 @@ impl<T: Transport> Runner<T> {
                     written.wait().await;
                     let fin =
                         execute(&order, &host, &groups, &stops, &journal, reporter.queue()).await;
-                    // Frees the slot now, because the next command need not wait for unsent reports.
+                    // Frees the slot now, because the next command need not wait for unsent
+                    // reports.
                     drop(slot);
                     queue.remove_running(order.id);
                     report_end(reporter, &order, fin).await;
@@ -627,7 +628,7 @@ mod tests {
         let lost = "while the command ran. How it ended is not known.";
         let expected = [
             died(1, "before the command ran. It was not run."),
-            died(2, "while the command ran. What was left of it was killed."),
+            died(2, "while the command ran. Its remaining processes were killed."),
             died(3, lost),
             died(4, lost),
             (5, 7, "kept".to_owned()),

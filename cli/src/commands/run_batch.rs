@@ -239,7 +239,7 @@ fn show(client: &Client, format: Format, width: usize, job: &CommandToShow) -> R
     view.end(&end)
 }
 
-/// If not all targets succeeded, prints how many did, and why others did not start.
+/// If not all targets succeeded, prints the counts, and why targets did not start.
 pub fn note_rest(client: &Client, batch: &Batch) -> Result<()> {
     if batch.counts.success == batch.counts.total {
         return Ok(());
@@ -258,7 +258,7 @@ pub fn note_rest(client: &Client, batch: &Batch) -> Result<()> {
     }
     let (id, counts) = (&batch.id, counts_text(&batch.counts));
     note(&format!(
-        "Batch {id}: {counts}. `farhand batch retry {id}` repeats it where it did not succeed."
+        "Batch {id}: {counts}. `farhand batch retry {id}` repeats it on the servers where it did not succeed."
     ));
     Ok(())
 }

@@ -39,7 +39,7 @@ enum Action {
 
 /// Create an API token, and print its key
 ///
-/// The key goes to the standard output, and is shown only this once. Each limit restricts the
+/// The key is written to the standard output, and is shown only once. Each limit restricts the
 /// token. Without limits, the token can do what you can do.
 #[derive(Args)]
 struct Creation {

@@ -210,7 +210,7 @@ pub enum Effect {
     Request(RequestId, Request),
     /// Call the object of a target's server.
     Call(Position, Call),
-    /// Delete everything that the object stores: the batch is gone, or ended long ago.
+    /// Delete everything that the object stores: the batch is deleted, or ended long ago.
     Wipe,
 }
 

@@ -27,7 +27,7 @@ pub struct Candidate {
     pub name: String,
     /// The account for commands without `username`, if the server has a default.
     pub default_username: Option<String>,
-    /// Whether the caller may name any account there (contract 5.6).
+    /// Whether the caller may name any account on the server (contract 5.6).
     pub any_account: u8,
     /// Whether the server waits for approval. Only the field `servers` selects such a server.
     pub is_pending: u8,
@@ -370,7 +370,7 @@ mod tests {
             &bad,
             false,
         );
-        assert!(later.is_ok(), "a later start ignores who is offline now");
+        assert!(later.is_ok(), "a later start ignores which servers are offline now");
         bad.servers[0].is_pending = 1;
         assert_eq!(all(&bad, reject.clone()), Err(ErrorKind::Conflict));
         bad.unknown_groups = vec![3];

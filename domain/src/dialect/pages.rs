@@ -32,7 +32,7 @@ pub fn convert(list: &mut Map<String, Value>, page: Page) -> Option<Value> {
     Some(envelope(page, count, list.remove("results")?))
 }
 
-/// A page of items that are all known.
+/// A page of a list that is complete in memory.
 pub fn paginate(items: Vec<Value>, page: Page) -> Value {
     let count = items.len() as u64;
     let offset = usize::try_from(page.offset()).unwrap_or(usize::MAX);

@@ -124,7 +124,7 @@ pub enum Effect {
         kind: ConnectionKind,
         /// The number of the connection.
         generation: u64,
-        /// What is sent.
+        /// The message.
         message: MessageToAgent,
         /// The command in the message, as it was before the step. [`LinkEvent::NotSent`] returns
         /// it.
@@ -162,7 +162,7 @@ pub enum Effect {
     RequestD1(RequestId, Box<D1Request>),
     /// Ask the sealer of the workspace with this id to seal its audit events.
     RequestSeal(i64),
-    /// Tell the object of a batch about a target. The call may be lost.
+    /// Notify the object of a batch about a target. The call may be lost.
     NotifyBatch(BatchNotice),
     /// Write a line to the log.
     Log {
@@ -175,7 +175,7 @@ pub enum Effect {
     },
 }
 
-/// What the object of a batch is told about a target.
+/// A notification to the object of a batch about a target.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BatchNotice {
     /// The workspace's id.
@@ -297,8 +297,8 @@ pub struct D1Server {
 pub struct Verdicts {
     /// The requesters' permissions or the reasons for refusals, in the order of the commands.
     pub permissions: Vec<Result<CommandPermissions, Denial>>,
-    /// Scripts of the commands. It may lack some, because scripts are large, but never the script of
-    /// the first command that is not refused.
+    /// Scripts of the commands. It may lack some, because scripts are large, but never the script
+    /// of the first command that is not refused.
     pub scripts: BTreeMap<ScriptRef, Script>,
 }
 

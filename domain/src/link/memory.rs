@@ -257,7 +257,7 @@ pub(super) enum FlushedEntry {
         revision: i64,
         /// Whether audit events are written with it.
         has_events: bool,
-        /// What its batch is told.
+        /// The notification to the command's batch.
         notice: Option<Box<BatchNotice>>,
     },
     Withdrawal {

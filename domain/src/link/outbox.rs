@@ -28,7 +28,7 @@ const MAX_BATCHED_FAILURES: u32 = 3;
 /// failure.
 const MAX_RETRY_DELAY: i64 = 60;
 
-/// What the batch of a command is told when D1 has the command's present state.
+/// The notification to a command's batch when D1 has the command's present state.
 fn batch_notice(stored: &StoredCommand) -> Option<BatchNotice> {
     let (life, batch) = (&stored.life, stored.command.batch?);
     let state = life.state();
@@ -177,7 +177,7 @@ impl<S: Store> LinkMachine<S> {
         }
     }
 
-    /// Tells batches that wait for this server that it is connected.
+    /// Notifies batches that wait for this server that the server is connected.
     fn notify_waiting(&mut self, batches: Vec<Uuid>) {
         let Some(identity) = self.identity().cloned() else { return };
         self.effects.extend(batches.into_iter().map(|batch| {

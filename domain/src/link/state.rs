@@ -68,7 +68,7 @@ pub struct Resync {
 }
 
 /// The stored timers: when the alarm must do this work; `None`: no such work. Commands are not
-/// included: each command has its own due time.
+/// included: each command has its own timer.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Timers {
     /// Ping the agent.

@@ -81,7 +81,7 @@ impl fmt::Display for AllowedScript {
     }
 }
 
-/// The text names no script and no version of one.
+/// The text is neither the id of a script nor a reference to one version of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotAScript;
 
@@ -214,7 +214,7 @@ pub struct ScriptVersion {
 }
 
 impl ScriptVersion {
-    /// Which version it is.
+    /// The id and the number of the version.
     pub fn reference(&self) -> ScriptRef {
         ScriptRef { id: self.id, version: self.version }
     }

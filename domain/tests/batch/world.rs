@@ -184,7 +184,7 @@ impl World {
         self.check()
     }
 
-    /// The object loses its memory. What it sent may still arrive.
+    /// The object loses its memory. Its earlier requests and calls may still arrive.
     fn crash(&mut self) {
         let requests = self.requests.drain(..).filter(|pending| pending.answer.is_none());
         self.late_requests.extend(requests.map(|pending| pending.request));

@@ -124,7 +124,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that D1 has what a batch is told.
+    /// Checks that D1 has the state of the command of which a batch is notified.
     pub fn check_notice(&self, notice: &BatchNotice) -> Check {
         let Some((state, ..)) = notice.command else { return Ok(()) };
         let is_of = |row: &&super::store::Row| row.command.command.batch == Some(notice.batch);
@@ -136,7 +136,7 @@ impl World {
                 || self.d1.commands.get(&id).is_some_and(|row| row.life.state() == state)
         };
         let is_exempt = self.history.was_restored || self.history.was_wiped;
-        ensure!(is_exempt || rows.any(has), "a batch is told what D1 does not have");
+        ensure!(is_exempt || rows.any(has), "a batch is notified of a state that D1 does not have");
         Ok(())
     }
 
@@ -196,7 +196,7 @@ impl World {
                     .any(|(ticket, _)| *ticket > self.history.restored_at);
                 self.history.needs_resync &= !is_later;
             }
-            CallKind::Forget { .. } => {
+            CallKind::DeleteOld { .. } => {
                 let deleted: DeletedCommands =
                     serde_json::from_value(result.clone()).map_err(|error| error.to_string())?;
                 for id in deleted.ids {
@@ -210,14 +210,16 @@ impl World {
                 }
             }
             CallKind::Connect { .. } => {
-                return Err("a connection is answered, and not accepted".to_owned());
+                return Err(
+                    "a connection call has a reply, but the connection is not accepted".to_owned()
+                );
             }
             CallKind::RunOfBatch(command) => {
                 let id = command.command.id;
                 let is_stored = self.store().rows.contains_key(&id);
                 ensure!(is_stored || self.history.deleted.contains(&id), "{id} is not stored");
             }
-            CallKind::Sever | CallKind::Other => {}
+            CallKind::DisconnectAndWipe | CallKind::Other => {}
         }
         Ok(())
     }
@@ -231,13 +233,13 @@ impl World {
         let created: Created =
             serde_json::from_value(result.clone()).map_err(|error| error.to_string())?;
         let id = created.id().map_err(|error| error.detail.to_string())?;
-        ensure!(created.replayed || own == Some(id), "another command is answered");
+        ensure!(created.replayed || own == Some(id), "the reply is about another command");
         let is_exempt = self.history.was_restored
             || self.history.deleted.contains(&id)
             || self.history.was_wiped;
         ensure!(
             is_exempt || self.d1.commands.contains_key(&id),
-            "a command is answered that D1 does not have"
+            "the reply is about a command that D1 does not have"
         );
         if let Some(key) = key {
             // A call can get its reply long after its key was stored.

@@ -55,7 +55,7 @@ fn sequences(test: u32, prefix: &[Op]) {
     }
 }
 
-const ADOPT: [Op; 2] = [Op::Adopt, Op::Answer { place: 0, refused: 0 }];
+const INIT_IDENTITY: [Op; 2] = [Op::InitIdentity, Op::Answer { place: 0, refused: 0 }];
 const CONNECT: [Op; 3] = [
     Op::Connect { is_control: false, can_kill: true, age: 0 },
     Op::Answer { place: 0, refused: 0 },
@@ -71,7 +71,7 @@ fn from_nothing() {
 
 #[test]
 fn from_a_server_without_an_agent() {
-    sequences(2, &[&ADOPT[..], &CREATE].concat());
+    sequences(2, &[&INIT_IDENTITY[..], &CREATE].concat());
 }
 
 #[test]

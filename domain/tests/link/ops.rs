@@ -55,17 +55,17 @@ pub enum Op {
         from: u8,
         skips_gap: bool,
     },
-    Adopt,
+    InitIdentity,
     Rename,
     Rotate,
     Remove {
         only_pending: bool,
     },
-    Forget {
+    DeleteOld {
         command: u8,
         days: u8,
     },
-    Sever,
+    DisconnectAndWipe,
     Suspend(bool),
     /// An agent reports. `age` chooses the present key (0) or an older key.
     Ack {
@@ -163,12 +163,12 @@ impl Op {
             58..62 => Self::Kill { command: near, is_of_batch: b % 2 == 0 },
             62..63 => Self::Chunks(near),
             63..67 => Self::Follow { command: near, from: b % 3, skips_gap: c % 4 == 0 },
-            67..69 => Self::Adopt,
+            67..69 => Self::InitIdentity,
             69..70 => Self::Rename,
             70..74 => Self::Rotate,
             74..76 => Self::Remove { only_pending: a % 4 == 0 },
-            76..78 => Self::Forget { command: near, days: b % 2 * 3 },
-            78..79 if a % 4 == 0 => Self::Sever,
+            76..78 => Self::DeleteOld { command: near, days: b % 2 * 3 },
+            78..79 if a % 4 == 0 => Self::DisconnectAndWipe,
             78..80 => Self::Suspend(a % 2 == 0),
             80..92 => Self::Ack { command: near, age },
             92..98 => Self::Chunk { command: near, seq: c % 4, age },
@@ -304,7 +304,7 @@ impl World {
     /// A batch sends a command, which D1 has as delivered, or repeats the last such call.
     pub fn run_of_batch(&mut self, how: u16, is_repeated: bool) -> Check {
         let earlier = self.calls.values().rev().find_map(|call| match &call.kind {
-            // The batch of a purged workspace is gone.
+            // The batch of a purged workspace is deleted, too.
             CallKind::RunOfBatch(command) => {
                 Some(command.clone()).filter(|_| !self.history.was_wiped)
             }
@@ -476,7 +476,9 @@ impl World {
                 let follow = FollowOutput { id, from: from.into(), wait_millis: 8_000, skips_gap };
                 self.call(CallKind::Other, LinkRequest::FollowOutput(follow))?;
             }
-            Op::Adopt => _ = self.call(CallKind::Other, LinkRequest::InitIdentity(of_server()))?,
+            Op::InitIdentity => {
+                _ = self.call(CallKind::Other, LinkRequest::InitIdentity(of_server()))?
+            }
             Op::Rename => {
                 let rename = Rename { name: "web-2".to_owned(), at: self.now };
                 self.call(CallKind::Other, LinkRequest::Rename(rename))?;
@@ -487,20 +489,20 @@ impl World {
                 let remove = DeleteServer { of: of_server(), by: Some(1), only_pending, event };
                 self.call(CallKind::Other, LinkRequest::DeleteServer(remove))?;
             }
-            Op::Forget { command, days } => {
+            Op::DeleteOld { command, days } => {
                 let ids = vec![self.command(command)];
                 let until = self.now.plus_seconds(-i64::from(days) * 24 * 60 * 60);
                 self.call(
-                    CallKind::Forget { ids: ids.clone() },
+                    CallKind::DeleteOld { ids: ids.clone() },
                     LinkRequest::DeleteOldCommands(DeleteOldCommands { ids, until }),
                 )?;
             }
-            Op::Sever => {
+            Op::DisconnectAndWipe => {
                 // A workspace is purged from D1 before its objects are wiped.
                 (self.d1.server, self.d1.is_workspace_deleted) = (None, true);
                 self.d1.commands.clear();
                 (self.snapshot, self.history.was_wiped) = (None, true);
-                self.call(CallKind::Sever, LinkRequest::DisconnectAndWipe)?;
+                self.call(CallKind::DisconnectAndWipe, LinkRequest::DisconnectAndWipe)?;
             }
             // Rows of a deleted workspace that D1 lost are not restored.
             Op::Suspend(true) if self.history.was_restored => {}

@@ -72,7 +72,7 @@ fn a_restored_command_is_flushed_later() {
 
 #[test]
 fn the_object_is_wiped_during_a_request_to_d1() {
-    play(&[Op::Adopt, Op::Sever, Op::Adopt]).unwrap();
+    play(&[Op::InitIdentity, Op::DisconnectAndWipe, Op::InitIdentity]).unwrap();
 }
 
 #[test]

@@ -41,11 +41,15 @@ impl World {
         )?;
         self.drain()?;
         // The purge of workspaces and retention repeat calls that got no reply.
-        if self.calls.values().any(|call| call.is_dead && matches!(call.kind, CallKind::Sever)) {
-            self.call(CallKind::Sever, LinkRequest::DisconnectAndWipe)?;
+        if self
+            .calls
+            .values()
+            .any(|call| call.is_dead && matches!(call.kind, CallKind::DisconnectAndWipe))
+        {
+            self.call(CallKind::DisconnectAndWipe, LinkRequest::DisconnectAndWipe)?;
         }
         let is_dead = |what: &CallKind| {
-            if let CallKind::Forget { ids } = what { ids.clone() } else { vec![] }
+            if let CallKind::DeleteOld { ids } = what { ids.clone() } else { vec![] }
         };
         let ids: Vec<Uuid> = self
             .calls
@@ -57,7 +61,7 @@ impl World {
             ids.into_iter().filter(|id| !self.store().rows.contains_key(id)).collect();
         if !ids.is_empty() {
             self.call(
-                CallKind::Forget { ids: ids.clone() },
+                CallKind::DeleteOld { ids: ids.clone() },
                 LinkRequest::DeleteOldCommands(DeleteOldCommands { ids, until: self.now }),
             )?;
         }
@@ -124,7 +128,7 @@ impl World {
             let in_d1 = self.d1.commands.get(&id).ok_or(format!("D1 does not have {id}"))?;
             ensure!(
                 in_d1.life == row.command.life,
-                "D1 has another life: {:?}, {:?}",
+                "D1 has another lifecycle of the command: {:?}, {:?}",
                 in_d1.life,
                 row.command.life
             );

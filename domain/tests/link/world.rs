@@ -85,8 +85,8 @@ pub enum CallKind {
     Connect { kind: ConnectionKind, key: String, features: Features },
     Rotate { key: String },
     Resync,
-    Sever,
-    Forget { ids: Vec<Uuid> },
+    DisconnectAndWipe,
+    DeleteOld { ids: Vec<Uuid> },
     RunOfBatch(Box<BatchCommand>),
     Other,
 }
@@ -423,13 +423,13 @@ impl World {
     }
 
     fn reply(&mut self, ticket: Ticket, answer: LinkResponse) -> Check {
-        let call = self.calls.get_mut(&ticket).ok_or("an unknown call is answered")?;
+        let call = self.calls.get_mut(&ticket).ok_or("an unknown call gets a reply")?;
         ensure!(
             call.answer.is_none(),
-            "call {ticket} is answered twice: {:?}, {answer:?}",
+            "call {ticket} gets two replies: {:?}, {answer:?}",
             call.answer
         );
-        ensure!(!call.is_dead, "a call from before the crash is answered");
+        ensure!(!call.is_dead, "a call from before the crash gets a reply");
         call.answer = Some(answer.clone());
         let what = call.kind.clone();
         self.call_timers.remove(&ticket);

@@ -13,12 +13,12 @@
 //! A deleted workspace is purged after its grace period. Until then the objects of its servers are
 //! suspended: they keep their data and refuse agents. D1 alone decides what to purge: the marked
 //! row of the workspace is the last one to be deleted. The object sets its alarm before it writes
-//! the mark. If it dies in between, the alarm finds the row and continues.
+//! the mark. If it crashes in between, the alarm finds the row and continues.
 //!
 //! The cron trigger (wrangler.toml) starts a pass over old commands, which goes through the
 //! workspaces in the order of their ids. A command is deleted first in the object of its server,
-//! and then in D1. If the janitor dies in between, it finds the command in D1 again. A pass visits
-//! each command once. If an object does not respond, its commands wait for the next pass.
+//! and then in D1. If the janitor crashes in between, it finds the command in D1 again. A pass
+//! visits each command once. If an object does not respond, its commands wait for the next pass.
 
 mod old_commands;
 mod purge;

@@ -21,12 +21,13 @@ use crate::store::retention::{self, OldCommand};
 /// next pass.
 const MAX_TRIES: u32 = 3;
 /// The timeout for an object's deletion of commands.
-const FORGET_TIMEOUT: Duration = Duration::from_secs(20);
+const DELETE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The maximum number of commands that one step deletes.
 const COMMANDS_PER_STEP: u64 = 100;
 
 impl Janitor {
-    /// Deletes the next old commands of the pass, then old batches, or moves on to the next workspace.
+    /// Deletes the next old commands of the pass, then old batches. Then moves on to the next
+    /// workspace.
     pub(super) async fn continue_pass(&self) -> Result<Progress, Error> {
         let storage = self.state.storage();
         let Some(mut pass) = storage.get::<Pass>(PASS_KEY).await? else {
@@ -59,13 +60,13 @@ impl Janitor {
             storage.put(PASS_KEY, &pass).await?;
             return Ok(Progress::More);
         };
-        let (forgotten, progress) = self.forget_in_objects(&old, until, &mut pass.silent).await;
-        let deleted = retention::delete(&self.env, pass.workspace, &forgotten, until);
+        let (absent, progress) = self.delete_in_objects(&old, until, &mut pass.silent).await;
+        let deleted = retention::delete(&self.env, pass.workspace, &absent, until);
         let (deleted, delete_cost) = cost::measure(deleted).await;
         let cost = find_cost + delete_cost;
         pass.failures = if deleted.is_err() { pass.failures + 1 } else { 0 };
         if deleted.is_ok() {
-            pass.deleted += forgotten.len() as u64;
+            pass.deleted += absent.len() as u64;
         }
         if (progress == Progress::Done && deleted.is_ok()) || pass.failures >= MAX_TRIES {
             (pass.after, pass.failures) = (last.id.clone(), 0);
@@ -75,7 +76,7 @@ impl Janitor {
         log::event(
             "retention",
             json!({
-                "workspace_id": pass.workspace, "found": old.len(), "deleted": forgotten.len(),
+                "workspace_id": pass.workspace, "found": old.len(), "deleted": absent.len(),
                 "d1_calls": cost.d1_calls, "rows_read": cost.rows_read, "rows_written": cost.rows_written,
             }),
         );
@@ -91,7 +92,7 @@ impl Janitor {
     /// Deletes commands in the objects of their servers. Skips the `silent` servers, and adds the
     /// servers whose objects do not respond in time. Returns the commands that the objects no
     /// longer have, and whether the objects have more to delete for these commands.
-    async fn forget_in_objects<'a>(
+    async fn delete_in_objects<'a>(
         &self,
         old: &'a [OldCommand],
         until: Timestamp,
@@ -102,15 +103,15 @@ impl Janitor {
             by_server.entry(&command.server_id).or_default().push(command);
         }
         let calls = by_server.into_iter().map(async |(server, commands)| {
-            (server, self.forget_in_object(server, commands, until).await)
+            (server, self.delete_in_object(server, commands, until).await)
         });
-        let mut forgotten = Vec::new();
+        let mut absent = Vec::new();
         let mut progress = Progress::Done;
         for (server, result) in future::join_all(calls).await {
             match result {
-                Ok((commands, Progress::Done)) => forgotten.extend(commands),
+                Ok((commands, Progress::Done)) => absent.extend(commands),
                 Ok((commands, more)) => {
-                    forgotten.extend(commands);
+                    absent.extend(commands);
                     progress = more;
                 }
                 Err(problem) => {
@@ -119,11 +120,11 @@ impl Janitor {
                 }
             }
         }
-        (forgotten, progress)
+        (absent, progress)
     }
 
-    /// Deletes commands of one server in its object: see [`Self::forget_in_objects`].
-    async fn forget_in_object<'a>(
+    /// Deletes commands of one server in its object: see [`Self::delete_in_objects`].
+    async fn delete_in_object<'a>(
         &self,
         server: &str,
         commands: Vec<&'a OldCommand>,
@@ -134,10 +135,10 @@ impl Janitor {
         let ids = commands.iter().filter_map(|old| Uuid::try_parse(&old.id).ok()).collect();
         let ask = calls::LinkRequest::DeleteOldCommands(DeleteOldCommands { ids, until });
         let DeletedCommands { ids, is_complete } =
-            self.call_in_time(FORGET_TIMEOUT, object, ask).await?;
-        let is_forgotten =
+            self.call_in_time(DELETE_TIMEOUT, object, ask).await?;
+        let is_deleted =
             |old: &&OldCommand| Uuid::try_parse(&old.id).map_or(true, |id| ids.contains(&id));
         let progress = if is_complete { Progress::Done } else { Progress::More };
-        Ok((commands.into_iter().filter(is_forgotten).collect(), progress))
+        Ok((commands.into_iter().filter(is_deleted).collect(), progress))
     }
 }

@@ -39,7 +39,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// A schedule that was due this long ago has lost its alarm.
 const MAX_OVERDUE: Duration = Duration::from_secs(60);
-/// The maximum number of workspaces that the cron trigger wakes at once.
+/// The maximum number of workspaces whose schedulers the cron trigger wakes in one run.
 const WORKSPACES_PER_STEP: u64 = 50;
 /// The storage key of the workspace's id.
 const WORKSPACE_KEY: &str = "workspace";
@@ -64,8 +64,8 @@ pub async fn wake(env: &Env, workspace_id: i64, at: Timestamp) -> Result<(), Err
     Ok(())
 }
 
-/// Call this before a schedule changes in D1, and [`wake`] with the due time after it. If the second
-/// call is lost, the scheduler finds the change within [`CHANGE_TIMEOUT`].
+/// Call this before a schedule changes in D1, and [`wake`] with the due time after it. If the
+/// second call is lost, the scheduler finds the change within [`CHANGE_TIMEOUT`].
 ///
 /// # Errors
 /// The object did not respond.

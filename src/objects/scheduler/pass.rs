@@ -23,12 +23,12 @@ const MAX_STEPS: u32 = 100;
 const MAX_CONCURRENT: usize = 6;
 /// The storage key of the batches whose objects are to be called.
 const STARTING_KEY: &str = "starting";
-/// The bounds of the seconds between two looks whether a queued run can start.
+/// The shortest and the longest time between two checks whether a queued run can start, in seconds.
 const MIN_RECHECK: f64 = 2.0;
 const MAX_RECHECK: f64 = 60.0;
 
-/// When the next pass is due: at the next due time, and soon while a run waits for the previous one.
-/// The longer a run waits, the less often it is looked at.
+/// When the next pass is due: at the next due time, and soon while a run waits for the previous
+/// one. The longer a run waits, the less often it is checked.
 fn next_pass(due: &Due, now: Timestamp) -> Option<Timestamp> {
     let recheck = due.queued.map(|queued| {
         let seconds = (now.seconds_since(queued) / 10.0).clamp(MIN_RECHECK, MAX_RECHECK);
@@ -75,7 +75,8 @@ impl Scheduler {
         let mut batches = self.starting().await?;
         batches.extend(due.iter().filter_map(DueSchedule::batch));
         if !batches.is_empty() {
-            // Stored before D1 gets them. If the object dies in between, it begins them later.
+            // Stored before D1 inserts the batches: if the object crashes in between, a later pass
+            // begins them.
             self.state.storage().put(STARTING_KEY, &batches).await?;
         }
         let results = in_chunks(&due, async |due| due.write(&self.env, workspace_id).await).await;
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queued_run_is_looked_at_less_and_less_often() {
+    fn a_queued_run_is_checked_less_and_less_often() {
         let now = Timestamp::parse("2026-11-21T12:00:00Z").unwrap();
         let next = |next_due: Option<i64>, queued: Option<i64>| {
             let at = |seconds: Option<i64>| seconds.map(|seconds| now.plus_seconds(seconds));

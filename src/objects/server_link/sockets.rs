@@ -59,7 +59,7 @@ pub fn send(state: &State, kind: ConnectionKind, to: u64, message: &MessageToAge
     let sockets = state.get_websockets_with_tag(kind.as_str());
     let socket = sockets.iter().find(|socket| generation(socket) == Some(to));
     let socket =
-        socket.ok_or_else(|| worker::Error::RustError("the connection is gone".to_owned()))?;
+        socket.ok_or_else(|| worker::Error::RustError("the connection is closed".to_owned()))?;
     socket.send_with_str(serde_json::to_string(message)?)
 }
 

@@ -18,7 +18,7 @@ async fn a_repeated_request_creates_one_batch() {
     let body = waiting(json!({"all": true}));
     let first = post(&workspace.admin, BATCHES, "one", &body).await;
     let batch = first.expect(201);
-    // The stored answer does not depend on the servers of today.
+    // A server that is added later does not change the stored response.
     servers(&workspace, &["b"]).await;
     let again = post(&workspace.admin, BATCHES, "one", &body).await;
     assert_eq!(again.expect(201), batch);

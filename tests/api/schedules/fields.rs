@@ -69,7 +69,7 @@ async fn a_schedule_keeps_what_its_request_had_and_hides_its_inputs() {
     assert!(!session.get(SCHEDULES).await.text.contains("s3cret"));
     let events = workspace.admin.get("/api/audit/events/?action=schedule.create").await;
     assert!(!events.text.contains("s3cret"), "{}", events.text);
-    // What a response shows can be sent back.
+    // A response is a valid request body.
     let same = session.put(&item_path(SCHEDULES, &made), &made).await.expect(200);
     assert_eq!(same["argv"], made["argv"]);
 }

@@ -113,7 +113,7 @@ async fn a_kill_removes_the_file() {
     let done = wait_until_ended(&workspace.admin, id).await;
     assert_eq!(done["exit_code"], 137);
     assert!(files_of(&command).is_empty());
-    // So does the timeout.
+    // The timeout removes the file, too.
     let body = call(&made, json!({"username": own_account(), "timeout": 1}));
     let command = workspace.admin.post(COMMANDS, &body).await.expect(201);
     let done = wait_until_ended(&workspace.admin, command["id"].as_str().unwrap()).await;

@@ -145,10 +145,14 @@ async fn crash_amid_changes() -> usize {
     }
     // Each object resolves its unknown state without a call, and waiting commands of deleted
     // servers have ended.
-    eventually_within(Duration::from_secs(120), "the objects to know their state", || async {
-        let unsure = "SELECT document FROM server WHERE document ->> '$.unsure' IS NOT NULL";
-        instance.read_objects("ServerLink", unsure).is_empty().then_some(())
-    })
+    eventually_within(
+        Duration::from_secs(120),
+        "the confirmation of every object's server",
+        || async {
+            let unsure = "SELECT document FROM server WHERE document ->> '$.unsure' IS NOT NULL";
+            instance.read_objects("ServerLink", unsure).is_empty().then_some(())
+        },
+    )
     .await;
     for (server, command) in servers.iter().zip(&queued) {
         let expected =
