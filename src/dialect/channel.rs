@@ -262,12 +262,12 @@ impl Shell {
         let mut follower = OutputFollower::new(watch, command, 0, platform::now())?;
         while self.socket().is_some() {
             let Some(events) = follower.next_events().await? else {
-                self.refuse_more();
+                self.close_as_unreadable();
                 return Ok(());
             };
             let has_ended = events.end.is_some();
             if !events.was_checked && !follower.can_still_read(platform::now()).await? {
-                self.refuse_more();
+                self.close_as_unreadable();
                 return Ok(());
             }
             for chunk in &events.chunks {
@@ -296,7 +296,7 @@ impl Shell {
         let watch = Watch::new(self.env.clone(), workspace, token_hash, remote_ip, query);
         while self.socket().is_some() {
             let Some(ended) = watch.read(platform::now()).await? else {
-                self.refuse_more();
+                self.close_as_unreadable();
                 return Ok(());
             };
             for id in serde_json::from_str::<Vec<Uuid>>(&ended)? {
@@ -328,7 +328,7 @@ impl Shell {
     }
 
     /// Closes the socket, because the caller can no longer read something.
-    fn refuse_more(&self) {
+    fn close_as_unreadable(&self) {
         if let Some(socket) = self.socket() {
             self.close(&socket, POLICY_VIOLATION, "no longer readable");
         }
