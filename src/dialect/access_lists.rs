@@ -218,8 +218,8 @@ pub async fn add_servers(exchange: &mut Exchange) -> Result<Reply, Reply> {
     Ok(exchange.reply(201, &json!(entries)))
 }
 
-/// `POST /api/security/server-acl/bulk/delete/`. The response is 404 if the token's list has none of
-/// the servers.
+/// `POST /api/security/server-acl/bulk/delete/`. The response is 404 if the token's list has none
+/// of the servers.
 pub async fn delete_servers(exchange: &mut Exchange) -> Result<Reply, Reply> {
     let input = exchange.fields().await.and_then(read_many);
     let (token, servers) = exchange.require_input(input).await?;

@@ -1,8 +1,8 @@
 //! The Durable Object of a channel: one client's WebSocket for live events (contract 21.6).
 //!
 //! The row in its database has the credential that opened the channel. An alarm checks this
-//! credential every [`CHECK_INTERVAL`] and closes the socket if it is no longer valid. Each group of
-//! events is sent only after a check that the caller can read its command.
+//! credential every [`CHECK_INTERVAL`] and closes the socket if it is no longer valid. Each group
+//! of events is sent only after a check that the caller can read its command.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -39,7 +39,8 @@ const POLICY_VIOLATION: u16 = 1008;
 /// The close code if the object cannot continue. The client then polls.
 const TRY_AGAIN: u16 = 1013;
 
-/// The header of a request for the WebSocket, with the workspace and the hash of the secret as JSON.
+/// The header of a request for the WebSocket, with the workspace and the hash of the secret as
+/// JSON.
 pub const SECRET_HEADER: &str = "X-Farhand-Channel";
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS channel (

@@ -1,5 +1,6 @@
-//! The dialect of `alpacon-cli` and `alpacon-mcp` (contract 21). It rewrites a request, sends native
-//! requests through the ordinary dispatch, and rewrites the response. Handlers do not depend on it.
+//! The dialect of `alpacon-cli` and `alpacon-mcp` (contract 21). It rewrites a request, sends
+//! native requests through the ordinary dispatch, and rewrites the response. Handlers do not depend
+//! on it.
 //!
 //! `farhand_domain::dialect::table` has one row for each endpoint.
 
