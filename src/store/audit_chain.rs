@@ -257,7 +257,7 @@ pub async fn expire(env: &Env, workspace_id: i64, rows: &[ChainEntry]) -> Result
     db::execute_all(env, vec![statement(insert), statement(delete)]).await
 }
 
-/// The cutoffs of retention: events before these times are to be deleted. `None` means that events
+/// The cutoffs of retention: the times before which events are deleted. `None` means that events
 /// are kept forever.
 #[derive(Clone, Copy)]
 pub struct RetentionCutoffs {

@@ -175,7 +175,7 @@ pub fn revoke_all(users: &str, now: &str, dead_until: &str) -> String {
     )
 }
 
-/// A user's revoked sessions whose waiting commands are to be cancelled.
+/// A user's revoked sessions whose waiting commands the janitor must cancel.
 #[derive(Debug)]
 pub struct Revoked {
     pub workspace_id: i64,
