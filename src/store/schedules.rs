@@ -17,7 +17,7 @@ use super::scope::{Query, Scope};
 use crate::platform::Quotas;
 
 /// SQL for whether a row of `schedules s` is enabled. An expired API token disables the schedules
-/// that it created; the row follows when the next run is due.
+/// that it created, although `enabled` itself changes only when the next run is due.
 macro_rules! is_enabled {
     () => {
         "(s.enabled AND NOT EXISTS (SELECT 1 FROM api_tokens t WHERE t.workspace_id = s.workspace_id
@@ -124,7 +124,7 @@ pub struct ScheduleRow<'a> {
     pub inputs: Option<&'a str>,
     /// The first due time about which nothing is decided.
     pub next_due: Option<Timestamp>,
-    /// The next due times, for people.
+    /// The next due times, which responses show.
     pub next_runs: &'a [Timestamp],
     /// The caller's address.
     pub remote_ip: &'a str,
