@@ -24,7 +24,7 @@ let receiver = print;
 /** Prints one line of progress to standard error, because standard output is for results. */
 export const say = (line) => receiver(line);
 
-/** Prints a line that a person must see, also if `say` writes into a log. */
+/** Prints a line that a person must see, even if `say` writes into a log. */
 export const announce = (line) => {
   print(`${process.stderr.isTTY ? "\r\x1b[K" : ""}${line}`);
   if (receiver !== print) receiver(line);

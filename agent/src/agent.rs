@@ -59,7 +59,7 @@ pub enum Exit {
     Drained,
     /// A second signal arrived during the shutdown, so the agent did not wait for commands.
     Immediately,
-    /// All commands have ended. The caller replaces this process by the program on disk.
+    /// All commands have ended. The caller replaces this process with the program on disk.
     Restart,
 }
 

@@ -98,7 +98,7 @@ pub fn violations(password: &str, personal: PersonalTexts<'_>) -> Vec<Cow<'stati
 /// entry shares with the previous entry.
 fn is_common(password: &str) -> bool {
     let wanted = password.as_bytes();
-    // The number of bytes that the present entry shares with `wanted`.
+    // The number of bytes that the current entry shares with `wanted`.
     let mut matched = 0;
     let mut at = 0;
     while at < COMMON.len() {

@@ -1,7 +1,7 @@
 //! Statements with named parameters.
 //!
 //! A statement's text has named parameters, such as `:server`. D1 accepts only numbered parameters.
-//! So [`Statement::build`] replaces each name by a number: the first name in the text becomes `?1`.
+//! So [`Statement::build`] replaces each name with a number: the first name in the text becomes `?1`.
 //! A name that occurs twice gets one number.
 //!
 //! ```

@@ -28,7 +28,7 @@ const MAX_BATCHED_FAILURES: u32 = 3;
 /// failure.
 const MAX_RETRY_DELAY: i64 = 60;
 
-/// The notification to a command's batch when D1 has the command's present state.
+/// The notification to a command's batch when D1 has the command's current state.
 fn batch_notice(stored: &StoredCommand) -> Option<BatchNotice> {
     let (life, batch) = (&stored.life, stored.command.batch?);
     let state = life.state();

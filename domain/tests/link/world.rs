@@ -122,7 +122,7 @@ pub struct World {
     pub commands: Vec<Uuid>,
     /// How often each command was sent.
     pub sent: BTreeMap<Uuid, u32>,
-    /// The request to D1 whose answer the present step handles: when it was sent, the request, and
+    /// The request to D1 whose answer the current step handles: when it was sent, the request, and
     /// the answer.
     pub answered: Option<(Timestamp, Box<D1Request>, D1Answer)>,
     /// The number of key changes.

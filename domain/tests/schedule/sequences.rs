@@ -26,7 +26,7 @@ macro_rules! ensure {
     };
 }
 
-/// An operation. Numbers choose among what there is.
+/// An operation. Numbers choose among the existing objects.
 #[derive(Clone, Debug)]
 enum Op {
     /// Time passes. The alarm goes off each time that it is due.

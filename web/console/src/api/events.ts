@@ -15,7 +15,7 @@ export interface StreamHandlers {
   onEvent(event: ServerEvent): boolean | void;
   /** The connection is open, or was lost and is tried again. */
   onConnection?(isOpen: boolean): void;
-  /** The service refused the stream for good. */
+  /** The service refused the stream, and a retry would not help. */
   onRefused?(problem: Problem): void;
 }
 

@@ -30,7 +30,7 @@ export const queryClient = new QueryClient({
   queryCache: cache,
   defaultOptions: {
     queries: {
-      // A browser that believes to be offline may still reach a service on its own machine.
+      // A browser that assumes it is offline may still reach a service on its own machine.
       networkMode: "always",
       // An error of the service is its answer. A lost connection heals with the next poll.
       retry: (failures, error) => asProblem(error).isOffline && failures < 2,

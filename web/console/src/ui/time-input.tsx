@@ -1,5 +1,5 @@
 // A point in time of a filter or a form. The address and the service have it in UTC, the user sees
-// the own zone.
+// the viewer's zone.
 import { useEffect, useState } from "react";
 
 /** A time as an input of the browser has it, in the viewer's zone. */
