@@ -452,7 +452,7 @@ impl Instance {
 
     /// Waits until the runtime has evicted all objects of a class.
     pub async fn wait_until_objects_are_evicted(&self, class: &str) {
-        eventually_within(EVICTION_TIMEOUT, "the objects to fall asleep", || async {
+        eventually_within(EVICTION_TIMEOUT, "the objects to be evicted", || async {
             (!self.has_objects_in_memory(class)).then_some(())
         })
         .await;
