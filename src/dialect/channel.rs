@@ -1,8 +1,8 @@
 //! The Durable Object of a channel: one client's WebSocket for live events (contract 21.6).
 //!
 //! The row in its database has the credential that opened the channel. An alarm checks this
-//! credential every [`CHECK_INTERVAL`] and closes the socket if it is no longer valid. Each group of
-//! events is sent only after a check that the caller can read its command.
+//! credential every [`CHECK_INTERVAL`] and closes the socket if it is no longer valid. Each group
+//! of events is sent only after a check that the caller can read its command.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -39,7 +39,8 @@ const POLICY_VIOLATION: u16 = 1008;
 /// The close code if the object cannot continue. The client then polls.
 const TRY_AGAIN: u16 = 1013;
 
-/// The header of a request for the WebSocket, with the workspace and the hash of the secret as JSON.
+/// The header of a request for the WebSocket, with the workspace and the hash of the secret as
+/// JSON.
 pub const SECRET_HEADER: &str = "X-Farhand-Channel";
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS channel (
@@ -262,12 +263,12 @@ impl Shell {
         let mut follower = OutputFollower::new(watch, command, 0, platform::now())?;
         while self.socket().is_some() {
             let Some(events) = follower.next_events().await? else {
-                self.refuse_more();
+                self.close_as_unreadable();
                 return Ok(());
             };
             let has_ended = events.end.is_some();
             if !events.was_checked && !follower.can_still_read(platform::now()).await? {
-                self.refuse_more();
+                self.close_as_unreadable();
                 return Ok(());
             }
             for chunk in &events.chunks {
@@ -296,7 +297,7 @@ impl Shell {
         let watch = Watch::new(self.env.clone(), workspace, token_hash, remote_ip, query);
         while self.socket().is_some() {
             let Some(ended) = watch.read(platform::now()).await? else {
-                self.refuse_more();
+                self.close_as_unreadable();
                 return Ok(());
             };
             for id in serde_json::from_str::<Vec<Uuid>>(&ended)? {
@@ -328,7 +329,7 @@ impl Shell {
     }
 
     /// Closes the socket, because the caller can no longer read something.
-    fn refuse_more(&self) {
+    fn close_as_unreadable(&self) {
         if let Some(socket) = self.socket() {
             self.close(&socket, POLICY_VIOLATION, "no longer readable");
         }

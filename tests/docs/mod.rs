@@ -1,4 +1,5 @@
-//! Checks of the documents: the OpenAPI document, the API reference, links, citations, dependencies.
+//! Checks of the documents: the OpenAPI document, the API reference, links, citations,
+//! dependencies.
 
 mod citations;
 mod dependencies;
