@@ -25,11 +25,17 @@ const MAX_ATTEMPTS: usize = 8;
 /// The maximum number of servers in one request.
 const MAX_SERVERS: usize = 100;
 
-/// The caller's tokens that the query selects.
+/// The caller's tokens that the query selects, in `token` (the command line) or in `api_token` (the
+/// MCP server).
 async fn selected_tokens(exchange: &mut Exchange) -> Result<Vec<Value>, Reply> {
-    let selected = last_value(&exchange.query, "token").map(str::to_owned);
     let tokens = exchange.get_all(TOKENS, "").await?.into_iter();
-    Ok(tokens.filter(|token| selected.as_deref().is_none_or(|id| token["id"] == id)).collect())
+    let value = |name: &str| last_value(&exchange.query, name).filter(|text| !text.is_empty());
+    if value("service_token").is_some() {
+        let error = Error::field("service_token", "There are no service tokens.");
+        return Err(exchange.refusal(&error));
+    }
+    let selected = value("token").or_else(|| value("api_token"));
+    Ok(tokens.filter(|token| selected.is_none_or(|id| token["id"] == id)).collect())
 }
 
 /// One page of entries.

@@ -143,18 +143,21 @@ impl GuideRequest {
         let platforms = [
             ("debian", "Debian and Ubuntu"),
             ("rhel", "Red Hat Enterprise Linux"),
+            ("suse", "SUSE Linux"),
             ("darwin", "macOS"),
             ("windows", "Windows"),
         ];
         let platform = fields.text("platform", 1..=32);
         let label = platforms.iter().find(|(name, _)| platform.as_deref() == Some(name));
         if platform.is_some() && label.is_none() {
-            fields.reject("platform", "Choose debian, rhel, darwin or windows.");
+            fields.reject("platform", "Choose debian, rhel, suse, darwin or windows.");
         }
         let server_name = fields.optional_text("server_name", 0..=64).unwrap_or_default();
-        let token = fields.text("registration_token", 1..=64);
+        // The MCP server says `token`.
+        let token_field = if fields.has("token") { "token" } else { "registration_token" };
+        let token = fields.text(token_field, 1..=64);
         if token.as_deref().is_some_and(|token| id::parse(token).is_none()) {
-            fields.reject("registration_token", "Enter a UUID.");
+            fields.reject(token_field, "Enter a UUID.");
         }
         let (label, registration_token) = fields.finish_with(label.zip(token))?;
         Ok(Self { platform: label.1, server_name, registration_token })
