@@ -26,7 +26,7 @@ const MAX_DELETED_PER_CALL: u64 = 8_000;
 impl<S: Store> LinkMachine<S> {
     fn live_fields(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         let output = self.store.output(stored)?;
-        Ok(command_object::live_fields(&stored.life, &output, self.scene.now))
+        Ok(command_object::live_fields(&stored.life, &output, self.input.now))
     }
 
     /// The whole command object.
@@ -60,7 +60,7 @@ impl<S: Store> LinkMachine<S> {
 
     /// Replies with the next output of a command when it arrives, or with the command's end.
     pub(super) fn follow(&mut self, ticket: Ticket, follow: FollowOutput) -> Result<()> {
-        let until = self.scene.now.plus_millis(follow.wait_millis);
+        let until = self.input.now.plus_millis(follow.wait_millis);
         self.follow_until(ticket, follow, until, false)
     }
 
@@ -73,7 +73,7 @@ impl<S: Store> LinkMachine<S> {
         until: Timestamp,
         is_end_in_d1: bool,
     ) -> Result<()> {
-        let now = self.scene.now;
+        let now = self.input.now;
         let Some(stored) = self.find(follow.id)? else {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());

@@ -175,10 +175,10 @@ fn random(seed: u64) -> Random {
 impl Default for World {
     fn default() -> Self {
         let now = Timestamp::from_millis(1_795_000_000_000);
-        let scene = StepInput { now, backhaul: None, control: None };
+        let input = StepInput { now, backhaul: None, control: None };
         Self {
             now,
-            link: LinkMachine::new(MemoryStore::default(), settings(), random(1), scene),
+            link: LinkMachine::new(MemoryStore::default(), settings(), random(1), input),
             d1: D1::new("key-0"),
             snapshot: None,
             sockets: vec![],
@@ -244,7 +244,7 @@ impl World {
         Ok(ticket)
     }
 
-    fn scene(&self) -> StepInput {
+    fn input(&self) -> StepInput {
         let newest = |kind| {
             let there =
                 self.sockets.iter().filter(move |socket| socket.is_open && socket.kind == kind);
@@ -275,7 +275,7 @@ impl World {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let wipes = self.store().wipes;
-            let effects = self.link.step(event, self.scene());
+            let effects = self.link.step(event, self.input());
             if before.is_some() {
                 break;
             }
@@ -466,7 +466,7 @@ impl World {
         self.history.lives.retain(|id, _| store.rows.contains_key(id));
         self.history.is_fresh = true;
         let seed = self.last_ticket << 32 | self.now.as_millis();
-        self.link = LinkMachine::new(store, settings(), random(seed), self.scene());
+        self.link = LinkMachine::new(store, settings(), random(seed), self.input());
         Ok(())
     }
 

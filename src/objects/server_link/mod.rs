@@ -270,14 +270,14 @@ impl Shell {
         let mut awaited = AwaitedEffects::default();
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            let scene = sockets::scene(&self.state);
+            let input = sockets::input(&self.state);
             let mut link = self.link.borrow_mut();
             let effects = match &mut *link {
-                Some(link) => link.step(event, scene),
+                Some(link) => link.step(event, input),
                 none => {
                     let tables = Tables::new(self.state.clone(), self.alarm.clone());
-                    let link = LinkMachine::new(tables, self.settings(), Box::new(random), scene);
-                    none.insert(link).step(event, scene)
+                    let link = LinkMachine::new(tables, self.settings(), Box::new(random), input);
+                    none.insert(link).step(event, input)
                 }
             };
             drop(link);
