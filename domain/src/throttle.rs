@@ -143,7 +143,7 @@ pub struct Counter {
 /// Whether an attempt may begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum AttemptVerdict {
     /// The attempt may begin.
     Go,
     /// The attempt must wait until another attempt, or its lease, ends.
@@ -333,7 +333,7 @@ impl Attempt {
         counters: &[Counter],
         under_way: &PendingAttempts,
         now: Timestamp,
-    ) -> Verdict {
+    ) -> AttemptVerdict {
         let failures = |limit: &AttemptLimit| {
             live(counters, &limit.key, now).map_or(0, |counter| counter.count)
         };
@@ -343,12 +343,12 @@ impl Attempt {
             left.max(1.0) as u64
         });
         if let Some(retry_after) = seconds.max() {
-            return Verdict::Refused { retry_after };
+            return AttemptVerdict::Refused { retry_after };
         }
         let has_room = |limit: &AttemptLimit| {
             failures(limit).saturating_add(under_way.number(&limit.key)) < limit.most
         };
-        if self.limits.iter().all(has_room) { Verdict::Go } else { Verdict::Wait }
+        if self.limits.iter().all(has_room) { AttemptVerdict::Go } else { AttemptVerdict::Wait }
     }
 
     /// The counters to store after the attempt has failed. An attempt that fails after its lease
@@ -406,9 +406,9 @@ impl PendingAttempts {
         attempt: &Attempt,
         counters: &[Counter],
         now: Timestamp,
-    ) -> Verdict {
+    ) -> AttemptVerdict {
         let verdict = attempt.verdict(counters, self, now);
-        if verdict == Verdict::Go {
+        if verdict == AttemptVerdict::Go {
             self.0.insert(
                 id,
                 AttemptInProgress {
@@ -462,8 +462,8 @@ mod tests {
         Timestamp::parse("2026-11-21T00:00:00Z").unwrap().plus_seconds(seconds)
     }
 
-    fn refused(retry_after: u64) -> Verdict {
-        Verdict::Refused { retry_after }
+    fn refused(retry_after: u64) -> AttemptVerdict {
+        AttemptVerdict::Refused { retry_after }
     }
 
     /// How an attempt ends.
@@ -487,7 +487,7 @@ mod tests {
             attempt.keys().filter_map(|key| self.rows.get(key)).cloned().collect()
         }
 
-        fn begin(&mut self, attempt: &Attempt, now: Timestamp) -> (Uuid, Verdict) {
+        fn begin(&mut self, attempt: &Attempt, now: Timestamp) -> (Uuid, AttemptVerdict) {
             self.last += 1;
             let id = Uuid::from_u128(self.last);
             for lapsed in self.under_way.take_lapsed(now) {
@@ -514,9 +514,9 @@ mod tests {
         }
 
         /// Begins an attempt and, if it may begin, ends it immediately.
-        fn run(&mut self, attempt: &Attempt, end: End, now: Timestamp) -> Verdict {
+        fn run(&mut self, attempt: &Attempt, end: End, now: Timestamp) -> AttemptVerdict {
             let (id, verdict) = self.begin(attempt, now);
-            if verdict == Verdict::Go {
+            if verdict == AttemptVerdict::Go {
                 self.end(id, attempt, end, now);
             }
             verdict
@@ -525,7 +525,7 @@ mod tests {
         #[track_caller]
         fn fail(&mut self, attempt: &Attempt, times: u32, now: Timestamp) {
             for _ in 0..times {
-                assert_eq!(self.run(attempt, End::Failure, now), Verdict::Go);
+                assert_eq!(self.run(attempt, End::Failure, now), AttemptVerdict::Go);
             }
         }
 
@@ -570,7 +570,7 @@ mod tests {
                 refused(seconds - 1),
                 "a success clears no address"
             );
-            assert_eq!(object.begin(&attempt, at(3_600)).1, Verdict::Go);
+            assert_eq!(object.begin(&attempt, at(3_600)).1, AttemptVerdict::Go);
         }
     }
 
@@ -610,15 +610,18 @@ mod tests {
             );
             object.fail(&from("2001:db8:1::1".into()), left - 1, at(0));
             let last = object.begin(&from(ADDRESS.into()), at(0));
-            assert_eq!(last.1, Verdict::Go);
+            assert_eq!(last.1, AttemptVerdict::Go);
             assert_eq!(
                 object.begin(&from(ADDRESS.into()), at(0)).1,
-                Verdict::Wait,
+                AttemptVerdict::Wait,
                 "one under way counts"
             );
             object.end(last.0, &from(ADDRESS.into()), End::Failure, at(0));
             assert_eq!(object.begin(&from("198.51.100.1".into()), at(0)).1, refused(seconds));
-            assert_eq!(object.begin(&kind("other", ADDRESS, settings), at(0)).1, Verdict::Go);
+            assert_eq!(
+                object.begin(&kind("other", ADDRESS, settings), at(0)).1,
+                AttemptVerdict::Go
+            );
         }
         // An IPv4 address has no site.
         assert_eq!(Attempt::login_by_address("ws", ADDRESS, settings).limits.len(), 2);
@@ -646,7 +649,7 @@ mod tests {
         object.fail(&alice, 9, at(0));
         let other = login("alice", "203.0.113.8");
         object.fail(&other, 9, at(0));
-        assert_eq!(object.run(&alice, End::Success, at(1)), Verdict::Go);
+        assert_eq!(object.run(&alice, End::Success, at(1)), AttemptVerdict::Go);
         assert_eq!(object.count(&alice.home), 18);
         object.fail(&other, 1, at(1));
         assert_eq!(object.begin(&other, at(1)).1, refused(299));
@@ -659,13 +662,16 @@ mod tests {
         let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
         object.fail(&alice, 8, at(0));
         let (first, second) = (object.begin(&alice, at(1)), object.begin(&alice, at(1)));
-        assert_eq!((first.1, second.1), (Verdict::Go, Verdict::Go));
-        assert_eq!(object.begin(&alice, at(1)).1, Verdict::Wait);
+        assert_eq!((first.1, second.1), (AttemptVerdict::Go, AttemptVerdict::Go));
+        assert_eq!(object.begin(&alice, at(1)).1, AttemptVerdict::Wait);
         object.end(first.0, &alice, End::GivenUp, at(1));
         let third = object.begin(&alice, at(1));
-        assert_eq!((third.1, object.begin(&alice, at(1)).1), (Verdict::Go, Verdict::Wait));
+        assert_eq!(
+            (third.1, object.begin(&alice, at(1)).1),
+            (AttemptVerdict::Go, AttemptVerdict::Wait)
+        );
         object.end(second.0, &alice, End::Failure, at(2));
-        assert_eq!(object.begin(&alice, at(2)).1, Verdict::Wait);
+        assert_eq!(object.begin(&alice, at(2)).1, AttemptVerdict::Wait);
         object.end(third.0, &alice, End::Failure, at(2));
         assert_eq!(object.begin(&alice, at(2)).1, refused(298));
     }
@@ -674,11 +680,11 @@ mod tests {
     fn an_attempt_that_never_ends_has_failed() {
         let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
         for second in 0..10 {
-            assert_eq!(object.begin(&alice, at(second)).1, Verdict::Go);
+            assert_eq!(object.begin(&alice, at(second)).1, AttemptVerdict::Go);
         }
-        assert_eq!(object.begin(&alice, at(59)).1, Verdict::Wait);
+        assert_eq!(object.begin(&alice, at(59)).1, AttemptVerdict::Wait);
         // One attempt has failed, and nine attempts are in progress.
-        assert_eq!(object.begin(&alice, at(60)).1, Verdict::Wait);
+        assert_eq!(object.begin(&alice, at(60)).1, AttemptVerdict::Wait);
         assert_eq!((object.under_way.0.len(), object.count(&alice.home)), (9, 1));
         assert_eq!(object.begin(&alice, at(69)).1, refused(291));
         assert_eq!((object.under_way.0.len(), object.count(&alice.home)), (0, 10));
@@ -709,7 +715,7 @@ mod tests {
             Counter { key: pair.home.clone(), count: 100, ends_at: at(400) },
         );
         assert_eq!(object.begin(&pair, at(0)).1, refused(400));
-        assert_eq!(object.begin(&login("bob", ADDRESS), at(0)).1, Verdict::Go);
+        assert_eq!(object.begin(&login("bob", ADDRESS), at(0)).1, AttemptVerdict::Go);
     }
 
     #[test]
@@ -720,7 +726,7 @@ mod tests {
             assert_eq!(object.begin(&alice, at(300 * window)).1, refused(300));
         }
         assert_eq!(object.count(&alice.home), 20);
-        assert_eq!(object.begin(&login("alice", "203.0.113.8"), at(3_599)).1, Verdict::Go);
+        assert_eq!(object.begin(&login("alice", "203.0.113.8"), at(3_599)).1, AttemptVerdict::Go);
     }
 
     /// If the window of a share began with the address's own first failure, the address could use
@@ -886,18 +892,18 @@ mod tests {
                         let (by_username, by_address) = attempts(user, address);
                         let full = keys(user, address).map(|(key, most)| tally.of(&key, now) >= most);
                         let (first, verdict) = addresses.begin(&by_address, now);
-                        let expect_refusal = |verdict: Verdict, full: bool| match verdict {
-                            Verdict::Refused { retry_after } => full && (1..=120).contains(&retry_after),
-                            Verdict::Go => !full,
-                            Verdict::Wait => !full && !begun.is_empty(),
+                        let expect_refusal = |verdict: AttemptVerdict, full: bool| match verdict {
+                            AttemptVerdict::Refused { retry_after } => full && (1..=120).contains(&retry_after),
+                            AttemptVerdict::Go => !full,
+                            AttemptVerdict::Wait => !full && !begun.is_empty(),
                         };
                         prop_assert!(expect_refusal(verdict, full[2]), "{verdict:?} {full:?}");
-                        if verdict != Verdict::Go {
+                        if verdict != AttemptVerdict::Go {
                             continue;
                         }
                         let (second, verdict) = users.begin(&by_username, now);
                         prop_assert!(expect_refusal(verdict, full[0] || full[1]), "{verdict:?} {full:?}");
-                        if verdict == Verdict::Go {
+                        if verdict == AttemptVerdict::Go {
                             begun.push((now, first, second, user, address));
                         } else {
                             addresses.end(first, &by_address, End::GivenUp, now);

@@ -72,14 +72,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "label_keys": new.label_keys,
     });
     add_ids(&mut details, "groups", &new.groups);
-    let batch = registration_tokens::insert(
+    let transaction = registration_tokens::insert(
         &credential.scope,
         id,
         &new,
         &key_hash,
         &event.details(details),
     )?;
-    match creation.write(&credential, &id.to_string(), batch).await? {
+    match creation.write(&credential, &id.to_string(), transaction).await? {
         CreationOutcome::Created(_, token) => {
             let mut token: Value = serde_json::from_str(&token)?;
             let service = call.config.base_url_of(call.workspace()?);

@@ -220,8 +220,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         .audit_event()?
         .with_object(Some(id.to_string()), None)
         .details(json!({"keep_scheduled": keep_scheduled}));
-    let batch = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;
-    let (_, ended) = credential.write(batch).await?;
+    let transaction = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;
+    let (_, ended) = credential.write(transaction).await?;
     ended.ok_or_else(Error::not_found)?;
     if !keep_scheduled {
         credential::cancel_revoked(call);

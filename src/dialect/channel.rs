@@ -88,11 +88,11 @@ pub async fn call<T: DeserializeOwned>(
 
 #[durable_object]
 pub struct Channel {
-    shell: Rc<Shell>,
+    shell: Rc<ChannelShell>,
 }
 
 /// Used through an `Rc`, because the subscriptions outlive the request that starts them.
-struct Shell {
+struct ChannelShell {
     state: State,
     env: Env,
     /// The number of subscriptions since the object was loaded.
@@ -103,7 +103,8 @@ struct Shell {
 
 impl DurableObject for Channel {
     fn new(state: State, env: Env) -> Self {
-        let shell = Shell { state, env, subscriptions: Cell::default(), ended: RefCell::default() };
+        let shell =
+            ChannelShell { state, env, subscriptions: Cell::default(), ended: RefCell::default() };
         Self { shell: Rc::new(shell) }
     }
 
@@ -173,7 +174,7 @@ impl DurableObject for Channel {
     }
 }
 
-impl Shell {
+impl ChannelShell {
     fn sql(&self) -> SqlStorage {
         self.state.storage().sql()
     }

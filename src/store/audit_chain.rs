@@ -9,7 +9,7 @@ use farhand_sql::statement::{Statement, Value};
 use serde_json::json;
 use worker::Env;
 
-use super::db::{self, Outcome, params};
+use super::db::{self, StatementResult, params};
 
 /// The parameter for the workspace of a statement.
 const WORKSPACE: &str = ":workspace_id";
@@ -42,7 +42,7 @@ fn sealed(workspace: &str) -> String {
     highest("audit_seals", "last", workspace)
 }
 
-fn read_rows(result: &Outcome) -> Result<Vec<ChainEntry>, Error> {
+fn read_rows(result: &StatementResult) -> Result<Vec<ChainEntry>, Error> {
     let rows = db::column::<String>(result)?;
     Ok(rows.iter().map(|row| serde_json::from_str(row)).collect::<Result<_, _>>()?)
 }

@@ -13,11 +13,11 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::audit::{self, Insert};
-use super::batch::Batch;
 use super::db::params;
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
+use super::transaction::Transaction;
 
 /// SQL for a user as JSON. `id` is the column of a row of `script_versions v`, or of its script.
 macro_rules! user {
@@ -201,7 +201,7 @@ pub fn insert(
     new: &NewScript,
     most: i64,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let insert = scope
         .statement(&format!(
             "INSERT INTO scripts (id, workspace_id, name, owner_id, version, added_at)
@@ -226,7 +226,7 @@ pub fn insert(
             folded_description: new.description.to_lowercase(), interpreter: &new.interpreter,
             body: &new.body, sha256: sha256(&new.body), params: json!(new.params).to_string(),
         });
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .change(insert, audit::after_change_by(scope, event)?)
         .then(version)
         .returning(select(scope, id)))
@@ -245,7 +245,7 @@ pub fn update(
     latest: i64,
     changes: &ScriptChanges,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE scripts SET version = version + 1, name = coalesce(:name, name)
@@ -275,14 +275,14 @@ pub fn update(
             sha256: changes.body.as_deref().map(sha256),
             params: changes.params.as_ref().map(|params| json!(params).to_string()),
         });
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .change(update, audit::after_change_by(scope, event)?)
         .then(version)
         .returning(select(scope, id)))
 }
 
 /// Hides a script, if the caller is staff. Its versions are kept.
-pub fn hide(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, Error> {
+pub fn hide(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Transaction, Error> {
     let hide = scope
         .statement(&format!(
             "UPDATE scripts SET hidden_at = :now WHERE id = :id AND hidden_at IS NULL
@@ -293,5 +293,5 @@ pub fn hide(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, Er
     let name = "(SELECT s.name FROM scripts s
         WHERE s.id = :event ->> '$.object.id' AND s.workspace_id = me.workspace_id)";
     let event = Insert { object_name: Some(name), ..Insert::by_me() }.statement(scope, event)?;
-    Ok(Batch::default().change(hide, event))
+    Ok(Transaction::default().change(hide, event))
 }
