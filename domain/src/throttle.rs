@@ -111,7 +111,8 @@ pub struct Share {
     /// the whole counter, so that an address cannot use its share twice in one window.
     pub key: String,
     /// Maximum number of failures of the address that count.
-    pub most: u32,
+    #[serde(rename = "most")]
+    pub max_failures: u32,
 }
 
 /// A counter and its limit.
@@ -120,7 +121,8 @@ pub struct AttemptLimit {
     /// The counter's key.
     pub key: String,
     /// Maximum number of failures in a window.
-    pub most: u32,
+    #[serde(rename = "most")]
+    pub max_failures: u32,
     /// The length of the window, in seconds.
     pub window_seconds: i64,
     /// How much of the counter the attempt's address may use; `None`: all of it.
@@ -218,18 +220,18 @@ impl Attempt {
         };
         let pair = AttemptLimit {
             key: key("login-pair", &[scope, &username, &address]),
-            most: MAX_PAIR_FAILURES,
+            max_failures: MAX_PAIR_FAILURES,
             window_seconds: settings.login_seconds,
             share: None,
             cleared_by_success: true,
         };
         let everywhere = AttemptLimit {
             key: home.clone(),
-            most: MAX_USERNAME_FAILURES,
+            max_failures: MAX_USERNAME_FAILURES,
             window_seconds: settings.hour_seconds,
             share: Some(Share {
                 key: key("login-share", &[scope, &username, &site]),
-                most: MAX_ADDRESS_SHARE,
+                max_failures: MAX_ADDRESS_SHARE,
             }),
             cleared_by_success: false,
         };
@@ -276,7 +278,7 @@ impl Attempt {
         let home = key("operator", &[]);
         let limit = AttemptLimit {
             key: home.clone(),
-            most: MAX_OPERATOR_FAILURES,
+            max_failures: MAX_OPERATOR_FAILURES,
             window_seconds: OPERATOR_SECONDS,
             share: None,
             cleared_by_success: false,
@@ -298,9 +300,9 @@ impl Attempt {
             (counted_address(address, HOST_BITS), counted_address(address, SITE_BITS));
         let is_site = site.contains('/');
         let keys = [key(kinds[0], &[scope, &host]), key(kinds[1], &[scope, &site]), home.clone()];
-        let limit = |(key, most)| AttemptLimit {
+        let limit = |(key, max_failures)| AttemptLimit {
             key,
-            most,
+            max_failures,
             window_seconds,
             share: None,
             cleared_by_success: false,
@@ -337,7 +339,7 @@ impl Attempt {
         let failures = |limit: &AttemptLimit| {
             live(counters, &limit.key, now).map_or(0, |counter| counter.count)
         };
-        let full = self.limits.iter().filter(|limit| failures(limit) >= limit.most);
+        let full = self.limits.iter().filter(|limit| failures(limit) >= limit.max_failures);
         let seconds = full.filter_map(|limit| live(counters, &limit.key, now)).map(|counter| {
             let left = counter.ends_at.seconds_since(now).ceil();
             left.max(1.0) as u64
@@ -346,7 +348,7 @@ impl Attempt {
             return AttemptVerdict::Refused { retry_after };
         }
         let has_room = |limit: &AttemptLimit| {
-            failures(limit).saturating_add(under_way.number(&limit.key)) < limit.most
+            failures(limit).saturating_add(under_way.number(&limit.key)) < limit.max_failures
         };
         if self.limits.iter().all(has_room) { AttemptVerdict::Go } else { AttemptVerdict::Wait }
     }
@@ -364,7 +366,7 @@ impl Attempt {
             let mut counter = live(counters, &limit.key, now).cloned().unwrap_or_else(fresh);
             if let Some(share) = &limit.share {
                 let used = live(counters, &share.key, now).map_or(0, |counter| counter.count);
-                if used >= share.most {
+                if used >= share.max_failures {
                     continue;
                 }
                 stored.push(Counter {
@@ -556,13 +558,13 @@ mod tests {
     #[test]
     fn an_address_has_fifty_failures_and_twenty_resets() {
         let settings = ThrottleSettings::default();
-        for (attempt, most, seconds) in [
+        for (attempt, max_failures, seconds) in [
             (Attempt::login_by_address("ws", ADDRESS, settings), 50, 300),
             (Attempt::reset_by_address("ws", ADDRESS, settings), 20, 3_600),
             (Attempt::operator(), 10, 60),
         ] {
             let mut object = Object::default();
-            object.fail(&attempt, most, at(0));
+            object.fail(&attempt, max_failures, at(0));
             assert_eq!(object.begin(&attempt, at(0)).1, refused(seconds));
             object.run(&attempt, End::Success, at(0));
             assert_eq!(
@@ -890,7 +892,7 @@ mod tests {
                     }
                     Step::Begin { user, address } => {
                         let (by_username, by_address) = attempts(user, address);
-                        let full = keys(user, address).map(|(key, most)| tally.of(&key, now) >= most);
+                        let full = keys(user, address).map(|(key, max_failures)| tally.of(&key, now) >= max_failures);
                         let (first, verdict) = addresses.begin(&by_address, now);
                         let expect_refusal = |verdict: AttemptVerdict, full: bool| match verdict {
                             AttemptVerdict::Refused { retry_after } => full && (1..=120).contains(&retry_after),
@@ -917,11 +919,11 @@ mod tests {
                         let bounds = keys(user, address);
                         match end {
                             End::Failure => {
-                                for ((key, most), (seconds, share)) in
+                                for ((key, max_failures), (seconds, share)) in
                                     bounds.into_iter().zip([(20, usize::MAX), (120, 20), (20, usize::MAX)])
                                 {
                                     let failures = tally.count(key.clone(), seconds, now, address, share);
-                                    prop_assert!(failures <= most, "{failures} of {key}");
+                                    prop_assert!(failures <= max_failures, "{failures} of {key}");
                                 }
                             }
                             End::Success => {

@@ -151,7 +151,7 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
             .await?;
         return Err(Error::field(
             "name",
-            "Servers of this name have all the numbers that there are.",
+            "All numbers that can be appended to this name are in use.",
         ));
     };
     call.audited_chains.borrow_mut().push(registered.workspace_id);

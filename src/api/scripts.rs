@@ -92,8 +92,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "sha256": sha256(&new.body),
         "params": new.params.iter().map(|parameter| &parameter.name).collect::<Vec<_>>(),
     }));
-    let most = call.config.quotas.scripts_of_workspace;
-    let transaction = scripts::insert(&credential.scope, id, &new, most, &event)?;
+    let max_scripts = call.config.quotas.scripts_of_workspace;
+    let transaction = scripts::insert(&credential.scope, id, &new, max_scripts, &event)?;
     match creation
         .write(&credential, &id.to_string(), transaction)
         .await
@@ -103,7 +103,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             Ok(Reply::created_text(script, location(call, RESOURCE.collection, id)))
         }
         CreationOutcome::Refused(caller) if caller.is_staff_or_superuser() => {
-            let detail = format!("The workspace has {most} scripts. Delete one first.");
+            let detail = format!("The workspace has {max_scripts} scripts. Delete one first.");
             Err(Error::quota_exceeded(detail, QUOTA_RETRY_AFTER))
         }
         CreationOutcome::Refused(_) => Err(staff_only_error()),

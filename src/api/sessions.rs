@@ -136,7 +136,7 @@ async fn create_session(
         user_agent: &user_agent,
         remote_ip: &call.remote_ip(),
         expires_at: session::expires_at(call.now),
-        most: call.config.quotas.sessions_of_user,
+        max_sessions: call.config.quotas.sessions_of_user,
     };
     let entry = Entry { session: new.id, expires_at: new.expires_at };
     let created = sessions::insert(&call.env, workspace, new, event, call.now).await?;

@@ -194,23 +194,23 @@ pub fn for_change(id: Uuid) -> Query {
 }
 
 /// Creates a script owned by the caller, if the caller is staff and the workspace has fewer than
-/// `most` scripts. The reply is the script.
+/// `max_scripts` scripts. The reply is the script.
 pub fn insert(
     scope: &Scope<'_>,
     id: Uuid,
     new: &NewScript,
-    most: i64,
+    max_scripts: i64,
     event: &AuditEvent,
 ) -> Result<Transaction, Error> {
     let insert = scope
         .statement(&format!(
             "INSERT INTO scripts (id, workspace_id, name, owner_id, version, added_at)
              SELECT :id, me.workspace_id, :name, me.user_id, {FIRST_VERSION}, :now FROM me
-             WHERE {IS_STAFF} AND :most > (SELECT count(*) FROM scripts s
+             WHERE {IS_STAFF} AND :max_scripts > (SELECT count(*) FROM scripts s
                 WHERE s.workspace_id = me.workspace_id AND s.hidden_at IS NULL)
              RETURNING id AS body"
         ))
-        .bind_all(params! { id, name: &new.name, most });
+        .bind_all(params! { id, name: &new.name, max_scripts });
     let version = scope
         .statement(&format!(
             "INSERT INTO script_versions (workspace_id, script_id, version, name, description, folded_name, folded_description,

@@ -59,7 +59,7 @@ pub struct NewSession<'a> {
     /// When the token expires, unless a request extends the session.
     pub expires_at: Timestamp,
     /// The maximum number of sessions of the user. The oldest sessions beyond it are deleted.
-    pub most: i64,
+    pub max_sessions: i64,
 }
 
 /// Creates a session, with the audit event of the login. Returns the workspace's id, or `None` if
@@ -106,10 +106,10 @@ pub async fn insert(
          AND workspace_id = (SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL)
          AND (expires_at <= :dead_until OR id IN (
             SELECT s.id FROM workspaces w JOIN sessions s ON s.workspace_id = w.id AND s.user_id = :user_id
-            WHERE w.slug = :slug AND w.deleted_at IS NULL ORDER BY s.id DESC LIMIT -1 OFFSET :most + 0))",
+            WHERE w.slug = :slug AND w.deleted_at IS NULL ORDER BY s.id DESC LIMIT -1 OFFSET :max_sessions + 0))",
     )
     .bind_all(params! {
-        slug: workspace, user_id: new.user_id, dead_until: session::oldest_accepted_expiry(now), most: new.most,
+        slug: workspace, user_id: new.user_id, dead_until: session::oldest_accepted_expiry(now), max_sessions: new.max_sessions,
     });
     let results = db::batch(env, vec![insert, insert_event, update_user, delete_old]).await?;
     results.first().map_or(Ok(None), db::first_value)

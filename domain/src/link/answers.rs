@@ -48,9 +48,9 @@ impl<S: Store> LinkMachine<S> {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
         };
-        let most = ReadLimit { chunks: page.limit, bytes: usize::MAX, until_gap: false };
+        let limit = ReadLimit { chunks: page.limit, bytes: usize::MAX, until_gap: false };
         let chunks = match self.store.find_chunk(&stored, page.from, page.offset)? {
-            Some(first) => self.store.chunks(&stored, first, most)?,
+            Some(first) => self.store.chunks(&stored, first, limit)?,
             None => vec![],
         };
         let count = self.store.count_chunks(&stored, page.from)?;
@@ -80,7 +80,7 @@ impl<S: Store> LinkMachine<S> {
         };
         let complete_at = stored.output_complete_at();
         let is_complete = complete_at.is_some_and(|at| at <= now);
-        let most = ReadLimit {
+        let limit = ReadLimit {
             chunks: MAX_STREAM_CHUNKS,
             bytes: MAX_STREAM_BYTES,
             until_gap: !is_complete,
@@ -89,7 +89,7 @@ impl<S: Store> LinkMachine<S> {
         // Output after a gap is held back until the gap is filled.
         let chunks = match first {
             Some(first) if first == follow.from || is_complete || follow.skips_gap => {
-                self.store.chunks(&stored, first, most)?
+                self.store.chunks(&stored, first, limit)?
             }
             _ => vec![],
         };
