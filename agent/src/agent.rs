@@ -65,7 +65,7 @@ pub enum Exit {
 
 /// Runs until a signal or the service ends it. Then running commands get `drain_time` to end by
 /// themselves. Before a restart, waiting commands get `drain_time` too. The built-ins `restart` and
-/// `upgrade` are about `program`. `trial` is set at the first start after an upgrade.
+/// `upgrade` start and replace `program`. `trial` is set at the first start after an upgrade.
 ///
 /// # Errors
 /// The reason why the agent cannot start, in one line.

@@ -1,7 +1,7 @@
 // Draws blocks of the language `mermaid` while the site is built.
 import { renderMermaidSVG } from "beautiful-mermaid";
 
-/** Lines without nodes, or with names that are no nodes. */
+/** Lines without nodes, or with names that are not nodes. */
 const OTHER_LINES = /^.*\b(flowchart|graph|subgraph|direction|style|classDef|class|end)\b.*$/gm;
 /** The colours of the site. */
 const COLOURS = {

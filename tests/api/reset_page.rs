@@ -471,7 +471,9 @@ async fn each_limit_of_link_requests_has_its_own_message() {
     }
     visit.open(&format!("{PAGE}?error=invalid")).await;
     visit.submit_email("someone@example.com").await;
-    visit.wait_for_message("invalid", "Too many links were requested for this address recently.").await;
+    visit
+        .wait_for_message("invalid", "Too many links were requested for this address recently.")
+        .await;
     let mut requests = 0;
     while request_link(api, &format!("someone-{requests}@example.com"), &visit.client).await.status
         != 429

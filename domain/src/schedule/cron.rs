@@ -79,7 +79,7 @@ pub enum Clock {
 /// A cron expression: the set of local minutes that match.
 ///
 /// If the day of the month and the day of the week are both restricted, a day needs to match only
-/// one of them. Only a bare `*` is no restriction: `*/2` is one.
+/// one of them. Only a bare `*` restricts nothing. `*/2` is a restriction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Expression {
     /// Bit n stands for minute n.

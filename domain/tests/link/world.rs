@@ -399,7 +399,7 @@ impl World {
         ensure!(call.answer.is_none() && !call.is_dead, "call {ticket} is accepted twice");
         call.answer = Some(LinkResponse::EMPTY);
         let CallKind::Connect { kind: asked, key, features: announced } = call.kind.clone() else {
-            return Err("a call that is no connection is accepted".to_owned());
+            return Err("a call that is not a connection is accepted".to_owned());
         };
         ensure!(asked == kind && announced == features, "another connection is accepted");
         ensure!(!self.history.revoked.contains(&key), "an agent with a revoked key is accepted");
