@@ -109,7 +109,7 @@ pub struct Channel {
 struct ChannelShell {
     state: State,
     env: Env,
-    /// The commands and servers that events are sent of.
+    /// The commands and servers whose events are sent.
     subscriptions: RefCell<BTreeSet<Uuid>>,
     /// The ends that were sent.
     ended: RefCell<BTreeSet<Uuid>>,
