@@ -23,7 +23,8 @@ impl McpServer {
     /// Starts the program `FARHAND_ALPACON_MCP` with a token for the workspace `here`.
     async fn start(folder: &std::path::Path, url: &str, token: &str) -> Self {
         let config = folder.join("token.json");
-        let tokens = json!({"local": {"here": {"token": token, "url": url}}});
+        // The program accepts only regions that it knows. The URL decides.
+        let tokens = json!({"us1": {"here": {"token": token, "url": url}}});
         std::fs::write(&config, tokens.to_string()).unwrap();
         let mut command = Command::new(setting("FARHAND_ALPACON_MCP"));
         command
@@ -68,7 +69,7 @@ impl McpServer {
     async fn call(&mut self, tool: &str, arguments: Value) -> Value {
         let mut arguments = arguments;
         arguments["workspace"] = json!("here");
-        arguments["region"] = json!("local");
+        arguments["region"] = json!("us1");
         let params = json!({"name": tool, "arguments": arguments});
         let result = self.request("tools/call", params).await;
         let text = result["content"][0]["text"].as_str().unwrap();
