@@ -22,15 +22,14 @@ struct McpServer {
 impl McpServer {
     /// Starts the program `FARHAND_ALPACON_MCP` with a token for the workspace `here`.
     async fn start(folder: &std::path::Path, url: &str, token: &str) -> Self {
-        let config = folder.join("token.json");
+        let config = folder.join(".alpacon-mcp/token.json");
         // The program accepts only regions that it knows. The URL decides.
         let tokens = json!({"us1": {"here": {"token": token, "url": url}}});
+        std::fs::create_dir(folder.join(".alpacon-mcp")).unwrap();
         std::fs::write(&config, tokens.to_string()).unwrap();
         let mut command = Command::new(setting("FARHAND_ALPACON_MCP"));
         command
             .env("HOME", folder)
-            .arg("--config-file")
-            .arg(&config)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
