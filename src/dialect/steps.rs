@@ -167,12 +167,12 @@ impl GuideRequest {
 /// `POST /api/servers/registration-methods/token-install/guide/`. The service stores only the hash
 /// of a token's key, so the commands have a placeholder for the key.
 pub async fn registration_guide(exchange: &mut Exchange) -> Result<Reply, Reply> {
-    let requested_platform = exchange.fields().await;
-    let platform_name = requested_platform
+    let fields = exchange.fields().await;
+    let platform_name = fields
         .as_ref()
         .ok()
         .and_then(|fields| fields.value("platform").and_then(Value::as_str).map(str::to_owned));
-    let input = requested_platform.and_then(GuideRequest::read);
+    let input = fields.and_then(GuideRequest::read);
     let GuideRequest { platform, server_name, registration_token } =
         exchange.require_input(input).await?;
     let path = format!("/api/servers/registration-tokens/{registration_token}/");

@@ -1,6 +1,6 @@
 //! A scripted `alpacon-cli` and `alpacon-mcp`: they send what the real programs send, and read with
-//! the same strictness. Null is accepted for every field and unknown fields are ignored, but a value
-//! of another type is fatal.
+//! the same strictness. Null is accepted for every field and unknown fields are ignored, but a
+//! value of another type is fatal.
 
 use farhand_domain::time::Timestamp;
 use futures_util::{SinkExt, StreamExt};

@@ -52,9 +52,11 @@ pub enum Steps {
     RegistrationGuide,
     /// The audit log, with a cursor instead of page numbers.
     Activity,
-    /// A channel for live events, what it sends, and its WebSocket.
+    /// Opens a channel for live events.
     OpenChannel,
+    /// Subscribes a channel to events.
     Subscribe,
+    /// The WebSocket of a channel.
     ChannelSocket,
 }
 

@@ -13,10 +13,10 @@ import { useTheme, type Theme } from "./theme";
 const MENU = "account-menu";
 const THEMES: readonly (readonly [Theme, string])[] = [["system", "Like the system"], ["light", "Light"], ["dark", "Dark"]];
 
-/** The workspace's name is the first label of its host name. */
-const workspace = () => (/^[\d.:[\]]+$/.test(location.hostname) ? location.hostname : location.hostname.split(".")[0]);
+/** The workspace's name is the first label of its host name. An address of a machine names none. */
+const workspace = () => (/^[\d.:[\]]+$|^localhost$/.test(location.hostname) ? "Farhand" : location.hostname.split(".")[0]);
 
-/** The pages that the user may use, of one part of the rail. */
+/** The pages that the user may open, in one part of the rail or in both. */
 export const offered = (staff: boolean, rail?: PageRow["rail"]) =>
   pages.filter((page) => page.rail !== undefined && (rail === undefined || page.rail === rail) && (staff || !page.isForStaff));
 

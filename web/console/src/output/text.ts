@@ -39,7 +39,10 @@ function picture(character: string) {
   return code === 0x7f ? "␡" : codePoint(character);
 }
 
-/** Carriage returns and backspaces as a terminal shows them at the end: progress bars, bold by overstriking. */
+/**
+ * Carriage returns and backspaces as a terminal shows them at the end: progress bars, bold by
+ * overstriking.
+ */
 function overwritten(line: string) {
   const trimmed = line.replace(/\r+$/, "");
   const last = trimmed.slice(trimmed.lastIndexOf("\r") + 1);

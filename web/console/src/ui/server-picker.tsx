@@ -1,6 +1,6 @@
 // A filter by one server: its name is typed or chosen, its id is the value.
 import { useQuery } from "@tanstack/react-query";
-import { useId, useState } from "react";
+import { useId, useState, type ChangeEvent, type KeyboardEvent } from "react";
 import { server as serverQuery, servers } from "../api/queries";
 import { useSettled } from "../live/use-settled";
 import { Button } from "./button";
@@ -21,11 +21,23 @@ export function ServerPicker({ value, onChange, className }: ServerPickerProps) 
   const chosen = useQuery({ ...serverQuery(value), enabled: value !== "" });
   const found = useQuery({ ...servers({ search, page_size: SUGGESTIONS, ordering: "name" }), enabled: value === "" });
   const suggestions = found.data?.results ?? [];
+  const isUnknown = text !== "" && search === text.trim() && found.isSuccess && suggestions.length === 0;
   const choose = (name: string) => {
-    const server = suggestions.find((one) => one.name === name);
-    if (!server) return setText(name);
+    const server = suggestions.find((one) => one.name === name.trim());
+    if (!server) return;
     setText("");
     onChange(server.id);
+  };
+  const change = ({ target, nativeEvent }: ChangeEvent<HTMLInputElement>) => {
+    setText(target.value);
+    // A name that is being typed may be the start of a longer one.
+    if (!(nativeEvent instanceof InputEvent) || !/^(?:insertText|insertComposition|delete)/.test(nativeEvent.inputType)) choose(target.value);
+  };
+  const onKey = (event: KeyboardEvent) => {
+    if (event.key !== "Enter") return;
+    // Inside of a form, Enter chooses and does not send.
+    event.preventDefault();
+    choose(text);
   };
   if (value !== "") {
     const name = chosen.data?.name ?? (chosen.error ? "unknown server" : "…");
@@ -40,7 +52,7 @@ export function ServerPicker({ value, onChange, className }: ServerPickerProps) 
   }
   return (
     <span className={className}>
-      <input type="text" aria-label="Server" placeholder="Server" list={list} autoComplete="off" autoCapitalize="none" spellCheck={false} value={text} onChange={(event) => choose(event.target.value)} />
+      <input type="text" aria-label="Server" placeholder="Server" list={list} autoComplete="off" autoCapitalize="none" spellCheck={false} value={text} aria-invalid={isUnknown || undefined} title={isUnknown ? "No server has this name" : undefined} onChange={change} onKeyDown={onKey} onBlur={() => choose(text)} />
       <datalist id={list}>
         {suggestions.map(({ id, name }) => (
           <option key={id} value={name} />
