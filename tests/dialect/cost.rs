@@ -1,4 +1,5 @@
-//! What the requests of `exec` cost: each is one native request, with the native number of D1 calls.
+//! What the requests of `exec` cost: each is one native request, with the native number of D1
+//! calls.
 
 use std::path::Path;
 

@@ -30,6 +30,8 @@ impl McpServer {
         let mut command = Command::new(setting("FARHAND_ALPACON_MCP"));
         command
             .env("HOME", folder)
+            // It writes its log to the current folder.
+            .current_dir(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
