@@ -89,7 +89,7 @@ export class Buffer {
     return found;
   }
 
-  /** Tells listeners once per frame, however often text arrives. */
+  /** Notifies listeners once per frame, however often text arrives. */
   #notify() {
     if (this.#frame !== 0) return;
     const tell = () => {
