@@ -403,12 +403,16 @@ impl Instance {
         connection.execute_batch(&format!("BEGIN IMMEDIATE; {sql}; COMMIT")).unwrap();
     }
 
-    /// Executes SQL on every object of a class while the service runs.
+    /// Executes SQL on every object of a class while the service runs. Objects that were wiped have
+    /// no table; they are skipped.
     pub fn tamper_with_objects(&self, class: &str, sql: &str) {
         for file in databases(&self.objects(class)) {
             let connection = Connection::open(file).unwrap();
             connection.busy_timeout(PATIENCE).unwrap();
-            connection.execute_batch(sql).unwrap();
+            match connection.execute_batch(sql) {
+                Err(error) if is_wiped(&error) => {}
+                executed => executed.unwrap(),
+            }
         }
     }
 

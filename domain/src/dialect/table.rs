@@ -139,7 +139,7 @@ const TOKEN: Rules = &[(IgnoredIfEmpty, &["scopes"])];
 const NEW_COMMAND: Rules = &[
     // A description, and the offer to answer a question about it.
     (Ignored, &["purpose", "purpose_demand_supported"]),
-    (IgnoredIfEmpty, &["username", "data", "run_after", "work_session"]),
+    (IgnoredIfEmpty, &["username", "env", "data", "run_after", "work_session"]),
     (Groupname, &["groupname"]),
 ];
 const NEW_REGISTRATION_TOKEN: Rules =
