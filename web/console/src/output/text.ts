@@ -1,5 +1,5 @@
-// Output of commands as harmless text. A program, or an attacker who controls its output, must not
-// be able to hide, reorder or fake what the console shows.
+// Output of commands as harmless text. A program, or an attacker who controls its output, must not be
+// able to hide, reorder or fake what the console shows.
 import Anser from "anser";
 
 /** A piece of a line with one look. */
