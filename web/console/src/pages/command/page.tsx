@@ -78,7 +78,7 @@ function Shown({ command }: { command: CommandObject }) {
         )}
       </p>
       <Reason command={command} />
-      <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} onDownload={() => save.mutate()}>
+      <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} hasLinks onDownload={() => save.mutate()}>
         <span className="output-live" role="status">
           {stream === "cut" ? "Connection lost. It continues when the service answers." : isLive && command.state === "acked" ? "live" : isDownloaded ? "Downloaded" : ""}
         </span>
@@ -91,10 +91,12 @@ function Shown({ command }: { command: CommandObject }) {
   );
 }
 
+/** What the state and the timeline say too. */
+const KNOWN = /^(?:(?:Succeeded|Failed) with exit code \d+ at|Running since) \S+\.$/;
+
 /** Why a command waits or failed, unless the heading says all of it. */
-function Reason({ command: { status, exit_code } }: { command: CommandObject }) {
-  const isKnown = exit_code !== null && /^(?:Succeeded|Failed) with exit code \d+ at \S+\.$/.test(status.message);
-  if (isKnown || status.message === "") return null;
+function Reason({ command: { status } }: { command: CommandObject }) {
+  if (KNOWN.test(status.message) || status.message === "") return null;
   return (
     <p className="command-message">
       <WithTimes text={status.message} />
