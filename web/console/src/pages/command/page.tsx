@@ -6,9 +6,9 @@ import { command as commandQuery, isStaff, me, POLL_MS, type Command as CommandO
 import { download } from "../../output/download";
 import { useOutput } from "../../output/use-output";
 import { Output } from "../../output/view";
-import { ActionError, Answer } from "../../ui/answers";
+import { ActionError } from "../../ui/answers";
 import { LinkButton } from "../../ui/button";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { State } from "../../ui/state";
 import { Since, WithTimes } from "../../ui/time";
@@ -28,7 +28,11 @@ export default function Command() {
     // The stream tells the end. Polling tells the steps before it.
     refetchInterval: ({ state }) => (state.data && hasEnded(state.data) && state.data.state !== "stuck" ? false : POLL_MS / 2),
   });
-  return <Answer query={query}>{(command) => <Shown command={command} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="command">
+      {(command) => <Shown command={command} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ command }: { command: CommandObject }) {
