@@ -64,6 +64,7 @@ function UserMenu({ others }: { others: readonly PageRow[] }) {
         <span aria-hidden="true">⌄</span>
       </button>
       <div id={MENU} popover="auto" className="menu">
+        <p className="menu-item muted narrow-only">{user?.username}</p>
         <div className="menu-pages narrow-only">
           <button type="button" className="menu-item" onClick={() => (closeMenu(), openPalette())}>
             Go to…

@@ -58,6 +58,13 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
     setIsFollowing(false);
     virtualizer.scrollToIndex(matches[index]!, { align: "center" });
   };
+  // A new text is looked for at once, Enter goes on to the next line with it.
+  const isNewSearch = useRef(false);
+  useEffect(() => {
+    if (!isNewSearch.current || matches.length === 0) return;
+    isNewSearch.current = false;
+    goTo(0);
+  }, [matches]);
   const linked = hasLinks ? Number(/^#L(\d+)$/.exec(hash)?.[1] ?? 0) - 1 - buffer.dropped : -1;
   const isLinked = linked >= 0 && linked < count;
   useEffect(() => {
@@ -79,9 +86,9 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
             value={search}
             onChange={(event) => {
               setSearch(event.target.value);
-              setMatch(0);
+              isNewSearch.current = true;
             }}
-            onKeyDown={(event) => event.key === "Enter" && goTo(event.shiftKey ? match - 1 : search === "" ? 0 : current === undefined ? 0 : match + 1)}
+            onKeyDown={(event) => event.key === "Enter" && goTo(event.shiftKey ? match - 1 : match + 1)}
           />
           {search !== "" && (
             <span className="number" role="status">

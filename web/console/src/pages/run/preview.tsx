@@ -32,6 +32,7 @@ function Content({ draft, hasTargets, query }: PreviewProps) {
   if (!hasTargets) return <p className="muted">Choose servers to see what would run.</p>;
   if (query.error) {
     const problem = asProblem(query.error);
+    if (problem.fields["params"]) return <p className="muted">Fill in the parameters to see what would run.</p>;
     return (
       <p className="error" role="alert">
         {problem.fields["targets"]?.[0] ?? problem.message}
