@@ -2,6 +2,7 @@ import { Link } from "react-router";
 import { Button } from "../../ui/button";
 import { State } from "../../ui/state";
 import { Time } from "../../ui/time";
+import { useAttention } from "../../ui/use-attention";
 import { lookOfOutcome, type AuditEvent } from "./page";
 
 interface DetailsProps {
@@ -16,6 +17,7 @@ const PAGES: Record<string, string> = { command: "/commands/", batch: "/batches/
 /** Everything that an audit event has. */
 export function EventDetails({ event, onClose, onFilter }: DetailsProps) {
   const { occurred_at, actor, credential, action, object, outcome, remote_ip, request_id, details, link, hash } = event;
+  const element = useAttention<HTMLElement>(event.id);
   const path = object?.id && PAGES[object.type];
   const facts: readonly (readonly [string, React.ReactNode])[] = [
     ["When", <Time at={occurred_at} form="exact" />],
@@ -29,7 +31,7 @@ export function EventDetails({ event, onClose, onFilter }: DetailsProps) {
     ["Hash", <span className="mono">{hash ?? "–"}</span>],
   ];
   return (
-    <aside className="panel audit-event" aria-label="Event">
+    <aside className="panel audit-event" aria-label="Event" ref={element} tabIndex={-1}>
       <header>
         <h2 className="mono">{action}</h2>
         <Button look="quiet" aria-label="Close the event" onClick={onClose}>

@@ -16,6 +16,7 @@ import { TimeInput } from "../../ui/time-input";
 import { number } from "../../ui/words";
 import { textOf } from "../history/query";
 import { EventDetails } from "./details";
+import { Export } from "./export";
 import { Verify } from "./verify";
 import "./page.css";
 
@@ -34,6 +35,7 @@ const ACTIONS = [
 
 export const lookOfOutcome = (outcome: AuditEvent["outcome"]) => (outcome === "success" ? "success" : outcome === "denied" ? "cancelled" : "failed");
 
+export type AuditQuery = ReturnType<typeof queryOf>;
 const queryOf = ({ actor, action, object, outcome, since, until }: Filter) => ({
   ...(actor && { actor }),
   ...(action && { action }),
@@ -64,9 +66,14 @@ const columnsFor = (open: (event: AuditEvent) => void): readonly Column<AuditEve
 ];
 
 export default function Audit() {
-  const staff = useQuery(me()).data;
-  if (staff && !isStaff(staff)) return <Page title="Audit"><Empty title="Only staff read the audit log">Ask the staff of this workspace.</Empty></Page>;
-  return <Log />;
+  const user = useQuery(me()).data;
+  if (!user) return <Loading />;
+  if (isStaff(user)) return <Log />;
+  return (
+    <Page title="Audit">
+      <Empty title="Only staff read the audit log">Ask the staff of this workspace.</Empty>
+    </Page>
+  );
 }
 
 function Log() {
@@ -81,7 +88,16 @@ function Log() {
   const isFiltered = Object.values(filter).some((value) => value !== "");
   const options = [["--actor", filter.actor], ["--action", filter.action], ["--object", filter.object], ["--outcome", filter.outcome], ["--since", filter.since], ["--until", filter.until]] as const;
   return (
-    <Page title="Audit" heading={<>Audit {count !== undefined && <span className="muted">{number(count)}</span>}</>} actions={isFiltered && <Button onClick={() => setFilter(DEFAULTS)}>Clear the filters</Button>}>
+    <Page
+      title="Audit"
+      heading={<>Audit {count !== undefined && <span className="muted">{number(count)}</span>}</>}
+      actions={
+        <>
+          {isFiltered && <Button onClick={() => setFilter(DEFAULTS)}>Clear the filters</Button>}
+          <Export query={query} count={count ?? 0} />
+        </>
+      }
+    >
       <Verify />
       <Filters filter={filter} onChange={setFilter} />
       {list.problem ? (

@@ -86,7 +86,7 @@ interface OneGroupProps {
 
 function OneGroup({ group, isAlone, isCompared, onCompare, onSelect }: OneGroupProps) {
   const { count, state, exit_code, result, result_truncated, targets } = group;
-  const who = count === 1 ? targets[0]!.server_name : plural(count, "server");
+  const who = count === 1 ? targets[0]!.server_name : `${targets[0]!.server_name} and ${plural(count - 1, "more server")}`;
   const named = targets.slice(0, NAMED);
   return (
     <li>

@@ -23,7 +23,7 @@ export function TargetOutput({ target, mayStop, onClose }: TargetOutputProps) {
   useEffect(() => element.current?.scrollIntoView({ block: "nearest" }), [target.server]);
   const { server, server_name, state, exit_code, reason, command } = target;
   return (
-    <section className="target-output stack" aria-label={`Output of ${server_name}`} ref={element}>
+    <section className="target-output stack" aria-label={`Server ${server_name}`} ref={element}>
       <header className="row-of">
         <h2>
           <Link to={`/servers/${server}`}>{server_name}</Link>

@@ -6,11 +6,12 @@ import { isStaff, live, me } from "../../api/queries";
 import { ActionError, Answer } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
-import { errorsFor, TextField } from "../../ui/field";
+import { TextField } from "../../ui/field";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { ServerChips } from "../../ui/server-chips";
 import { toast } from "../../ui/toasts";
+import { useEdits } from "../../ui/use-edits";
 import { Members } from "./members";
 import "../users/page.css";
 
@@ -89,27 +90,28 @@ function Servers({ group: { id, servers }, staff }: { group: GroupObject; staff:
 }
 
 function Texts({ group: { id, name, display_name, description } }: { group: GroupObject }) {
-  const [fields, setFields] = useState({ name, display_name, description });
+  const { field, changes, isChanged, clear } = useEdits({ name, display_name, description });
   const change = useChange(id);
-  const field = (of: keyof typeof fields) => ({
-    value: fields[of],
-    errors: errorsFor(change.error, of),
-    onChange: (event: { target: { value: string } }) => setFields((before) => ({ ...before, [of]: event.target.value })),
-  });
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    if (!change.isPending) change.mutate(fields, { onSuccess: () => toast("The group is changed.") });
+    if (change.isPending) return;
+    change.mutate(changes, {
+      onSuccess: () => {
+        clear();
+        toast("The group is changed.");
+      },
+    });
   };
   return (
     <section className="panel" aria-label="Texts">
       <h2>Texts</h2>
       <form className="panel-body user-form" onSubmit={submit}>
-        <TextField label="Key" required {...field("name")} />
-        <TextField label="Name" {...field("display_name")} />
-        <TextField label="Description" {...field("description")} />
+        <TextField label="Key" required {...field("name", change.error)} />
+        <TextField label="Name" {...field("display_name", change.error)} />
+        <TextField label="Description" {...field("description", change.error)} />
         <div className="user-wide">
           <ActionError error={change.error} />
-          <Button type="submit" isBusy={change.isPending}>
+          <Button type="submit" isBusy={change.isPending} disabled={!isChanged}>
             Save
           </Button>
         </div>

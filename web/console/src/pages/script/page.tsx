@@ -4,7 +4,7 @@ import { Link, useNavigate, useParams } from "react-router";
 import { api, read, type Schema } from "../../api/client";
 import { isStaff, live, me, script as scriptQuery } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
-import { Answer } from "../../ui/answers";
+import { Answer, Empty, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { Copy } from "../../ui/copy";
 import { Confirm } from "../../ui/dialog";
@@ -40,7 +40,16 @@ export default function Script() {
   const { id = "" } = useParams();
   const navigate = useNavigate();
   const query = useQuery({ ...scriptQuery(id), ...live, placeholderData: undefined, enabled: id !== "new" });
+  const user = useQuery(me()).data;
   if (id === "new") {
+    if (!user) return <Loading />;
+    if (!isStaff(user)) {
+      return (
+        <Page title="Create a script">
+          <Empty title="Only staff write scripts">Ask the staff of this workspace.</Empty>
+        </Page>
+      );
+    }
     return (
       <Page title="Create a script">
         <ScriptForm onDone={(script) => void navigate(`/scripts/${script.id}`)} onBack={() => void navigate("/scripts")} />

@@ -2,6 +2,7 @@ import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { api, read, type Schema } from "../../api/client";
 import { live } from "../../api/queries";
+import { useSession } from "../../api/session";
 import { signOut, signOutEverywhere } from "../../frame/sign-out";
 import { Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
@@ -23,10 +24,12 @@ const sessions = () =>
 export default function Sessions() {
   const query = useQuery({ ...sessions(), ...live });
   const [isAsking, setIsAsking] = useState(false);
+  const kind = useSession().session?.kind;
   return (
     <Page
       title="Sessions"
       actions={
+        kind === "login" &&
         query.data &&
         query.data.count > 1 && (
           <Button look="danger" onClick={() => setIsAsking(true)}>

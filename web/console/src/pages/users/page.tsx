@@ -13,15 +13,11 @@ import { Time } from "../../ui/time";
 import { number } from "../../ui/words";
 import { CreateUser } from "./create";
 import { EditUser } from "./edit";
+import { mayChange, rankOf } from "./rank";
 import "./page.css";
 
 const PAGE_SIZE = 100;
 const DEFAULTS = { search: "", active: "", new: "", open: "" };
-
-export const rankOf = ({ is_superuser, is_staff }: Pick<User, "is_superuser" | "is_staff">) => (is_superuser ? "superuser" : is_staff ? "staff" : "user");
-
-/** Staff change ordinary users, superusers change everybody (contract 5.2). */
-const mayChange = (caller: User | undefined, user: User) => caller !== undefined && (caller.is_superuser || (caller.is_staff && rankOf(user) === "user"));
 
 const columnsFor = (caller: User | undefined, open: (user: User) => void): readonly Column<User>[] => [
   {
@@ -30,7 +26,7 @@ const columnsFor = (caller: User | undefined, open: (user: User) => void): reado
     width: "minmax(0, 1fr)",
     card: "title",
     cell: (user) =>
-      mayChange(caller, user) ? (
+      caller && mayChange(caller, user) ? (
         <button type="button" className="link" onClick={() => open(user)}>
           {user.username}
         </button>
@@ -69,7 +65,7 @@ export default function Users() {
       }
     >
       {isCreating && caller && <CreateUser caller={caller} onClose={() => setView({ new: "" })} />}
-      {view.open !== "" && caller && <EditUser key={view.open} id={Number(view.open)} caller={caller} onClose={() => setView({ open: "" })} />}
+      {view.open !== "" && caller && staff && <EditUser key={view.open} id={Number(view.open)} caller={caller} onClose={() => setView({ open: "" })} />}
       <div className="toolbar" role="search">
         <input className="grow" type="search" aria-label="Search" placeholder="Username, name or e-mail address" value={search} onChange={(event) => setSearch(event.target.value)} />
         <select className="narrow" aria-label="State" value={view.active} onChange={(event) => setView({ active: event.target.value })}>
