@@ -37,7 +37,7 @@ interface TableProps<Row> {
 }
 
 const ROW = 32;
-const CARD = 84;
+const CARD = 60;
 
 export function Table<Row>({ label, columns, count, at, keyOf, nameOf, onRange, selection, ordering, onOrdering, markOf }: TableProps<Row>) {
   const body = useRef<HTMLDivElement>(null);
