@@ -11,8 +11,8 @@ export interface Column<Row> {
   readonly cell: (row: Row) => ReactNode;
   /** The field for `ordering`, if the service can sort by the column. */
   readonly orderBy?: string;
-  /** Where the cell is in a card: in its title, in its body, or nowhere. */
-  readonly card?: "title" | "body" | "none";
+  /** Where the cell is in a card: in its title, in its body, there with the title of its column, or nowhere. */
+  readonly card?: "title" | "body" | "labelled" | "none";
 }
 
 export interface Selection {

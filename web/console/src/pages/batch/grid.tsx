@@ -74,7 +74,7 @@ export function Grid({ targets, selected, onSelect }: GridProps) {
         ))}
       </div>
       <p className="target-note muted" aria-hidden="true">
-        {shown ? sentence(shown) : "Hover a square for its name. Click it for its output."}
+        {shown ? sentence(shown) : isNamed ? "Choose a server for its output." : "Hover a square for its name. Click it for its output."}
       </p>
     </>
   );

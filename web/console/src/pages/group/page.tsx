@@ -103,8 +103,8 @@ function Texts({ group: { id, name, display_name, description } }: { group: Grou
     });
   };
   return (
-    <section className="panel" aria-label="Texts">
-      <h2>Texts</h2>
+    <section className="panel" aria-label="Name and description">
+      <h2>Name and description</h2>
       <form className="panel-body user-form" onSubmit={submit}>
         <TextField label="Key" required {...field("name", change.error)} />
         <TextField label="Name" {...field("display_name", change.error)} />

@@ -173,7 +173,7 @@ function Facts({ schedule }: { schedule: ScheduleObject }) {
 const columns: readonly Column<Run>[] = [
   { name: "due", title: "Due", width: "120px", card: "title", cell: ({ due_at }) => <Time at={due_at} form="short" /> },
   { name: "outcome", title: "Outcome", width: "104px", cell: (run) => <Outcome run={run} /> },
-  { name: "lag", title: "Lag", width: "64px", cell: ({ due_at, started_at }) => (started_at === null ? "" : <span className="number">{((Date.parse(started_at) - Date.parse(due_at)) / 1_000).toFixed(2)} s</span>) },
+  { name: "lag", title: "Lag", width: "64px", card: "labelled", cell: ({ due_at, started_at }) => (started_at === null ? "" : <span className="number">{((Date.parse(started_at) - Date.parse(due_at)) / 1_000).toFixed(2)} s</span>) },
   { name: "what", title: "Result", width: "minmax(0, 1fr)", cell: ({ batch, reason }) => (batch ? <Link to={`/batches/${batch}`}>Batch</Link> : <span title={reason ?? ""}>{reason}</span>) },
 ];
 
