@@ -18,7 +18,7 @@ const SECTIONS = [
   {
     text: "Guides", folder: ".",
     pages: [
-      "agents", "commands", "authentication", "api", "examples", "audit", "security", "deploying", "configuration", "operations",
+      "console", "agents", "commands", "authentication", "api", "examples", "audit", "security", "deploying", "configuration", "operations",
       "reliability", "limits-and-prices",
     ],
   },

@@ -112,6 +112,23 @@ export const scripts = (query: ListQuery<"/api/events/scripts/">) =>
     queryFn: ({ signal }) => read(api.GET("/api/events/scripts/", { params: { query }, signal })),
   });
 
+const MOST_ON_A_PAGE = 100;
+
+/** All scripts, to choose one by its name. A workspace has at most 1,000 by default (contract 11.4). */
+export const allScripts = () =>
+  queryOptions({
+    queryKey: ["scripts", "all"],
+    queryFn: async ({ signal }) => {
+      const found: Schema<"ScriptSummary">[] = [];
+      for (let page = 1; ; page += 1) {
+        const { count, results } = await read(api.GET("/api/events/scripts/", { params: { query: { page, page_size: MOST_ON_A_PAGE } }, signal }));
+        found.push(...results);
+        if (found.length >= count || results.length === 0) return found.sort((one, other) => one.name.localeCompare(other.name));
+      }
+    },
+    staleTime: 60_000,
+  });
+
 export const script = (id: string) =>
   queryOptions({
     queryKey: ["script", id],

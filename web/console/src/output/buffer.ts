@@ -79,11 +79,11 @@ export class Buffer {
     return this.#lines.map(plain).join("\n");
   }
 
-  /** The lines with a text, ignoring case, at most `most` of them. */
-  find(text: string, most = 10_000): number[] {
+  /** The lines with a text from `first` on, ignoring case, at most `most` of them. */
+  find(text: string, first = 0, most = 10_000): number[] {
     const wanted = text.toLowerCase();
     const found: number[] = [];
-    for (let index = 0; index < this.#lines.length && found.length < most; index += 1) {
+    for (let index = first; index < this.#lines.length && found.length < most; index += 1) {
       if (plain(this.#lines[index]!).toLowerCase().includes(wanted)) found.push(index);
     }
     return found;

@@ -1,11 +1,13 @@
 // Output of a command: live, with colours, follow, wrap, search, copy and download.
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { memo, useEffect, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore, type CSSProperties, type ReactNode } from "react";
+import { memo, useEffect, useLayoutEffect, useRef, useState, useSyncExternalStore, type CSSProperties, type ReactNode } from "react";
+import { Link, useLocation } from "react-router";
 import { Button } from "../ui/button";
 import { Copy } from "../ui/copy";
 import { number } from "../ui/words";
 import type { Buffer } from "./buffer";
 import { pieces } from "./text";
+import { useMatches } from "./use-matches";
 
 interface OutputProps {
   buffer: Buffer;
@@ -13,6 +15,8 @@ interface OutputProps {
   isLive: boolean;
   /** Shown while there is no output. */
   nothing: string;
+  /** Whether the number of a line is a link to it: `#L12` in the address of the page. */
+  hasLinks?: boolean;
   onDownload?: () => void;
   /** Shown at the left of the tools. */
   children?: ReactNode;
@@ -22,15 +26,16 @@ const LINE = 18;
 /** So close to its end, an output is followed. */
 const NEAR_END = 24;
 
-export function Output({ buffer, isLive, nothing, onDownload, children }: OutputProps) {
+export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, children }: OutputProps) {
   useSyncExternalStore(buffer.subscribe, () => buffer.version);
   const { count } = buffer;
   const area = useRef<HTMLDivElement>(null);
+  const { hash } = useLocation();
   const [isFollowing, setIsFollowing] = useState(true);
   const [isWrapped, setIsWrapped] = useState(true);
   const [search, setSearch] = useState("");
   const [match, setMatch] = useState(0);
-  const matches = useMemo(() => (search === "" ? [] : buffer.find(search)), [buffer, search, count]);
+  const matches = useMatches(buffer, search);
   const virtualizer = useVirtualizer({ count, getScrollElement: () => area.current, estimateSize: () => LINE, overscan: 20, useFlushSync: false });
   const digits = String(count + buffer.dropped).length;
 
@@ -53,7 +58,21 @@ export function Output({ buffer, isLive, nothing, onDownload, children }: Output
     setIsFollowing(false);
     virtualizer.scrollToIndex(matches[index]!, { align: "center" });
   };
-  const current = matches[match];
+  // A new text is looked for at once, Enter goes on to the next line with it.
+  const isNewSearch = useRef(false);
+  useEffect(() => {
+    if (!isNewSearch.current || matches.length === 0) return;
+    isNewSearch.current = false;
+    goTo(0);
+  }, [matches]);
+  const linked = hasLinks ? Number(/^#L(\d+)$/.exec(hash)?.[1] ?? 0) - 1 - buffer.dropped : -1;
+  const isLinked = linked >= 0 && linked < count;
+  useEffect(() => {
+    if (!isLinked) return;
+    setIsFollowing(false);
+    virtualizer.scrollToIndex(linked, { align: "center" });
+  }, [isLinked, hash]);
+  const current = search === "" ? (isLinked ? linked : undefined) : matches[match];
 
   return (
     <section className={`output ${isWrapped ? "wrapped" : ""}`} aria-label="Output">
@@ -67,9 +86,9 @@ export function Output({ buffer, isLive, nothing, onDownload, children }: Output
             value={search}
             onChange={(event) => {
               setSearch(event.target.value);
-              setMatch(0);
+              isNewSearch.current = true;
             }}
-            onKeyDown={(event) => event.key === "Enter" && goTo(event.shiftKey ? match - 1 : search === "" ? 0 : current === undefined ? 0 : match + 1)}
+            onKeyDown={(event) => event.key === "Enter" && goTo(event.shiftKey ? match - 1 : match + 1)}
           />
           {search !== "" && (
             <span className="number" role="status">
@@ -103,9 +122,7 @@ export function Output({ buffer, isLive, nothing, onDownload, children }: Output
                 className={`output-line ${index === current ? "current" : ""}`}
                 style={{ transform: `translateY(${start}px)` }}
               >
-                <span className="output-number" aria-hidden="true">
-                  {index + 1 + buffer.dropped}
-                </span>
+                <LineNumber number={index + 1 + buffer.dropped} isLink={hasLinks} />
                 <Line text={buffer.line(index)} styles={buffer.styles(index)} />
               </div>
             ))}
@@ -118,6 +135,22 @@ export function Output({ buffer, isLive, nothing, onDownload, children }: Output
         </button>
       )}
     </section>
+  );
+}
+
+/** The number of a line, for the eyes and the mouse only. */
+function LineNumber({ number, isLink }: { number: number; isLink: boolean }) {
+  if (!isLink) {
+    return (
+      <span className="output-number" aria-hidden="true">
+        {number}
+      </span>
+    );
+  }
+  return (
+    <Link to={{ hash: `L${number}` }} replace className="output-number" aria-hidden="true" tabIndex={-1} preventScrollReset>
+      {number}
+    </Link>
   );
 }
 

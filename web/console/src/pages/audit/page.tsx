@@ -18,7 +18,7 @@ import { number } from "../../ui/words";
 import { textOf } from "../history/query";
 import { EventDetails } from "./details";
 import { Export } from "./export";
-import { Verify } from "./verify";
+import { useVerify } from "./verify";
 import "./page.css";
 
 export type AuditEvent = Schema<"AuditEvent">;
@@ -81,6 +81,7 @@ function Log() {
   const [filter, setFilter] = useAddress(DEFAULTS);
   const [open, setOpen] = useState<AuditEvent | null>(null);
   const query = queryOf(filter);
+  const verification = useVerify();
   const list = usePages<AuditEvent>(PAGE_SIZE, (page) => ({
     queryKey: ["audit", query, page],
     queryFn: ({ signal }: { signal: AbortSignal }) => read(api.GET("/api/audit/events/", { params: { query: { ...query, page, page_size: PAGE_SIZE } }, signal })),
@@ -96,10 +97,11 @@ function Log() {
         <>
           {isFiltered && <Button onClick={() => setFilter(DEFAULTS)}>Clear the filters</Button>}
           <Export query={query} count={count ?? 0} />
+          {verification.button}
         </>
       }
     >
-      <Verify />
+      {verification.outcome}
       <Filters filter={filter} onChange={setFilter} />
       {list.problem ? (
         <Failure problem={list.problem} retry={list.retry} />

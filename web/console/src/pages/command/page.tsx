@@ -6,9 +6,9 @@ import { command as commandQuery, isStaff, me, POLL_MS, type Command as CommandO
 import { download } from "../../output/download";
 import { useOutput } from "../../output/use-output";
 import { Output } from "../../output/view";
-import { ActionError, Answer } from "../../ui/answers";
+import { ActionError } from "../../ui/answers";
 import { LinkButton } from "../../ui/button";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { State } from "../../ui/state";
 import { Since, WithTimes } from "../../ui/time";
@@ -28,7 +28,11 @@ export default function Command() {
     // The stream tells the end. Polling tells the steps before it.
     refetchInterval: ({ state }) => (state.data && hasEnded(state.data) && state.data.state !== "stuck" ? false : POLL_MS / 2),
   });
-  return <Answer query={query}>{(command) => <Shown command={command} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="command">
+      {(command) => <Shown command={command} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ command }: { command: CommandObject }) {
@@ -78,7 +82,7 @@ function Shown({ command }: { command: CommandObject }) {
         )}
       </p>
       <Reason command={command} />
-      <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} onDownload={() => save.mutate()}>
+      <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} hasLinks onDownload={() => save.mutate()}>
         <span className="output-live" role="status">
           {stream === "cut" ? "Connection lost. It continues when the service answers." : isLive && command.state === "acked" ? "live" : isDownloaded ? "Downloaded" : ""}
         </span>
@@ -91,10 +95,12 @@ function Shown({ command }: { command: CommandObject }) {
   );
 }
 
+/** What the state and the timeline say too. */
+const KNOWN = /^(?:(?:Succeeded|Failed) with exit code \d+ at|Running since) \S+\.$/;
+
 /** Why a command waits or failed, unless the heading says all of it. */
-function Reason({ command: { status, exit_code } }: { command: CommandObject }) {
-  const isKnown = exit_code !== null && /^(?:Succeeded|Failed) with exit code \d+ at \S+\.$/.test(status.message);
-  if (isKnown || status.message === "") return null;
+function Reason({ command: { status } }: { command: CommandObject }) {
+  if (KNOWN.test(status.message) || status.message === "") return null;
   return (
     <p className="command-message">
       <WithTimes text={status.message} />

@@ -38,7 +38,7 @@ const columns: readonly Column<Command>[] = [
   { name: "as", title: "As", width: "minmax(0, 0.6fr)", card: "none", cell: ({ username }) => username },
   { name: "exit", title: "Exit", width: "44px", card: "none", cell: ({ exit_code }) => <span className="number">{exit_code ?? ""}</span> },
   { name: "ran", title: "Ran", width: "64px", card: "none", cell: ({ state, acked_at, elapsed_time }) => (state === "acked" && acked_at ? <Since at={acked_at} /> : elapsed_time === null ? "" : <span className="number">{duration(elapsed_time)}</span>) },
-  { name: "due", title: "Due", width: "88px", orderBy: "scheduled_at", cell: ({ scheduled_at }) => <Time at={scheduled_at} /> },
+  { name: "due", title: "Due", width: "88px", orderBy: "scheduled_at", card: "end", cell: ({ scheduled_at }) => <Time at={scheduled_at} /> },
   { name: "ended", title: "Ended", width: "88px", orderBy: "handled_at", card: "none", cell: ({ handled_at }) => <Time at={handled_at} /> },
 ];
 

@@ -5,12 +5,12 @@ import { api, read, type Schema } from "../../api/client";
 import { groups as groupsQuery, live, schedule as scheduleQuery, script as scriptQuery, type Schedule as ScheduleObject } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
-import { ActionError, Answer, Empty, Failure, Loading } from "../../ui/answers";
+import { ActionError, Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { Calendar } from "../../ui/calendar";
 import { useCronWords } from "../../ui/cron";
 import { Confirm } from "../../ui/dialog";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
 import { State } from "../../ui/state";
 import { Table, type Column } from "../../ui/table";
@@ -27,7 +27,11 @@ const PAGE_SIZE = 50;
 export default function Schedule() {
   const { id = "" } = useParams();
   const query = useQuery({ ...scheduleQuery(id), ...live, placeholderData: undefined });
-  return <Answer query={query}>{(schedule) => <Shown schedule={schedule} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="schedule">
+      {(schedule) => <Shown schedule={schedule} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ schedule }: { schedule: ScheduleObject }) {

@@ -9,6 +9,7 @@ import { Button, LinkButton } from "../../ui/button";
 import { Snippet } from "../../ui/copy";
 import { errorsFor, SelectField, TextField } from "../../ui/field";
 import { State } from "../../ui/state";
+import "./add-server.css";
 
 /** Adds one named server, or makes a registration token with which many add themselves. */
 export function AddServer() {
