@@ -14,7 +14,7 @@ import { Page, PageAnswer } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
 import { State } from "../../ui/state";
 import { Table, type Column } from "../../ui/table";
-import { Time } from "../../ui/time";
+import { Time, WithTimes } from "../../ui/time";
 import { toast } from "../../ui/toasts";
 import { draftOf } from "./draft";
 import { ScheduleForm } from "./form";
@@ -178,7 +178,7 @@ const columns: readonly Column<Run>[] = [
   { name: "due", title: "Due", width: "120px", card: "title", cell: ({ due_at }) => <Time at={due_at} form="short" /> },
   { name: "outcome", title: "Outcome", width: "104px", cell: (run) => <Outcome run={run} /> },
   { name: "lag", title: "Lag", width: "64px", card: "labelled", cell: ({ due_at, started_at }) => (started_at === null ? "" : <span className="number">{((Date.parse(started_at) - Date.parse(due_at)) / 1_000).toFixed(2)} s</span>) },
-  { name: "what", title: "Result", width: "minmax(0, 1fr)", cell: ({ batch, reason }) => (batch ? <Link to={`/batches/${batch}`}>Batch</Link> : <span title={reason ?? ""}>{reason}</span>) },
+  { name: "what", title: "Result", width: "minmax(0, 1fr)", cell: ({ batch, reason }) => (batch ? <Link to={`/batches/${batch}`}>Batch</Link> : <span title={reason ?? ""}>{reason && <WithTimes text={reason} />}</span>) },
 ];
 
 function Runs({ id }: { id: string }) {
