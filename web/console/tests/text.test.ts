@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { harmless, pieces, plain, stylesAfter } from "../src/output/text";
+import { visible } from "../src/output/visible";
 import { ATTACKS } from "./attacks";
 
 describe("attacks", () => {
@@ -10,6 +11,10 @@ describe("attacks", () => {
     expect(text).toBe(shown);
     expect(plain(output)).toBe(shown);
   });
+});
+
+test("a command line is shown with everything in it", () => {
+  expect(visible("a\u001b[31mb\rc\u202ed\n\te")).toBe("a␛[31mb␍c⟨U+202E⟩d\n\te");
 });
 
 describe("colours", () => {

@@ -1,6 +1,7 @@
 // Output of commands as harmless text. A program, or whoever controls what it prints, must not be
 // able to hide, reorder or fake what the console shows.
 import Anser from "anser";
+import { named } from "./visible";
 
 /** A piece of a line with one look. */
 export interface Piece {
@@ -22,23 +23,6 @@ const STYLE = /\u001b\[[0-9;:]*m/g;
  */
 const OTHER_SEQUENCES =
   /(?:\u001b[\]PX^_]|[\u009d\u0090\u0098\u009e\u009f])[^\u0007\u001b\u009c]*(?:\u0007|\u001b\\|\u009c|$)|(?:\u001b\[|\u009b)(?![0-9;:]*m)[0-?]*[ -/]*[@-~]?|\u001b(?!\[)[ -/]*[0-~]?/g;
-/** Control characters without an effect here, besides the tab. */
-const CONTROLS = /[\u0000-\u0008\u000b-\u001a\u001c-\u001f\u007f-\u009f]/g;
-/**
- * Characters that are invisible or change the order of others: bidi controls, zero-width
- * characters, variation of invisible operators, tags, and line separators.
- */
-const INVISIBLE = /[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb]|[\u{e0000}-\u{e0fff}]/gu;
-
-const codePoint = (character: string) => `⟨U+${character.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}⟩`;
-
-/** A control character as its picture: `␀`, `␛`. */
-function picture(character: string) {
-  const code = character.charCodeAt(0);
-  if (code < 0x20) return String.fromCharCode(0x2400 + code);
-  return code === 0x7f ? "␡" : codePoint(character);
-}
-
 /** Carriage returns and backspaces as a terminal shows them at the end: progress bars, bold by overstriking. */
 function overwritten(line: string) {
   const trimmed = line.replace(/\r+$/, "");
@@ -54,7 +38,7 @@ function overwritten(line: string) {
 
 /** A line without sequences other than styles, with every other character visible. */
 export function harmless(line: string): string {
-  return overwritten(line.replace(OTHER_SEQUENCES, "")).replace(CONTROLS, picture).replace(INVISIBLE, codePoint);
+  return named(overwritten(line.replace(OTHER_SEQUENCES, "")));
 }
 
 /** A line without any sequences, for searching and copying. */

@@ -2,6 +2,7 @@ import { useQuery } from "@tanstack/react-query";
 import { Link, useParams } from "react-router";
 import { batch as batchQuery, isStaff, me, POLL_MS, type Batch as BatchObject } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
+import { visible } from "../../output/visible";
 import { Answer } from "../../ui/answers";
 import { Page, PageAnswer } from "../../ui/page";
 import { Same } from "../../ui/same";
@@ -41,7 +42,7 @@ function Shown({ batch }: { batch: BatchObject }) {
   const select = (server: string) => setView({ server });
   return (
     <Page
-      title={batch.name || batch.line}
+      title={visible(batch.name || batch.line)}
       heading={
         <span className="command-heading">
           {batch.name || `Batch on ${plural(batch.counts.total, "server")}`}
@@ -53,7 +54,7 @@ function Shown({ batch }: { batch: BatchObject }) {
       actions={mayChange && <Actions batch={{ ...batch, counts: { ...counts, total: batch.counts.total } }} />}
     >
       <pre className="command-line">
-        <code>{batch.line}</code>
+        <code>{visible(batch.line)}</code>
       </pre>
       <Facts batch={batch} />
       {stream === "cut" && (

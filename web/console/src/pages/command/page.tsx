@@ -6,6 +6,7 @@ import { command as commandQuery, isStaff, me, POLL_MS, type Command as CommandO
 import { download } from "../../output/download";
 import { useOutput } from "../../output/use-output";
 import { Output } from "../../output/view";
+import { visible } from "../../output/visible";
 import { ActionError } from "../../ui/answers";
 import { LinkButton } from "../../ui/button";
 import { Page, PageAnswer } from "../../ui/page";
@@ -45,7 +46,7 @@ function Shown({ command }: { command: CommandObject }) {
   const ended = hasEnded(command);
   return (
     <Page
-      title={command.line}
+      title={visible(command.line)}
       heading={
         <span className="command-heading">
           <Link to={`/servers/${command.server}`}>{command.server_name}</Link>
@@ -67,7 +68,7 @@ function Shown({ command }: { command: CommandObject }) {
       }
     >
       <pre className="command-line" tabIndex={0} aria-label="Command line">
-        <code>{command.line}</code>
+        <code>{visible(command.line)}</code>
       </pre>
       <p className="muted command-facts">
         as {command.username}

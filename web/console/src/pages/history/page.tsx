@@ -3,6 +3,7 @@ import { commands, type Command } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
+import { visible } from "../../output/visible";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { MoreFilters } from "../../ui/more-filters";
@@ -28,8 +29,8 @@ const columns: readonly Column<Command>[] = [
     width: "minmax(0, 3fr)",
     card: "title",
     cell: ({ id, line }) => (
-      <Link to={`/commands/${id}`} className="mono" title={line}>
-        {line}
+      <Link to={`/commands/${id}`} className="mono" title={visible(line)}>
+        {visible(line)}
       </Link>
     ),
   },

@@ -5,6 +5,7 @@ import { api, read } from "../../api/client";
 import { command as commandQuery, commands, type Server } from "../../api/queries";
 import { useOutput } from "../../output/use-output";
 import { Output } from "../../output/view";
+import { visible } from "../../output/visible";
 import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { State } from "../../ui/state";
@@ -81,7 +82,7 @@ function Current({ id }: { id: string }) {
         <State state={command.state}>{command.exit_code ? `failed with exit code ${command.exit_code}` : undefined}</State>
         <span className="muted">{command.state === "acked" && command.acked_at ? <Since at={command.acked_at} /> : command.elapsed_time === null ? "" : duration(command.elapsed_time)}</span>
         <Link to={`/commands/${id}`} className="mono ellipsis">
-          {command.line}
+          {visible(command.line)}
         </Link>
         {isLive && <Stop command={command} />}
       </div>
