@@ -210,7 +210,7 @@ test("a group is created, gets members and servers, and is deleted", async () =>
   await servers.getByLabel("Server").press("Enter");
   await servers.getByRole("button", { name: "Remove web-1" }).waitFor();
   assert.deepEqual((await group()).servers, [server.id]);
-  await page.getByLabel("Description").fill("They run the web servers");
+  await page.getByRole("textbox", { name: "Description" }).fill("They run the web servers");
   await visit.isAccessible("group");
   await page.getByRole("button", { name: "Save" }).click();
   await page.getByText("The group is changed.").waitFor();

@@ -11,8 +11,11 @@ export interface Column<Row> {
   readonly cell: (row: Row) => ReactNode;
   /** The field for `ordering`, if the service can sort by the column. */
   readonly orderBy?: string;
-  /** Where the cell is in a card: its title, the end of that line, a line of its own, with others in its body, or nowhere. */
-  readonly card?: "title" | "end" | "line" | "body" | "none";
+  /**
+   * Where the cell is in a card: its title, the end of that line, a line of its own, with others in
+   * its body, there with the title of its column, or nowhere.
+   */
+  readonly card?: "title" | "end" | "line" | "body" | "labelled" | "none";
 }
 
 export interface Selection {

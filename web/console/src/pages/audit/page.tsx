@@ -7,6 +7,7 @@ import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button } from "../../ui/button";
+import { MoreFilters } from "../../ui/more-filters";
 import { Page } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
 import { State } from "../../ui/state";
@@ -17,7 +18,7 @@ import { number } from "../../ui/words";
 import { textOf } from "../history/query";
 import { EventDetails } from "./details";
 import { Export } from "./export";
-import { Verify } from "./verify";
+import { useVerify } from "./verify";
 import "./page.css";
 
 export type AuditEvent = Schema<"AuditEvent">;
@@ -46,7 +47,7 @@ const queryOf = ({ actor, action, object, outcome, since, until }: Filter) => ({
 });
 
 const columnsFor = (open: (event: AuditEvent) => void): readonly Column<AuditEvent>[] => [
-  { name: "time", title: "When", width: "120px", cell: ({ occurred_at }) => <Time at={occurred_at} form="short" /> },
+  { name: "time", title: "When", width: "136px", cell: ({ occurred_at }) => <Time at={occurred_at} form="second" /> },
   {
     name: "action",
     title: "Action",
@@ -80,6 +81,7 @@ function Log() {
   const [filter, setFilter] = useAddress(DEFAULTS);
   const [open, setOpen] = useState<AuditEvent | null>(null);
   const query = queryOf(filter);
+  const verification = useVerify();
   const list = usePages<AuditEvent>(PAGE_SIZE, (page) => ({
     queryKey: ["audit", query, page],
     queryFn: ({ signal }: { signal: AbortSignal }) => read(api.GET("/api/audit/events/", { params: { query: { ...query, page, page_size: PAGE_SIZE } }, signal })),
@@ -95,10 +97,11 @@ function Log() {
         <>
           {isFiltered && <Button onClick={() => setFilter(DEFAULTS)}>Clear the filters</Button>}
           <Export query={query} count={count ?? 0} />
+          {verification.button}
         </>
       }
     >
-      <Verify />
+      {verification.outcome}
       <Filters filter={filter} onChange={setFilter} />
       {list.problem ? (
         <Failure problem={list.problem} retry={list.retry} />
@@ -130,17 +133,19 @@ function Filters({ filter, onChange }: { filter: Filter; onChange: (changes: Par
           <option key={name} value={name} />
         ))}
       </datalist>
-      <input {...plain} className="narrow" type="text" aria-label="Actor" placeholder="Actor" value={actor} onChange={(event) => setActor(event.target.value)} />
-      <input {...plain} className="narrow mono" type="text" aria-label="Id of the object" placeholder="Id of the object" value={object} onChange={(event) => setObject(event.target.value)} />
-      <select className="narrow" aria-label="Outcome" value={filter.outcome} onChange={(event) => onChange({ outcome: event.target.value })}>
-        {OUTCOMES.map(([value, text]) => (
-          <option key={value} value={value}>
-            {text}
-          </option>
-        ))}
-      </select>
-      <TimeInput label="Since" value={filter.since} onChange={(since) => onChange({ since })} />
-      <TimeInput label="Until" value={filter.until} onChange={(until) => onChange({ until })} />
+      <MoreFilters inUse={[filter.actor, filter.object, filter.outcome, filter.since, filter.until].filter((value) => value !== "").length}>
+        <input {...plain} className="narrow" type="text" aria-label="Actor" placeholder="Actor" value={actor} onChange={(event) => setActor(event.target.value)} />
+        <input {...plain} className="narrow mono" type="text" aria-label="Id of the object" placeholder="Id of the object" value={object} onChange={(event) => setObject(event.target.value)} />
+        <select className="narrow" aria-label="Outcome" value={filter.outcome} onChange={(event) => onChange({ outcome: event.target.value })}>
+          {OUTCOMES.map(([value, text]) => (
+            <option key={value} value={value}>
+              {text}
+            </option>
+          ))}
+        </select>
+        <TimeInput label="Since" value={filter.since} onChange={(since) => onChange({ since })} />
+        <TimeInput label="Until" value={filter.until} onChange={(until) => onChange({ until })} />
+      </MoreFilters>
     </div>
   );
 }

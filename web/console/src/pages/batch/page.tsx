@@ -4,7 +4,7 @@ import { batch as batchQuery, isStaff, me, POLL_MS, type Batch as BatchObject } 
 import { useAddress } from "../../live/use-address";
 import { visible } from "../../output/visible";
 import { Answer } from "../../ui/answers";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { Time } from "../../ui/time";
 import { plural } from "../../ui/words";
@@ -23,7 +23,11 @@ const DEFAULTS = { only: "", server: "", compare: "" };
 export default function Batch() {
   const { id = "" } = useParams();
   const query = useQuery({ ...batchQuery(id), refetchInterval: ({ state }) => (state.data && hasEnded(state.data) ? false : POLL_MS) });
-  return <Answer query={query}>{(batch) => <Shown key={batch.id} batch={batch} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="batch">
+      {(batch) => <Shown key={batch.id} batch={batch} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ batch }: { batch: BatchObject }) {

@@ -18,6 +18,9 @@ export const STATES = ["pending", "queued", "sent", "running", "success", "faile
 
 export const hasEnded = ({ state }: Pick<Batch, "state">) => state === "finished" || state === "cancelled";
 
+/** Why a target is in its state, unless the state and the exit code say it. */
+export const reasonOf = ({ state, exit_code, reason }: Target) => (state === "success" || exit_code !== null ? null : reason);
+
 /** All pages of the list of targets. */
 const allTargets = (id: string) =>
   queryOptions({

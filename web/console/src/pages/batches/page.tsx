@@ -49,7 +49,7 @@ const columns: readonly Column<Batch>[] = [
   { name: "progress", title: "Progress", width: "110px", card: "none", cell: ({ counts }) => <Bar counts={counts} /> },
   { name: "outcome", title: "Outcome", width: "minmax(0, 1.4fr)", cell: outcome },
   { name: "by", title: "By", width: "minmax(0, 0.7fr)", cell: ({ requested_by }) => requested_by?.username ?? "–" },
-  { name: "start", title: "Started", width: "88px", cell: ({ scheduled_at }) => <Time at={scheduled_at} /> },
+  { name: "start", title: "Started", width: "88px", card: "end", cell: ({ scheduled_at }) => <Time at={scheduled_at} /> },
 ];
 
 export default function Batches() {

@@ -27,8 +27,8 @@ const columns: readonly Column<Schedule>[] = [
   { name: "when", title: "When", width: "minmax(0, 2fr)", cell: ({ cron, timezone }) => <CronWords cron={cron} timezone={timezone} /> },
   { name: "what", title: "Command", width: "minmax(0, 1.4fr)", card: "none", cell: ({ line, argv, script }) => <span className="mono">{visible(line ?? (argv ? argv.join(" ") : script ? "a script" : ""))}</span> },
   { name: "enabled", title: "State", width: "96px", cell: ({ enabled, next_runs }) => <State state={enabled ? (next_runs.length > 0 ? "connected" : "finished") : "queued"}>{enabled ? (next_runs.length > 0 ? "active" : "ended") : "paused"}</State> },
-  { name: "next", title: "Next run", width: "80px", cell: ({ next_runs }) => <Time at={next_runs[0]} /> },
-  { name: "last", title: "Last run", width: "104px", cell: ({ last_run }) => (last_run ? <Outcome run={last_run} /> : <span className="muted">never</span>) },
+  { name: "next", title: "Next run", width: "80px", card: "labelled", cell: ({ next_runs }) => <Time at={next_runs[0]} /> },
+  { name: "last", title: "Last run", width: "104px", card: "labelled", cell: ({ last_run }) => (last_run ? <Outcome run={last_run} /> : <span className="muted">never</span>) },
   { name: "owner", title: "Owner", width: "minmax(0, 0.6fr)", card: "none", cell: ({ owner }) => owner?.username ?? "–" },
 ];
 

@@ -9,7 +9,7 @@ import { Button, LinkButton } from "../../ui/button";
 import { Copy } from "../../ui/copy";
 import { Confirm } from "../../ui/dialog";
 import { Source } from "../../ui/editor";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
 import { Time } from "../../ui/time";
 import { toast } from "../../ui/toasts";
@@ -57,7 +57,11 @@ export default function Script() {
       </Page>
     );
   }
-  return <Answer query={query}>{(script) => <Shown key={script.id} script={script} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="script">
+      {(script) => <Shown key={script.id} script={script} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ script }: { script: ScriptObject }) {

@@ -24,7 +24,7 @@ const columns: readonly Column<Script>[] = [
   { name: "params", title: "Parameters", width: "minmax(0, 1fr)", card: "none", cell: ({ params }) => <span className="mono muted">{params.map(({ name }) => name).join(", ")}</span> },
   { name: "size", title: "Size", width: "72px", card: "none", cell: ({ body_bytes }) => <span className="number">{bytes(body_bytes)}</span> },
   { name: "version", title: "Version", width: "64px", cell: ({ version }) => <span className="number">v{version}</span> },
-  { name: "updated", title: "Changed", width: "80px", cell: ({ updated_at }) => <Time at={updated_at} /> },
+  { name: "updated", title: "Changed", width: "80px", card: "labelled", cell: ({ updated_at }) => <Time at={updated_at} /> },
 ];
 
 export default function Scripts() {

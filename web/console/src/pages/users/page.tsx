@@ -38,7 +38,7 @@ const columnsFor = (caller: User | undefined, open: (user: User) => void): reado
   { name: "email", title: "E-mail", width: "minmax(0, 1.5fr)", cell: ({ email }) => email },
   { name: "rank", title: "Rank", width: "88px", cell: rankOf },
   { name: "state", title: "State", width: "96px", cell: ({ is_active }) => <State state={is_active ? "connected" : "offline"}>{is_active ? "active" : "inactive"}</State> },
-  { name: "login", title: "Last login", width: "88px", cell: ({ last_login }) => <Time at={last_login} /> },
+  { name: "login", title: "Last login", width: "88px", card: "labelled", cell: ({ last_login }) => <Time at={last_login} /> },
   { name: "joined", title: "Joined", width: "88px", card: "none", cell: ({ date_joined }) => <Time at={date_joined} /> },
 ];
 
