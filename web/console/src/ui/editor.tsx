@@ -1,4 +1,6 @@
 import { useRef, type ComponentProps } from "react";
+import { visible } from "../output/visible";
+import { HiddenNote } from "./hidden-note";
 import "./editor.css";
 
 const LEAST_ROWS = 8;
@@ -12,24 +14,27 @@ export function Editor({ value, ...rest }: Omit<ComponentProps<"textarea">, "val
   const gutter = useRef<HTMLPreElement>(null);
   const rows = Math.min(Math.max(value.split("\n").length + 1, LEAST_ROWS), MOST_ROWS);
   return (
-    <div className="editor">
-      <pre ref={gutter} className="editor-numbers" aria-hidden="true">
-        {numbers(value)}
-      </pre>
-      <textarea
-        {...rest}
-        className="editor-text"
-        rows={rows}
-        wrap="off"
-        spellCheck={false}
-        autoComplete="off"
-        autoCapitalize="none"
-        value={value}
-        onScroll={({ currentTarget }) => {
-          if (gutter.current) gutter.current.scrollTop = currentTarget.scrollTop;
-        }}
-      />
-    </div>
+    <>
+      <div className="editor">
+        <pre ref={gutter} className="editor-numbers" aria-hidden="true">
+          {numbers(value)}
+        </pre>
+        <textarea
+          {...rest}
+          className="editor-text"
+          rows={rows}
+          wrap="off"
+          spellCheck={false}
+          autoComplete="off"
+          autoCapitalize="none"
+          value={value}
+          onScroll={({ currentTarget }) => {
+            if (gutter.current) gutter.current.scrollTop = currentTarget.scrollTop;
+          }}
+        />
+      </div>
+      <HiddenNote text={value} />
+    </>
   );
 }
 
@@ -41,7 +46,7 @@ export function Source({ text, label }: { text: string; label: string }) {
         {numbers(text)}
       </pre>
       <pre className="editor-text" tabIndex={0} role="region" aria-label={label}>
-        <code>{text}</code>
+        <code>{visible(text)}</code>
       </pre>
     </div>
   );

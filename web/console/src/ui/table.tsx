@@ -35,7 +35,7 @@ interface TableProps<Row> {
   selection?: Selection;
   ordering?: string;
   onOrdering?: (ordering: string) => void;
-  /** Rows with a new mark light up once. */
+  /** A row whose mark changes lights up once. */
   markOf?: (row: Row) => string;
 }
 
