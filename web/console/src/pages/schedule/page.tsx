@@ -5,6 +5,7 @@ import { api, read, type Schema } from "../../api/client";
 import { groups as groupsQuery, live, schedule as scheduleQuery, script as scriptQuery, type Schedule as ScheduleObject } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
+import { visible } from "../../output/visible";
 import { ActionError, Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { Calendar } from "../../ui/calendar";
@@ -124,7 +125,7 @@ function What({ schedule: { line, argv, script, script_version } }: { schedule: 
   }
   return (
     <pre className="snippet">
-      <code>{line ?? (argv ?? []).map(quoted).join(" ")}</code>
+      <code>{visible(line ?? (argv ?? []).map(quoted).join(" "))}</code>
     </pre>
   );
 }
