@@ -45,7 +45,7 @@ function Shown({ batch }: { batch: BatchObject }) {
       title={visible(batch.name || batch.line)}
       heading={
         <span className="command-heading">
-          {batch.name || `Batch on ${plural(batch.counts.total, "server")}`}
+          {visible(batch.name) || `Batch on ${plural(batch.counts.total, "server")}`}
           <span className="command-state">
             <BatchState batch={batch} />
           </span>
