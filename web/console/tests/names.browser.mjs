@@ -82,7 +82,7 @@ test("hostile addresses are only texts", async () => {
   await page.goto(`/run?line=${encodeURIComponent(LINE)}&servers=${encodeURIComponent(HTML)}&script=`);
   await page.getByLabel("Command", { exact: true }).waitFor();
   assert.equal(await page.getByLabel("Command", { exact: true }).inputValue(), LINE);
-  await page.getByText("characters that are invisible or change the order of others: ⟨U+202E⟩").waitFor();
+  await page.getByText("in line 1: ⟨U+202E⟩").waitFor();
   await page.goto(`/servers/${encodeURIComponent("../../api/status")}`);
   await page.getByRole("heading", { name: "Not found" }).waitFor();
   assert.equal(await page.locator("#root img, #root script").count(), 0);

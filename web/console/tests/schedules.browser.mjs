@@ -167,3 +167,32 @@ test("a user reads scripts, changes none, and sees no foreign schedule", async (
   assert.equal(forced.status, 403);
   await visit.end();
 });
+
+test("names and texts of others hide nothing", async () => {
+  const hostile = "safe\u202egpj.hs";
+  const script = await workspace.admin.post("/api/events/scripts/", { name: hostile, description: "a\u200bb", body: "echo one\u202e\necho two\n" });
+  await workspace.admin.post("/api/events/schedules/", { name: hostile, cron: "@daily", targets: { all: true }, line: "echo \u2066x" });
+  const visit = await Visit.start(browser, workspace);
+  const { page } = visit;
+  await page.goto("/scripts");
+  await visit.signIn();
+  await page.getByText("a⟨U+200B⟩b").waitFor();
+  await page.getByRole("link", { name: "safe⟨U+202E⟩gpj.hs" }).click();
+  await page.getByText("echo one⟨U+202E⟩").waitFor();
+  await page.getByRole("button", { name: "Change" }).click();
+  await page.getByText("in line 1: ⟨U+202E⟩.").waitFor();
+  await page.goto("/schedules");
+  await page.getByRole("table", { name: "Schedules" }).getByRole("link", { name: "safe⟨U+202E⟩gpj.hs" }).click();
+  await page.getByText("echo ⟨U+2066⟩x").waitFor();
+  await page.goto(`/audit?object=${script.id}`);
+  await page.getByText("script safe⟨U+202E⟩gpj.hs").waitFor();
+  await page.getByRole("button", { name: "script.create" }).click();
+  await page.getByRole("complementary", { name: "Event" }).getByText("script safe⟨U+202E⟩gpj.hs").waitFor();
+  for (const address of ["/scripts", "/schedules", `/scripts/${script.id}`]) {
+    await page.goto(address);
+    await page.getByText("⟨U+202E⟩").first().waitFor();
+    assert.ok(!/[\u202e\u200b\u2066]/.test(await page.getByRole("main").innerText()), address);
+    assert.ok(!/[\u202e\u200b\u2066]/.test(await page.title()), address);
+  }
+  await visit.end();
+});

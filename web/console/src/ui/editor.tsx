@@ -1,6 +1,5 @@
 import { useRef, type ComponentProps } from "react";
 import { visible } from "../output/visible";
-import { HiddenNote } from "./hidden-note";
 import "./editor.css";
 
 const LEAST_ROWS = 8;
@@ -14,27 +13,24 @@ export function Editor({ value, ...rest }: Omit<ComponentProps<"textarea">, "val
   const gutter = useRef<HTMLPreElement>(null);
   const rows = Math.min(Math.max(value.split("\n").length + 1, LEAST_ROWS), MOST_ROWS);
   return (
-    <>
-      <div className="editor">
-        <pre ref={gutter} className="editor-numbers" aria-hidden="true">
-          {numbers(value)}
-        </pre>
-        <textarea
-          {...rest}
-          className="editor-text"
-          rows={rows}
-          wrap="off"
-          spellCheck={false}
-          autoComplete="off"
-          autoCapitalize="none"
-          value={value}
-          onScroll={({ currentTarget }) => {
-            if (gutter.current) gutter.current.scrollTop = currentTarget.scrollTop;
-          }}
-        />
-      </div>
-      <HiddenNote text={value} />
-    </>
+    <div className="editor">
+      <pre ref={gutter} className="editor-numbers" aria-hidden="true">
+        {numbers(value)}
+      </pre>
+      <textarea
+        {...rest}
+        className="editor-text"
+        rows={rows}
+        wrap="off"
+        spellCheck={false}
+        autoComplete="off"
+        autoCapitalize="none"
+        value={value}
+        onScroll={({ currentTarget }) => {
+          if (gutter.current) gutter.current.scrollTop = currentTarget.scrollTop;
+        }}
+      />
+    </div>
   );
 }
 

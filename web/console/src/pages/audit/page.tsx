@@ -5,6 +5,7 @@ import { isStaff, me } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
+import { visible } from "../../output/visible";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { MoreFilters } from "../../ui/more-filters";
@@ -60,8 +61,8 @@ const columnsFor = (open: (event: AuditEvent) => void): readonly Column<AuditEve
     ),
   },
   { name: "outcome", title: "Outcome", width: "96px", cell: ({ outcome }) => <State state={lookOfOutcome(outcome)}>{outcome}</State> },
-  { name: "actor", title: "Actor", width: "minmax(0, 1fr)", cell: ({ actor }) => actor.name ?? <span className="muted">{actor.type}</span> },
-  { name: "object", title: "Object", width: "minmax(0, 1.6fr)", cell: ({ object }) => object && <span title={object.id ?? ""}><span className="muted">{object.type}</span> {object.name ?? object.id}</span> },
+  { name: "actor", title: "Actor", width: "minmax(0, 1fr)", cell: ({ actor }) => actor.name !== null ? visible(actor.name) : <span className="muted">{actor.type}</span> },
+  { name: "object", title: "Object", width: "minmax(0, 1.6fr)", cell: ({ object }) => object && <span title={object.id ?? ""}><span className="muted">{object.type}</span> {visible(object.name ?? object.id ?? "")}</span> },
   { name: "ip", title: "Address", width: "128px", card: "none", cell: ({ remote_ip }) => <span className="mono">{remote_ip ?? "–"}</span> },
   { name: "link", title: "Entry", width: "72px", card: "none", cell: ({ link }) => <span className="number">{link === null ? <span className="muted">pending</span> : number(link)}</span> },
 ];

@@ -45,7 +45,7 @@ function Shown({ batch }: { batch: BatchObject }) {
       title={visible(batch.name || batch.line)}
       heading={
         <span className="command-heading">
-          {batch.name || `Batch on ${plural(batch.counts.total, "server")}`}
+          {visible(batch.name) || `Batch on ${plural(batch.counts.total, "server")}`}
           <span className="command-state">
             <BatchState batch={batch} />
           </span>
@@ -71,7 +71,7 @@ function Shown({ batch }: { batch: BatchObject }) {
           </div>
           {selected && <TargetOutput target={selected} mayStop={mayChange} onClose={() => setView({ server: "" })} />}
         </div>
-        <Groups batch={batch} compared={view.compare.split(",").filter(Boolean)} onCompare={(keys) => setView({ compare: keys.join(",") })} onSelect={select} />
+        <Groups batch={batch} initial={view.compare.split(",").filter(Boolean)} onCompare={(keys) => setView({ compare: keys.join(",") })} onSelect={select} />
       </div>
       <Same method="GET" path={`/api/events/batches/${batch.id}/outputs/`} farhand={`farhand batch outputs ${batch.id}`} />
     </Page>

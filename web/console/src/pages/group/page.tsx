@@ -3,6 +3,7 @@ import { useState, type FormEvent } from "react";
 import { useNavigate, useParams } from "react-router";
 import { api, read, type Schema } from "../../api/client";
 import { isStaff, live, me } from "../../api/queries";
+import { visible } from "../../output/visible";
 import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
@@ -54,8 +55,8 @@ function Shown({ group: found }: { group: GroupObject }) {
   const own = useQuery(memberships(found.id)).data?.find((one) => one.user === user?.id)?.role;
   const { id, name, display_name, description } = found;
   return (
-    <Page title={display_name || name} actions={(staff || own === "owner") && <Delete group={found} />}>
-      {description && <p className="muted">{description}</p>}
+    <Page title={visible(display_name || name)} actions={(staff || own === "owner") && <Delete group={found} />}>
+      {description && <p className="muted">{visible(description)}</p>}
       <div className="stack">
         <Members group={found} role={staff ? "owner" : (own ?? "member")} user={user} />
         <Servers group={found} staff={staff} />

@@ -41,10 +41,10 @@ function Shown({ schedule }: { schedule: ScheduleObject }) {
   const isEditing = view.edit !== "";
   return (
     <Page
-      title={name}
+      title={visible(name)}
       heading={
         <span className="server-heading">
-          {name}
+          {visible(name)}
           <State state={enabled ? "connected" : "queued"}>{enabled ? "active" : "paused"}</State>
         </span>
       }
@@ -58,7 +58,7 @@ function Shown({ schedule }: { schedule: ScheduleObject }) {
             <What schedule={schedule} />
             <section className="panel" aria-label="Next runs">
               {next_runs.length > 0 ? (
-                <Calendar label="Next runs" entries={next_runs.map((at) => ({ at: Date.parse(at), name, to: `/schedules/${id}` }))} />
+                <Calendar label="Next runs" entries={next_runs.map((at) => ({ at: Date.parse(at), name: visible(name), to: `/schedules/${id}` }))} />
               ) : (
                 <p className="panel-body muted">{enabled ? "It has ended: no due time is left." : "It is paused, so it has no next run."}</p>
               )}
@@ -119,7 +119,7 @@ function What({ schedule: { line, argv, script, script_version } }: { schedule: 
   if (script !== null) {
     return (
       <p>
-        Runs the script <Link to={`/scripts/${script}`}>{name ?? "…"}</Link>, {script_version === null ? "the latest version at each run" : `version ${script_version}`}.
+        Runs the script <Link to={`/scripts/${script}`}>{name === undefined ? "…" : visible(name)}</Link>, {script_version === null ? "the latest version at each run" : `version ${script_version}`}.
       </p>
     );
   }
@@ -179,7 +179,7 @@ const columns: readonly Column<Run>[] = [
   { name: "due", title: "Due", width: "120px", card: "title", cell: ({ due_at }) => <Time at={due_at} form="short" /> },
   { name: "outcome", title: "Outcome", width: "104px", cell: (run) => <Outcome run={run} /> },
   { name: "lag", title: "Lag", width: "64px", card: "labelled", cell: ({ due_at, started_at }) => (started_at === null ? "" : <span className="number">{((Date.parse(started_at) - Date.parse(due_at)) / 1_000).toFixed(2)} s</span>) },
-  { name: "what", title: "Result", width: "minmax(0, 1fr)", cell: ({ batch, reason }) => (batch ? <Link to={`/batches/${batch}`}>Batch</Link> : <span title={reason ?? ""}>{reason && <WithTimes text={reason} />}</span>) },
+  { name: "what", title: "Result", width: "minmax(0, 1fr)", cell: ({ batch, reason }) => (batch ? <Link to={`/batches/${batch}`}>Batch</Link> : <span title={visible(reason ?? "")}>{reason && <WithTimes text={visible(reason)} />}</span>) },
 ];
 
 function Runs({ id }: { id: string }) {
