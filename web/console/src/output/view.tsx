@@ -126,7 +126,7 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
               <div
                 key={index}
                 data-index={index}
-                ref={virtualizer.measureElement}
+                ref={isWrapped && mayWrap(buffer.line(index), virtualizer.scrollRect?.width ?? 0) ? virtualizer.measureElement : undefined}
                 className={`output-line ${index === current ? "current" : ""}`}
                 style={{ transform: `translateY(${start}px)` }}
               >
@@ -147,6 +147,14 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
     </section>
   );
 }
+
+/** No character of the face is wider, in pixels. */
+const WIDEST_CHARACTER = 9;
+/** The number of a line and the space around it, in pixels. */
+const MARGIN = 130;
+
+/** Whether a line may need more than one row. Only such lines are measured, because measuring slows down fast output. */
+const mayWrap = (line: string, width: number) => line.length * WIDEST_CHARACTER > width - MARGIN || /[^ -~]/.test(line);
 
 /** One line. `bdi` keeps the direction of its letters from reordering what is around it. */
 const Line = memo(function Line({ text, styles }: { text: string; styles: string }) {
