@@ -155,7 +155,7 @@ test("hostile output is shown harmless", async () => {
   });
   const wrong = ATTACKS.flatMap(({ name, shown: wanted }, index) => (shown.get(index) === wanted ? [] : [`${name}: ${JSON.stringify(shown.get(index))} is not ${JSON.stringify(wanted)}`]));
   assert.deepEqual(wrong, []);
-  assert.equal(await page.locator(".output a, .output img, .output script, .output svg, .output style").count(), 0);
+  assert.equal(await page.locator(".output-text a, .output img, .output script, .output svg, .output style").count(), 0);
   assert.equal(dialogs, 0);
   await visit.end();
 });

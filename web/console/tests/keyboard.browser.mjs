@@ -58,7 +58,7 @@ test("sign in, run, watch, kill and search without a mouse", async () => {
   // The focus stays in the dialog, and comes back when it is closed.
   for (let step = 0; step < 6; step += 1) {
     await page.keyboard.press("Tab");
-    assert.ok(await page.evaluate(() => document.activeElement.closest("[role=dialog]") !== null));
+    await eventually("the focus is in the dialog", () => page.evaluate(() => document.activeElement.closest("[role=dialog]") !== null));
   }
   await page.keyboard.press("Escape");
   await eventually("the focus is back", async () => (await focused(page)) === "Kill");

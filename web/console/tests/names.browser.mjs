@@ -6,8 +6,8 @@ import { launch, Visit } from "./browser.mjs";
 import { Workspace } from "./service.mjs";
 
 const HTML = "<img src=x onerror=alert(1)><script>alert(2)</script>";
-const LINE = `echo '${HTML}'; echo \u202etxt.exe\u202c \u001b[2J\u200b`;
-const LINE_SHOWN = "echo ⟨U+202E⟩txt.exe⟨U+202C⟩ ␛[2J⟨U+200B⟩".slice("echo ".length);
+const LINE = `echo '${HTML}'; echo \u202etxt.exe\u202c \u001b[2J\u200b; exit 3`;
+const LINE_SHOWN = "⟨U+202E⟩txt.exe⟨U+202C⟩ ␛[2J⟨U+200B⟩";
 
 let browser, workspace, facts;
 before(async () => {
@@ -81,10 +81,34 @@ test("hostile addresses are only texts", async () => {
   await page.getByText("No server matches").or(page.getByText("position")).first().waitFor();
   await page.goto(`/run?line=${encodeURIComponent(LINE)}&servers=${encodeURIComponent(HTML)}&script=`);
   await page.getByLabel("Command", { exact: true }).waitFor();
-  // A line of an address is filled in, and never run by itself.
   assert.equal(await page.getByLabel("Command", { exact: true }).inputValue(), LINE);
+  await page.getByText("in line 1: ⟨U+202E⟩").waitFor();
   await page.goto(`/servers/${encodeURIComponent("../../api/status")}`);
   await page.getByRole("heading", { name: "Not found" }).waitFor();
   assert.equal(await page.locator("#root img, #root script").count(), 0);
+  await visit.end();
+});
+
+test("a line that came with a link runs with the button only", async () => {
+  const visit = await Visit.start(browser, workspace);
+  const { page } = visit;
+  const total = async () => (await workspace.admin.get("/api/events/commands/?page_size=1")).count;
+  const before = await total();
+  await page.goto("/run?servers=web-1&line=true");
+  await visit.signIn();
+  await page.getByText(/^Runs now on web-1/).waitFor();
+  await page.getByText("This command came with the address of the page.").waitFor();
+  await page.getByLabel("Command", { exact: true }).press("Enter");
+  // The page is still there, so Enter ran nothing.
+  await page.getByRole("button", { name: "Run on 1 server" }).click();
+  await page.waitForURL(/\/commands\//);
+  assert.equal(await total(), before + 1);
+  // What the user typed in the console is run with Enter.
+  await page.getByRole("link", { name: "Run again" }).click();
+  await page.getByText(/^Runs now on web-1/).waitFor();
+  await page.getByRole("button", { name: "Run on 1 server", disabled: false }).waitFor();
+  await page.getByLabel("Command", { exact: true }).press("Enter");
+  await page.waitForURL(/\/commands\//);
+  assert.equal(await total(), before + 2);
   await visit.end();
 });

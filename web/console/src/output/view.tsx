@@ -11,7 +11,7 @@ import { useMatches } from "./use-matches";
 
 interface OutputProps {
   buffer: Buffer;
-  /** Whether more may come. */
+  /** Whether more output may arrive. */
   isLive: boolean;
   /** Shown while there is no output. */
   nothing: string;
@@ -23,7 +23,7 @@ interface OutputProps {
 }
 
 const LINE = 18;
-/** So close to its end, an output is followed. */
+/** Within this distance of the end, in pixels, the view follows the output. */
 const NEAR_END = 24;
 
 export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, children }: OutputProps) {

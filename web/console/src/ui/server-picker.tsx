@@ -39,7 +39,7 @@ export function ServerPicker({ value, onChange, className }: ServerPickerProps) 
   };
   const onKey = (event: KeyboardEvent) => {
     if (event.key !== "Enter") return;
-    // Inside of a form, Enter chooses and does not send.
+    // In a form, Enter chooses a server and does not submit the form.
     event.preventDefault();
     setIsComplete(true);
   };

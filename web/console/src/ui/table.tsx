@@ -35,12 +35,12 @@ interface TableProps<Row> {
   selection?: Selection;
   ordering?: string;
   onOrdering?: (ordering: string) => void;
-  /** Rows with a new mark light up once. */
+  /** A row whose mark changes lights up once. */
   markOf?: (row: Row) => string;
 }
 
 const ROW = 32;
-const CARD = 84;
+const CARD = 60;
 
 export function Table<Row>({ label, columns, count, at, keyOf, nameOf, onRange, selection, ordering, onOrdering, markOf }: TableProps<Row>) {
   const body = useRef<HTMLDivElement>(null);

@@ -15,6 +15,7 @@ import { State } from "../../ui/state";
 import { Since, WithTimes } from "../../ui/time";
 import { bytes, duration } from "../../ui/words";
 import { runAgain } from "../run/address";
+import { OWN_LINE } from "../run/targets";
 import { Stop } from "./stop";
 import { Timeline } from "./timeline";
 import "./page.css";
@@ -60,7 +61,7 @@ function Shown({ command }: { command: CommandObject }) {
         <>
           {!ended || command.state === "stuck" ? mayStop && <Stop command={command} /> : null}
           {ended && (
-            <LinkButton look="primary" to={runAgain(command)}>
+            <LinkButton look="primary" to={runAgain(command)} state={OWN_LINE}>
               Run again
             </LinkButton>
           )}

@@ -67,6 +67,10 @@ export default function Run() {
   const mustType = total !== undefined && total > TYPED_ABOVE;
   const isReady = hasWhat(draft) && isCurrent && total !== undefined && !preview.error && (!mustType || typed === String(total));
 
+  // A link may contain any line, so Enter does not run it before the user has changed it.
+  const given = parameters.get("line") ?? "";
+  const isForeign = given !== "" && draft.line === given && state?.isOwnLine !== true;
+
   const run = useMutation({
     mutationFn: () => send(draft),
     onSuccess: (path) => {
@@ -95,7 +99,7 @@ export default function Run() {
               </label>
             ))}
           </fieldset>
-          {draft.what === "line" ? <LineField draft={draft} onChange={change} error={run.error} /> : <ScriptField draft={draft} onChange={change} error={run.error ?? (hasParams ? preview.error : null)} />}
+          {draft.what === "line" ? <LineField draft={draft} isForeign={isForeign} onChange={change} error={run.error} /> : <ScriptField draft={draft} onChange={change} error={run.error ?? (hasParams ? preview.error : null)} />}
         </div>
         <TargetFields targets={draft.targets} error={preview.error ?? run.error} onChange={(targets) => change({ targets })} />
         <Options draft={draft} onChange={change} error={run.error ?? preview.error} />
@@ -111,7 +115,7 @@ export default function Run() {
           <Button look="primary" type="submit" disabled={!isReady} isBusy={run.isPending}>
             {draft.at ? "Schedule" : "Run"} {total === undefined ? "" : `on ${plural(total, "server")}`}
           </Button>
-          {draft.what === "line" && <span className="muted">Enter runs, Shift Enter adds a line.</span>}
+          {draft.what === "line" && !isForeign && <span className="muted">Enter runs, Shift Enter adds a line.</span>}
         </div>
       </form>
       <Same method="POST" path={request.path} body={request.body} farhand={asFarhand(draft, script?.name)} />
