@@ -34,7 +34,7 @@ test("a schedule is created, paused, changed, run and deleted", async () => {
   assert.equal(await page.getByLabel("Time zone").inputValue(), "Asia/Seoul");
   await visit.isAccessible("form of a schedule");
   await page.getByRole("button", { name: "Create the schedule" }).click();
-  await page.getByRole("heading", { name: "nightly backup" }).waitFor();
+  await page.getByRole("heading", { level: 1, name: "nightly backup" }).waitFor();
   const [created] = await schedules();
   assert.deepEqual([created.cron, created.timezone, created.targets.selector, created.enabled], ["30 2 * * mon-fri", "Asia/Seoul", "env=prod", true]);
   assert.equal(await page.getByRole("table", { name: "Next runs" }).getByRole("link").count(), 5);
@@ -47,7 +47,7 @@ test("a schedule is created, paused, changed, run and deleted", async () => {
   await page.getByLabel("Name", { exact: true }).fill("weekly backup");
   await page.getByLabel("When").fill("0 4 * * sun");
   await page.getByRole("button", { name: "Save" }).click();
-  await page.getByRole("heading", { name: "weekly backup" }).waitFor();
+  await page.getByRole("heading", { level: 1, name: "weekly backup" }).waitFor();
   // A change of a paused schedule does not start it.
   const [changed] = await schedules();
   assert.deepEqual([changed.name, changed.cron, changed.enabled], ["weekly backup", "0 4 * * sun", false]);
@@ -79,7 +79,7 @@ test("a change that another user made first is not overwritten unseen", async ()
   await page.getByRole("alert").getByText(/was changed .*while this form was open/).waitFor();
   assert.equal((await schedules()).find(({ id }) => id === schedule.id).name, "rotation");
   await page.getByRole("button", { name: "Save" }).click();
-  await page.getByRole("heading", { name: "mine" }).waitFor();
+  await page.getByRole("heading", { level: 1, name: "mine" }).waitFor();
 
   await page.goto(`/scripts/${script.id}?edit=true`);
   await page.getByLabel("Text").fill("echo mine\n");
@@ -112,7 +112,7 @@ test("a script is created, changed, run with parameters and deleted", async () =
   await page.getByLabel("required").check();
   await visit.isAccessible("form of a script");
   await page.getByRole("button", { name: "Create the script" }).click();
-  await page.getByRole("heading", { name: "greet" }).waitFor();
+  await page.getByRole("heading", { level: 1, name: "greet" }).waitFor();
   const id = idIn(page);
   assert.deepEqual((await workspace.admin.get(`/api/events/scripts/${id}/`)).params.map(({ name, type, required }) => [name, type, required]), [["WHO", "string", true]]);
 
@@ -127,11 +127,9 @@ test("a script is created, changed, run with parameters and deleted", async () =
   await page.getByRole("button", { name: "Run", exact: true }).click();
   await page.getByLabel("Servers", { exact: true }).fill("web-1,");
   const run = page.getByRole("button", { name: "Run on 1 server" });
-  await page.getByLabel("WHO").fill("ada");
-  await page.getByLabel("Account").fill("no-such-account$");
   await run.click();
-  await page.locator(".error, .action-error").first().waitFor();
-  await page.getByLabel("Account").fill("");
+  assert.ok(await page.getByLabel("WHO").evaluate((input) => input.matches(":invalid:focus")), "a required parameter");
+  await page.getByLabel("WHO").fill("ada");
   await run.click();
   await page.waitForURL(/\/commands\//);
   await page.locator(".output-text").getByText("good evening ada").waitFor();
@@ -152,7 +150,7 @@ test("a user reads scripts, changes none, and sees no foreign schedule", async (
   const { page } = visit;
   await page.goto(`/scripts/${script.id}`);
   await visit.signIn("ann");
-  await page.getByRole("heading", { name: "of staff" }).waitFor();
+  await page.getByRole("heading", { level: 1, name: "of staff" }).waitFor();
   assert.equal(await page.getByRole("button", { name: /^(?:Change|Delete)$/ }).count(), 0);
   await page.goto("/scripts/new");
   await page.getByRole("heading", { name: "Only staff write scripts" }).waitFor();
@@ -167,5 +165,34 @@ test("a user reads scripts, changes none, and sees no foreign schedule", async (
   const headers = { Authorization: `token="${token}"`, "Content-Type": "application/json" };
   const forced = await fetch(`${workspace.url}/api/events/scripts/${script.id}/`, { method: "PATCH", headers, body: JSON.stringify({ body: "false\n" }) });
   assert.equal(forced.status, 403);
+  await visit.end();
+});
+
+test("names and texts of others hide nothing", async () => {
+  const hostile = "safe\u202egpj.hs";
+  const script = await workspace.admin.post("/api/events/scripts/", { name: hostile, description: "a\u200bb", body: "echo one\u202e\necho two\n" });
+  await workspace.admin.post("/api/events/schedules/", { name: hostile, cron: "@daily", targets: { all: true }, line: "echo \u2066x" });
+  const visit = await Visit.start(browser, workspace);
+  const { page } = visit;
+  await page.goto("/scripts");
+  await visit.signIn();
+  await page.getByText("a⟨U+200B⟩b").waitFor();
+  await page.getByRole("link", { name: "safe⟨U+202E⟩gpj.hs" }).click();
+  await page.getByText("echo one⟨U+202E⟩").waitFor();
+  await page.getByRole("button", { name: "Change" }).click();
+  await page.getByText("in line 1: ⟨U+202E⟩.").waitFor();
+  await page.goto("/schedules");
+  await page.getByRole("table", { name: "Schedules" }).getByRole("link", { name: "safe⟨U+202E⟩gpj.hs" }).click();
+  await page.getByText("echo ⟨U+2066⟩x").waitFor();
+  await page.goto(`/audit?object=${script.id}`);
+  await page.getByText("script safe⟨U+202E⟩gpj.hs").waitFor();
+  await page.getByRole("button", { name: "script.create" }).click();
+  await page.getByRole("complementary", { name: "Event" }).getByText("script safe⟨U+202E⟩gpj.hs").waitFor();
+  for (const address of ["/scripts", "/schedules", `/scripts/${script.id}`]) {
+    await page.goto(address);
+    await page.getByText("⟨U+202E⟩").first().waitFor();
+    assert.ok(!/[\u202e\u200b\u2066]/.test(await page.getByRole("main").innerText()), address);
+    assert.ok(!/[\u202e\u200b\u2066]/.test(await page.title()), address);
+  }
   await visit.end();
 });

@@ -67,7 +67,9 @@ export function Confirm({ title, isOpen, onClose, children, verb, typed, action 
         {children}
         {typed !== undefined && (
           <label className="field">
-            Type <strong>{typed}</strong> to confirm
+            <span>
+              Type <strong>{typed}</strong> to confirm
+            </span>
             <input value={entered} onChange={(event) => setEntered(event.target.value)} autoComplete="off" spellCheck={false} />
           </label>
         )}

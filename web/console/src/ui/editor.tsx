@@ -1,4 +1,5 @@
 import { useRef, type ComponentProps } from "react";
+import { visible } from "../output/visible";
 import "./editor.css";
 
 const MIN_ROWS = 8;
@@ -41,7 +42,7 @@ export function Source({ text, label }: { text: string; label: string }) {
         {numbers(text)}
       </pre>
       <pre className="editor-text" tabIndex={0} role="region" aria-label={label}>
-        <code>{text}</code>
+        <code>{visible(text)}</code>
       </pre>
     </div>
   );

@@ -1,4 +1,5 @@
 import { Link } from "react-router";
+import { visible } from "../../output/visible";
 import { Button } from "../../ui/button";
 import { State } from "../../ui/state";
 import { Time } from "../../ui/time";
@@ -22,9 +23,9 @@ export function EventDetails({ event, onClose, onFilter }: DetailsProps) {
   const facts: readonly (readonly [string, React.ReactNode])[] = [
     ["When", <Time at={occurred_at} form="exact" />],
     ["Outcome", <State state={lookOfOutcome(outcome)}>{outcome}</State>],
-    ["Actor", `${actor.name ?? "–"} (${actor.type})`],
+    ["Actor", `${visible(actor.name ?? "–")} (${actor.type})`],
     ["Credential", credential ? `${credential.type} ${credential.id ?? ""}` : "none"],
-    ["Object", object ? path ? <Link to={`${path}${object.id}`}>{`${object.type} ${object.name ?? object.id}`}</Link> : `${object.type} ${object.name ?? object.id ?? ""}` : "–"],
+    ["Object", object ? path ? <Link to={`${path}${object.id}`}>{`${object.type} ${visible(object.name ?? object.id ?? "")}`}</Link> : `${object.type} ${visible(object.name ?? object.id ?? "")}` : "–"],
     ["Address", <span className="mono">{remote_ip ?? "–"}</span>],
     ["Request", <span className="mono">{request_id ?? "–"}</span>],
     ["Entry", link === null ? "not sealed yet" : link],
@@ -49,12 +50,12 @@ export function EventDetails({ event, onClose, onFilter }: DetailsProps) {
         </dl>
         {Object.keys(details).length > 0 && (
           <pre className="audit-json" tabIndex={0} role="region" aria-label="Details">
-            {JSON.stringify(details, null, 2)}
+            {visible(JSON.stringify(details, null, 2))}
           </pre>
         )}
         <div className="row-of">
           {object?.id && <Button onClick={() => onFilter({ object: object.id ?? "" })}>Only this object</Button>}
-          {actor.name && <Button onClick={() => onFilter({ actor: actor.name ?? "" })}>Only {actor.name}</Button>}
+          {actor.name && <Button onClick={() => onFilter({ actor: actor.name ?? "" })}>Only {visible(actor.name)}</Button>}
         </div>
       </div>
     </aside>

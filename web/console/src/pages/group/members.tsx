@@ -6,7 +6,7 @@ import { ActionError, Answer } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
 import { errorsFor, SelectField } from "../../ui/field";
-import { UserInput, useUserId } from "../../ui/user-input";
+import { UserField } from "../../ui/user-input";
 import { plural } from "../../ui/words";
 import { memberships, type Role } from "./page";
 
@@ -113,10 +113,9 @@ function AddMember({ group, role }: { group: number; role: Role }) {
   const client = useQueryClient();
   const [username, setUsername] = useState("");
   const [given, setGiven] = useState<Role>("member");
-  const id = useUserId(username.trim());
   const add = useMutation({
     mutationFn: async () => {
-      const user = typeof id === "number" ? id : (await client.fetchQuery(users({ username: username.trim(), page_size: 1 }))).results[0]?.id;
+      const user = (await client.fetchQuery(users({ username: username.trim(), page_size: 1 }))).results[0]?.id;
       if (user === undefined) throw new Error(`There is no user ${username.trim()}.`);
       return read(api.POST("/api/iam/memberships/", { body: { group, user, role: given } }));
     },
@@ -134,7 +133,7 @@ function AddMember({ group, role }: { group: number; role: Role }) {
     <form className="panel-body member-form" onSubmit={submit}>
       <div className="field">
         <span className="field-name">Add a user</span>
-        <UserInput label="Username" value={username} onChange={setUsername} />
+        <UserField label="Username" value={username} onChange={setUsername} />
       </div>
       {role === "owner" && <SelectField label="Role" options={ROLES} value={given} errors={errorsFor(add.error, "role")} onChange={(event) => setGiven(event.target.value as Role)} />}
       <Button type="submit" isBusy={add.isPending}>

@@ -11,17 +11,17 @@ interface ScriptFieldProps {
   error: unknown;
 }
 
-const isId = (text: string) => /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/.test(text);
+export const isScriptId = (text: string) => /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/.test(text);
 
 /** A script of the workspace, and a field for each of its parameters. */
 export function ScriptField({ draft, onChange, error }: ScriptFieldProps) {
   const list = useQuery(allScripts()).data;
-  const chosen = useQuery({ ...scriptQuery(draft.script), enabled: isId(draft.script) }).data;
+  const chosen = useQuery({ ...scriptQuery(draft.script), enabled: isScriptId(draft.script) }).data;
   const parameters = chosen?.params ?? [];
   const texts = Object.fromEntries(Object.entries(draft.params).map(([name, value]) => [name, String(value)]));
   useEffect(() => {
     // The address of a script that runs again has its name.
-    if (!list || draft.script === "" || isId(draft.script)) return;
+    if (!list || draft.script === "" || isScriptId(draft.script)) return;
     onChange({ script: list.find(({ name }) => name === draft.script)?.id ?? "" });
   }, [list, draft.script]);
   return (

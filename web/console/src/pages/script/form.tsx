@@ -6,6 +6,7 @@ import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Editor } from "../../ui/editor";
 import { errorsFor, Field, TextField } from "../../ui/field";
+import { HiddenNote } from "../../ui/hidden-note";
 import { bytes } from "../../ui/words";
 import { draftOf, ParamDrafts, parameterOf, type ParameterDraft } from "./params";
 
@@ -60,6 +61,7 @@ export function ScriptForm({ script, onDone, onBack }: FormProps) {
       <Field label="Text" errors={errorsFor(save.error, "body")} hint={`${bytes(encoder.encode(body).length)} of 256 KiB`}>
         {(ids) => <Editor {...ids} required value={body} onChange={(event) => setBody(event.target.value)} />}
       </Field>
+      <HiddenNote text={body} />
       <ParamDrafts parameters={parameters} onChange={setParameters} errors={errorsFor(save.error, "params")} />
       {script && script.version !== opened && (
         <p className="tone-wait" role="alert">

@@ -4,6 +4,7 @@ import { api, read, type Schema } from "../../api/client";
 import { live } from "../../api/queries";
 import { useSession } from "../../api/session";
 import { signOut, signOutEverywhere } from "../../frame/sign-out";
+import { visible } from "../../output/visible";
 import { Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
@@ -73,7 +74,7 @@ function Row({ session }: { session: Session }) {
   return (
     <li>
       <div className="rows-head">
-        <span className="rows-text ellipsis" title={user_agent}>
+        <span className="rows-text ellipsis" title={visible(user_agent)}>
           {device}
           {current && <span className="tone-good"> this session</span>}
         </span>

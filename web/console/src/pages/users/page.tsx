@@ -3,6 +3,7 @@ import { isStaff, me, users, type User } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
+import { visible } from "../../output/visible";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Page } from "../../ui/page";
@@ -34,11 +35,11 @@ const columnsFor = (caller: User | undefined, open: (user: User) => void): reado
         user.username
       ),
   },
-  { name: "name", title: "Name", width: "minmax(0, 1fr)", cell: ({ first_name, last_name }) => [first_name, last_name].filter(Boolean).join(" ") },
-  { name: "email", title: "E-mail", width: "minmax(0, 1.5fr)", cell: ({ email }) => email },
+  { name: "name", title: "Name", width: "minmax(0, 1fr)", cell: ({ first_name, last_name }) => visible([first_name, last_name].filter(Boolean).join(" ")) },
+  { name: "email", title: "E-mail", width: "minmax(0, 1.5fr)", cell: ({ email }) => visible(email) },
   { name: "rank", title: "Rank", width: "88px", cell: rankOf },
   { name: "state", title: "State", width: "96px", cell: ({ is_active }) => <State state={is_active ? "connected" : "offline"}>{is_active ? "active" : "inactive"}</State> },
-  { name: "login", title: "Last login", width: "88px", cell: ({ last_login }) => <Time at={last_login} /> },
+  { name: "login", title: "Last login", width: "88px", card: "labelled", cell: ({ last_login }) => <Time at={last_login} /> },
   { name: "joined", title: "Joined", width: "88px", card: "none", cell: ({ date_joined }) => <Time at={date_joined} /> },
 ];
 
