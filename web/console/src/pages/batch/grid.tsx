@@ -14,7 +14,10 @@ interface GridProps {
 /** Up to so many servers are shown with their names. */
 const NAMED = 36;
 
-/** One square for each server, with the colour and the shape of its state. The arrow keys move, Enter opens. */
+/**
+ * One square for each server, with the colour and the shape of its state. The arrow keys move,
+ * Enter opens.
+ */
 export function Grid({ targets, selected, onSelect }: GridProps) {
   const id = useId();
   const box = useRef<HTMLDivElement>(null);

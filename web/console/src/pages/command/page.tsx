@@ -97,7 +97,7 @@ function Shown({ command }: { command: CommandObject }) {
   );
 }
 
-/** What the state and the timeline say too. */
+/** The messages that the state and the timeline already contain. */
 const KNOWN = /^(?:(?:Succeeded|Failed) with exit code \d+ at|Running since) \S+\.$/;
 
 /** Why a command waits or failed, unless the heading says all of it. */

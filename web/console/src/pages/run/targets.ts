@@ -1,11 +1,11 @@
 // The targets of a run: what the page keeps in the address, and what a request contains.
 import type { Schema } from "../../api/client";
 
-/** What is not in the address but in the history entry, which only the console itself writes. */
+/** The state in the entry of the browser's history. Only the console writes it, links cannot. */
 export interface RunState {
   /** Targets that are too many for an address. */
   readonly servers?: readonly string[];
-  /** The user chose the line in the console. A link of somebody else cannot say so. */
+  /** Whether the user chose the line in the console. A link from another person cannot set this. */
   readonly isOwnLine?: boolean;
 }
 
