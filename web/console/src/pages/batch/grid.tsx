@@ -11,7 +11,7 @@ interface GridProps {
   onSelect: (server: string) => void;
 }
 
-/** Up to so many servers are shown with their names. */
+/** Maximum number of servers that are shown with their names. */
 const NAMED = 36;
 
 /**

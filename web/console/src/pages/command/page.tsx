@@ -27,7 +27,7 @@ export default function Command() {
   const { id = "" } = useParams();
   const query = useQuery({
     ...commandQuery(id),
-    // The stream tells the end. Polling tells the steps before it.
+    // The stream reports the end. Polling reports the steps before it.
     refetchInterval: ({ state }) => (state.data && hasEnded(state.data) && state.data.state !== "stuck" ? false : POLL_MS / 2),
   });
   return (

@@ -18,7 +18,7 @@ export interface Targets {
   readonly all: boolean;
 }
 
-/** An address has at most so many names of servers. */
+/** Maximum number of names of servers in an address. */
 const MOST_IN_ADDRESS = 50;
 
 /** The query of `/run` for servers, empty if there are too many. */

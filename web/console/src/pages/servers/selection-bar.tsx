@@ -8,7 +8,7 @@ import { targetsInAddress, type RunState } from "../run/targets";
 import { queryOf, type Filter } from "./page";
 import type { Selected } from "./use-selection";
 
-/** A batch has at most so many targets (contract 13.2). */
+/** Maximum number of targets of a batch (contract 13.2). */
 const MOST = 5_000;
 const PAGE_SIZE = 1_000;
 
