@@ -50,7 +50,10 @@ export function Rail() {
 
 const closeMenu = () => document.getElementById(MENU)?.hidePopover();
 
-/** Theme, documents and sign-out, in a popover of the browser. On a phone also the pages that its bar has no room for. */
+/**
+ * Theme, documents and sign-out, in a popover of the browser. On a phone also the pages that its
+ * bar has no room for.
+ */
 function UserMenu({ others }: { others: readonly PageRow[] }) {
   const user = useQuery(me()).data;
   const { session } = useSession();
