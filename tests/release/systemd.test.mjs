@@ -51,7 +51,7 @@ test("the install line starts a service that survives", async () => {
   assert.ok(again.includes("already runs"), again);
   assert.equal(property("MainPID"), pid);
   // systemd starts an agent that died.
-  debian.run("kill", "-KILL", pid);
+  debian.run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", UNIT);
   await until("another agent", () => !["0", pid].includes(property("MainPID")));
   await assertRunsBelow(UNIT, server, "root");
 });
