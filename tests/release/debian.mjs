@@ -13,8 +13,6 @@ export function installDebian(packages) {
   return folder;
 }
 
-export const removeDebian = (folder) => run("rm", ["-rf", "--one-file-system", folder]);
-
 /** A Debian whose systemd runs. */
 export class Booted {
   #unshare;

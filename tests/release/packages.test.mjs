@@ -5,7 +5,7 @@ import { spawn, spawnSync } from "node:child_process";
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { installDebian, removeDebian } from "./debian.mjs";
+import { installDebian } from "./debian.mjs";
 import { connected, createServerFor, dist, installPackage, run, runOn, start, temporary, version } from "./support.mjs";
 
 const UNIT = "/usr/lib/systemd/system/farhand-agent.service";
@@ -24,7 +24,6 @@ before(async () => {
 after(async () => {
   await instance?.stop();
   for (const name of ["proc", "dev"]) spawnSync("umount", ["--lazy", join(debian, name)]);
-  removeDebian(debian);
 });
 
 /** Starts an agent with a command in the clean Debian, until it has run a command of the service. */

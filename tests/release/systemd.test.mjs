@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { Booted, installDebian, removeDebian } from "./debian.mjs";
+import { Booted, installDebian } from "./debian.mjs";
 import { api, connected, createServerFor, dist, installPackage, run, runOn, start, until, version } from "./support.mjs";
 
 const UNIT = "farhand-agent.service";
@@ -20,7 +20,6 @@ before(async () => {
 after(async () => {
   await instance?.stop();
   await debian?.stop();
-  removeDebian(folder);
 });
 
 const property = (name) => debian.run("systemctl", "show", "--value", "--property", name, UNIT).trim();
