@@ -6,10 +6,10 @@
 //   npm run docs -- watch      shows changes in the browser as soon as a page is saved
 //
 // Pages are first copied to target/site/pages. The copies have adapted links. The pages of the API
-// reference are added there.
+// reference and the images are added there.
 import { existsSync, mkdirSync, readFileSync, rmSync, statSync, watch, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
-import { dirname, extname, join, posix, relative } from "node:path";
+import { basename, dirname, extname, join, posix, relative } from "node:path";
 import { fail, filesBelow, root, say } from "./lib.mjs";
 import { npmPackages } from "./toolchain.mjs";
 
@@ -29,6 +29,9 @@ const OTHER_PAGES = {
  * Files that the site contains in another form, with the path of the page that replaces the file.
  */
 const REPLACED = { "docs/openapi.yaml": "reference/index.md" };
+/** Images of pages, and the folder of the site with files that VitePress serves as they are. */
+const IMAGES = "docs/images";
+const servedFolder = join(pagesFolder, "public");
 /** A port that `npm start` does not use. */
 const PORT = 8790;
 /** An editor saves a file in several steps. */
@@ -41,8 +44,8 @@ function sitePaths() {
 }
 
 /**
- * Adapts the links of a page. A link to a page gets the page's path in the site. A link to another
- * file of the repository becomes plain text. A link to a missing file is unchanged, so that
+ * Adapts the links of a page. A link to a page or an image gets its path in the site. A link to
+ * another file of the repository becomes plain text. A link to a missing file is unchanged, so that
  * VitePress reports it.
  */
 function adapted(text, path, pages) {
@@ -56,6 +59,7 @@ function adapted(text, path, pages) {
       if (target === undefined || /^[a-z]+:|^#/.test(target)) return whole;
       const [file, anchor] = target.split("#");
       const linked = posix.join(posix.dirname(path), file);
+      if (linked.startsWith(`${IMAGES}/`) && existsSync(join(root, linked))) return `[${label}](/images/${posix.basename(linked)})`;
       const page = pages[linked] ?? REPLACED[linked];
       if (page === undefined) return existsSync(join(root, linked)) ? label : whole;
       return `[${label}](/${page}${anchor === undefined ? "" : `#${anchor}`})`;
@@ -71,12 +75,13 @@ async function writePages() {
   const texts = Object.entries(pages)
     .filter(([path]) => existsSync(join(root, path)))
     .map(([path, page]) => ({ path: page, text: adapted(readFileSync(join(root, path), "utf8"), path, pages) }));
-  const written = new Map([...texts, ...referencePages()].map(({ path, text }) => [join(pagesFolder, path), text]));
+  const written = new Map([...texts, ...referencePages()].map(({ path, text }) => [join(pagesFolder, path), Buffer.from(text)]));
+  for (const image of filesBelow([IMAGES])) written.set(join(servedFolder, "images", basename(image)), readFileSync(image));
   for (const file of filesBelow([relative(root, pagesFolder)])) if (!written.has(file)) rmSync(file);
-  for (const [file, text] of written) {
-    if (existsSync(file) && readFileSync(file, "utf8") === text) continue;
+  for (const [file, content] of written) {
+    if (existsSync(file) && readFileSync(file).equals(content)) continue;
     mkdirSync(dirname(file), { recursive: true });
-    writeFileSync(file, text);
+    writeFileSync(file, content);
   }
 }
 
@@ -109,7 +114,7 @@ function checkOrigins(folder) {
 }
 
 const MEDIA_TYPES = {
-  ".css": "text/css", ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".json": "application/json", ".woff2": "font/woff2",
+  ".css": "text/css", ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".json": "application/json", ".png": "image/png", ".woff2": "font/woff2",
 };
 
 /** Serves the site on loopback only. VitePress's own server would listen on all addresses. */

@@ -1,7 +1,7 @@
 // Draws blocks of the language `mermaid` while the site is built.
 import { renderMermaidSVG } from "beautiful-mermaid";
 
-/** Lines without nodes, or with names that are no nodes. */
+/** Lines without nodes, or with names that are not nodes. */
 const OTHER_LINES = /^.*\b(flowchart|graph|subgraph|direction|style|classDef|class|end)\b.*$/gm;
 /** The colours of the site. */
 const COLOURS = {
@@ -11,12 +11,14 @@ const COLOURS = {
 const blank = (text) => text.replace(/[^\n]/g, " ");
 
 /**
- * Moves the label of each node of a flowchart to the node's first mention. The library ignores labels of later mentions, and a
- * node on a line of its own in a subgraph; Mermaid, and so GitHub, accepts both.
+ * Moves the label of each node of a flowchart to the node's first mention. The library ignores
+ * labels of later mentions, and a node on a line of its own in a subgraph; Mermaid, and so GitHub,
+ * accepts both.
  */
 function withEarlyLabels(source) {
   if (!/^\s*(flowchart|graph)\s/.test(source)) return source;
-  // The names of nodes and the brackets of their labels, at their places in the source. Everything else is blank.
+  // The names of nodes and the brackets of their labels, at their places in the source. Everything
+  // else is blank.
   let shown = source.replace(/"[^"]*"/g, (text) => `"${blank(text.slice(2))}"`).replace(/\|[^|\n]*\|/g, blank).replace(OTHER_LINES, blank);
   const labels = new Map();
   for (const { 0: whole, 1: id, 2: label, index } of shown.matchAll(/([A-Za-z_][\w-]*)([[({]+[^\])}\n]*[\])}]+)/g)) {
@@ -45,7 +47,7 @@ export function diagrams(markdown) {
     const { info, content } = tokens[index];
     if (info.trim() !== "mermaid") return fence(tokens, index, options, environment, self);
     const drawn = renderMermaidSVG(withEarlyLabels(content), { ...COLOURS, font: "system-ui", transparent: true });
-    // It would load its font from another origin.
+    // The style in the SVG would load a font from another origin.
     const svg = drawn.replace(/@import url\([^)]*\);?/g, "");
     // Vue drops <style> from templates. It leaves the text of v-html alone.
     return `<div class="diagram" v-html="${markdown.utils.escapeHtml(JSON.stringify(svg))}"></div>\n`;

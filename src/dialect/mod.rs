@@ -1,5 +1,6 @@
-//! The dialect of `alpacon-cli` and `alpacon-mcp` (contract 21). It rewrites a request, sends native
-//! requests through the ordinary dispatch, and rewrites the response. No handler knows of it.
+//! The dialect of `alpacon-cli` and `alpacon-mcp` (contract 21). It rewrites a request, sends
+//! native requests through the ordinary dispatch, and rewrites the response. Handlers do not depend
+//! on it.
 //!
 //! `farhand_domain::dialect::table` has one row for each endpoint.
 
@@ -13,7 +14,7 @@ mod steps;
 use farhand_domain::dialect::body;
 use farhand_domain::dialect::pages;
 use farhand_domain::dialect::reply::{self, Names, Shape};
-use farhand_domain::dialect::table::{self, Plan, Row, Steps};
+use farhand_domain::dialect::table::{self, DialectRow, Handling, Steps};
 use farhand_domain::dialect::{Client, body::Rules};
 use serde_json::Value;
 use worker::web_sys;
@@ -54,18 +55,18 @@ async fn respond_to(client: Client, mut call: Call) -> worker::Result<web_sys::R
 }
 
 /// Serves a row of the table.
-async fn answer(exchange: &mut Exchange, row: &'static Row) -> Result<Reply, Reply> {
+async fn answer(exchange: &mut Exchange, row: &'static DialectRow) -> Result<Reply, Reply> {
     match row.plan {
-        Plan::Same => {
+        Handling::Same => {
             rewrite_body(exchange, row.body).await;
             let sent = exchange.forward().await;
             converted(exchange, row.reply, sent).await
         }
-        Plan::Native(method, path) => {
+        Handling::Native(method, path) => {
             let sent = exchange.send(method, path, "", None).await.map(|(reply, _)| reply);
             converted(exchange, row.reply, sent).await
         }
-        Plan::Steps(steps) => run(exchange, steps, row.reply).await,
+        Handling::Steps(steps) => run(exchange, steps, row.reply).await,
     }
 }
 
@@ -119,7 +120,8 @@ async fn converted(
     sent: Result<Reply, Reply>,
 ) -> Result<Reply, Reply> {
     let reply = match sent {
-        // An API token cannot log out. The client then keeps its configuration for ever.
+        // An API token cannot log out. After a refusal, the client would keep its configuration
+        // forever.
         Err(refusal) if shape == Shape::Logout && exchange::is_for_valid_credential(&refusal) => {
             return Ok(refusal.with_json(200, &Value::Null));
         }

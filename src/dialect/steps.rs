@@ -143,18 +143,21 @@ impl GuideRequest {
         let platforms = [
             ("debian", "Debian and Ubuntu"),
             ("rhel", "Red Hat Enterprise Linux"),
+            ("suse", "SUSE Linux"),
             ("darwin", "macOS"),
             ("windows", "Windows"),
         ];
         let platform = fields.text("platform", 1..=32);
         let label = platforms.iter().find(|(name, _)| platform.as_deref() == Some(name));
         if platform.is_some() && label.is_none() {
-            fields.reject("platform", "Choose debian, rhel, darwin or windows.");
+            fields.reject("platform", "Choose debian, rhel, suse, darwin or windows.");
         }
         let server_name = fields.optional_text("server_name", 0..=64).unwrap_or_default();
-        let token = fields.text("registration_token", 1..=64);
+        // The MCP server says `token`.
+        let token_field = if fields.has("token") { "token" } else { "registration_token" };
+        let token = fields.text(token_field, 1..=64);
         if token.as_deref().is_some_and(|token| id::parse(token).is_none()) {
-            fields.reject("registration_token", "Enter a UUID.");
+            fields.reject(token_field, "Enter a UUID.");
         }
         let (label, registration_token) = fields.finish_with(label.zip(token))?;
         Ok(Self { platform: label.1, server_name, registration_token })
@@ -164,12 +167,12 @@ impl GuideRequest {
 /// `POST /api/servers/registration-methods/token-install/guide/`. The service stores only the hash
 /// of a token's key, so the commands have a placeholder for the key.
 pub async fn registration_guide(exchange: &mut Exchange) -> Result<Reply, Reply> {
-    let requested_platform = exchange.fields().await;
-    let platform_name = requested_platform
+    let fields = exchange.fields().await;
+    let platform_name = fields
         .as_ref()
         .ok()
         .and_then(|fields| fields.value("platform").and_then(Value::as_str).map(str::to_owned));
-    let input = requested_platform.and_then(GuideRequest::read);
+    let input = fields.and_then(GuideRequest::read);
     let GuideRequest { platform, server_name, registration_token } =
         exchange.require_input(input).await?;
     let path = format!("/api/servers/registration-tokens/{registration_token}/");
@@ -201,10 +204,16 @@ pub async fn registration_guide(exchange: &mut Exchange) -> Result<Reply, Reply>
 
 /// `GET /api/audit/activity/`: the audit log. The cursor is the number of a native page.
 pub async fn activity(exchange: &mut Exchange, shape: Shape) -> Result<Reply, Reply> {
+    // The client sends the user's id. The native filter compares the name.
+    let mut actor = last_value(&exchange.query, "user").map(str::to_owned);
+    if let Some(id) = actor.as_ref().and_then(|user| user.parse::<u64>().ok()) {
+        let (_, user) = exchange.get(&format!("/api/iam/users/{id}/"), "").await?;
+        actor = user["username"].as_str().map(str::to_owned);
+    }
     let value = |name: &str| last_value(&exchange.query, name).filter(|text| !text.is_empty());
     let mut query = form_urlencoded::Serializer::new(String::new());
-    let pairs =
-        [("page", value("cursor")), ("page_size", value("page_size")), ("actor", value("user"))];
+    let actor = actor.as_deref().filter(|name| !name.is_empty());
+    let pairs = [("page", value("cursor")), ("page_size", value("page_size")), ("actor", actor)];
     query.extend_pairs(pairs.iter().filter_map(|(name, value)| Some((name, (*value)?))));
     // A native filter compares the whole action, such as `api_token.create`. Filters that have no
     // native counterpart are refused: a list without them would show too much.

@@ -3,10 +3,12 @@
 
 mod access_lists;
 mod commands;
+mod cost;
 mod live;
 mod login;
 mod mcp;
 mod people;
+mod real_mcp;
 mod safety;
 mod servers;
 mod tokens;

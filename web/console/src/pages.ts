@@ -15,6 +15,8 @@ export interface PageRow {
   /** The second key of the shortcut: `g`, then this key. */
   readonly key?: string;
   readonly count?: Count;
+  /** The page is in the bar of a phone. The others are in its menu. */
+  readonly isInBar?: boolean;
   /** Only staff see the page in the rail and in the palette. */
   readonly isForStaff?: boolean;
 }
@@ -22,12 +24,12 @@ export interface PageRow {
 const page = (load: () => Promise<{ default: ComponentType }>) => lazy(load);
 
 export const pages: readonly PageRow[] = [
-  { path: "/", name: "Overview", component: page(() => import("./pages/overview/page")), rail: "work", key: "o" },
-  { path: "/servers", name: "Servers", component: page(() => import("./pages/servers/page")), rail: "work", key: "s", count: "servers" },
+  { path: "/", name: "Overview", component: page(() => import("./pages/overview/page")), rail: "work", key: "o", isInBar: true },
+  { path: "/servers", name: "Servers", component: page(() => import("./pages/servers/page")), rail: "work", key: "s", isInBar: true, count: "servers" },
   { path: "/servers/:id", name: "Server", component: page(() => import("./pages/server/page")) },
-  { path: "/run", name: "Run", component: page(() => import("./pages/run/page")), rail: "work", key: "r" },
+  { path: "/run", name: "Run", component: page(() => import("./pages/run/page")), rail: "work", key: "r", isInBar: true },
   { path: "/commands/:id", name: "Command", component: page(() => import("./pages/command/page")) },
-  { path: "/history", name: "History", component: page(() => import("./pages/history/page")), rail: "work", key: "h" },
+  { path: "/history", name: "History", component: page(() => import("./pages/history/page")), rail: "work", key: "h", isInBar: true },
   { path: "/batches", name: "Batches", component: page(() => import("./pages/batches/page")), rail: "work", key: "b", count: "batches" },
   { path: "/batches/:id", name: "Batch", component: page(() => import("./pages/batch/page")) },
   { path: "/schedules", name: "Schedules", component: page(() => import("./pages/schedules/page")), rail: "work", key: "d" },

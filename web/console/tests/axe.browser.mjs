@@ -34,7 +34,7 @@ for (const scheme of ["light", "dark"]) {
       await page.getByRole("option", { name: "web-1" }).waitFor();
       await visit.isAccessible("palette");
       await page.keyboard.press("Escape");
-      await page.getByRole("button", { name: "boss" }).click();
+      await page.getByRole("button", { name: width < 700 ? "More" : "boss" }).click();
       await page.getByRole("button", { name: "Sign out", exact: true }).waitFor();
       await visit.isAccessible("menu");
       await visit.end();

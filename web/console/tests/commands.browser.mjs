@@ -122,6 +122,13 @@ test("search, follow, wrap and download", async () => {
   await page.getByText("1 of 1").waitFor();
   await page.getByRole("button", { name: "Follow" }).click();
   await lines(page).getByText("5000", { exact: true }).waitFor();
+  // A line has an address, which opens the page at this line.
+  await page.locator(".output-number").getByText("9990", { exact: true }).click();
+  await page.waitForURL(/#L9990$/);
+  await page.goto(`/commands/${id}#L2500`);
+  await page.reload();
+  await page.locator(".output-line.current").getByText("2500", { exact: true }).first().waitFor();
+  await page.getByRole("button", { name: "Follow" }).click();
   // Only visible lines are in the page.
   assert.ok((await lines(page).count()) < 200);
   const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Download" }).click()]);
@@ -155,7 +162,7 @@ test("hostile output is shown harmless", async () => {
   });
   const wrong = ATTACKS.flatMap(({ name, shown: wanted }, index) => (shown.get(index) === wanted ? [] : [`${name}: ${JSON.stringify(shown.get(index))} is not ${JSON.stringify(wanted)}`]));
   assert.deepEqual(wrong, []);
-  assert.equal(await page.locator(".output a, .output img, .output script, .output svg, .output style").count(), 0);
+  assert.equal(await page.locator(".output-text a, .output img, .output script, .output svg, .output style").count(), 0);
   assert.equal(dialogs, 0);
   await visit.end();
 });

@@ -1,5 +1,7 @@
 import { describe, expect, test, vi } from "vitest";
 import { asProblem, problemOf } from "../src/api/problem";
+import type { Command } from "../src/api/queries";
+import { runAgain } from "../src/pages/run/address";
 import { asFarhand } from "../src/pages/run/as-farhand";
 import { requestOf, type Draft } from "../src/pages/run/request";
 import { onlyServer, targetsInAddress } from "../src/pages/run/targets";
@@ -63,7 +65,14 @@ describe("run", () => {
     expect(quoted("$(id)")).toBe("'$(id)'");
     expect(asFarhand({ ...draft, line: "echo $HOME", targets: { ...targets, servers: ["a", "b"], selector: "env=prod" }, timeout: "60" })).toBe("farhand run a,b -l env=prod --timeout 60s -- 'echo $HOME'");
     expect(asFarhand({ ...draft, targets: { ...targets, groups: [1] } })).toBeNull();
+    expect(asFarhand({ ...draft, what: "script", params: { DAYS: 3, NAME: "a b" }, targets: { ...targets, all: true } }, "clean up")).toBe("farhand run --all --script 'clean up' --param DAYS=3 --param 'NAME=a b'");
     expect(curl({ method: "POST", path: "/api/x/", body: { line: "it's" } })).toContain(`-d '{"line":"it'\\''s"}'`);
+  });
+
+  test("a command runs again as what it was", () => {
+    const command = { server_name: "web-1", username: "root" } as Command;
+    expect(runAgain({ ...command, line: "echo a@1" })).toBe("/run?servers=web-1&line=echo+a%401&username=root");
+    expect(runAgain({ ...command, line: "script:clean up@2" })).toBe("/run?servers=web-1&script=clean+up&username=root");
   });
 
   test("many servers do not go into the address", () => {

@@ -16,7 +16,7 @@ const [mode, target = "target/screenshots"] = process.argv.slice(2);
 const isAll = mode === "all";
 const folder = join(root, isAll ? target : "docs/images");
 /** The pages in the documents. */
-const SHOWN = ["servers", "command"];
+const SHOWN = ["servers", "command", "batch", "schedules", "tokens"];
 const VARIANTS = isAll ? ["light", "dark"].flatMap((scheme) => [1440, 390].map((width) => ({ scheme, width }))) : [{ scheme: "light", width: 1200 }];
 /** Pictures have few colours, so a palette is enough. */
 const PALETTE = ["-strip", "-colors", "64", "-define", "png:compression-level=9"];

@@ -20,7 +20,7 @@ export interface Page<Item> {
 /** How often visible data is read again, unless a stream keeps it current (contract 16.3). */
 export const POLL_MS = 5_000;
 
-/** Notes for the frame whether the service answers. Every query passes here. */
+/** Reports to the frame whether the service answers. All queries use this cache. */
 const cache = new QueryCache({
   onSuccess: () => reportConnection(true),
   onError: (error) => reportConnection(!asProblem(error).isOffline),
@@ -30,7 +30,7 @@ export const queryClient = new QueryClient({
   queryCache: cache,
   defaultOptions: {
     queries: {
-      // A browser that believes to be offline may still reach a service on its own machine.
+      // A browser that assumes it is offline may still reach a service on its own machine.
       networkMode: "always",
       // An error of the service is its answer. A lost connection heals with the next poll.
       retry: (failures, error) => asProblem(error).isOffline && failures < 2,
@@ -112,6 +112,25 @@ export const scripts = (query: ListQuery<"/api/events/scripts/">) =>
     queryFn: ({ signal }) => read(api.GET("/api/events/scripts/", { params: { query }, signal })),
   });
 
+const MOST_ON_A_PAGE = 100;
+
+/**
+ * All scripts, to choose one by its name. A workspace has at most 1,000 by default (contract 11.4).
+ */
+export const allScripts = () =>
+  queryOptions({
+    queryKey: ["scripts", "all"],
+    queryFn: async ({ signal }) => {
+      const found: Schema<"ScriptSummary">[] = [];
+      for (let page = 1; ; page += 1) {
+        const { count, results } = await read(api.GET("/api/events/scripts/", { params: { query: { page, page_size: MOST_ON_A_PAGE } }, signal }));
+        found.push(...results);
+        if (found.length >= count || results.length === 0) return found.sort((one, other) => one.name.localeCompare(other.name));
+      }
+    },
+    staleTime: 60_000,
+  });
+
 export const script = (id: string) =>
   queryOptions({
     queryKey: ["script", id],
@@ -124,5 +143,7 @@ export const users = (query: ListQuery<"/api/iam/users/">) =>
     queryFn: ({ signal }) => read(api.GET("/api/iam/users/", { params: { query }, signal })),
   });
 
-/** Staff manage servers, groups, scripts and ordinary users. Superusers can do all that staff can. */
+/**
+ * Staff manage servers, groups, scripts and ordinary users. Superusers can do all that staff can.
+ */
 export const isStaff = (user: User | undefined) => user !== undefined && (user.is_staff || user.is_superuser);

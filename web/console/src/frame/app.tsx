@@ -1,6 +1,6 @@
 import { useQuery } from "@tanstack/react-query";
-import { Suspense, useEffect } from "react";
-import { Route, Routes, useLocation } from "react-router";
+import { Suspense, useEffect, useRef } from "react";
+import { NavigationType, Route, Routes, useLocation, useNavigationType } from "react-router";
 import { me, queryClient } from "../api/queries";
 import { useSession } from "../api/session";
 import { pages } from "../pages";
@@ -33,6 +33,7 @@ function Signed() {
   useQuery(me());
   useShortcuts();
   const { pathname } = useLocation();
+  useOpened(pathname);
   return (
     <div className="frame">
       <a className="skip" href="#main">
@@ -56,6 +57,21 @@ function Signed() {
       <Toasts />
     </div>
   );
+}
+
+/** A page that was opened begins at its top, with the focus before its first element. */
+function useOpened(pathname: string) {
+  const way = useNavigationType();
+  const shown = useRef(pathname);
+  useEffect(() => {
+    if (shown.current === pathname) return;
+    shown.current = pathname;
+    // Going back is left to the browser, which knows where the page was.
+    if (way !== NavigationType.Pop) window.scrollTo(0, 0);
+    const main = document.getElementById("main");
+    // A field of the new page may have the focus already.
+    if (!main?.contains(document.activeElement)) main?.focus({ preventScroll: true });
+  }, [pathname, way]);
 }
 
 const Nowhere = () => (

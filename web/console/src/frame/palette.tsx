@@ -3,6 +3,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useEffect, useId, useState } from "react";
 import { useNavigate } from "react-router";
 import { isStaff, me, servers } from "../api/queries";
+import { OWN_LINE } from "../pages/run/targets";
 import { Dialog } from "../ui/dialog";
 import { offered } from "./rail";
 
@@ -42,7 +43,7 @@ function Search({ onDone }: { onDone: () => void }) {
   const go = (entry: Entry | undefined) => {
     if (!entry) return;
     onDone();
-    void navigate(entry.to);
+    void navigate(entry.to, { state: OWN_LINE });
   };
   const onKey = (event: React.KeyboardEvent) => {
     const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;

@@ -13,10 +13,10 @@ import { useTheme, type Theme } from "./theme";
 const MENU = "account-menu";
 const THEMES: readonly (readonly [Theme, string])[] = [["system", "Like the system"], ["light", "Light"], ["dark", "Dark"]];
 
-/** The workspace's name is the first label of its host name. */
-const workspace = () => (/^[\d.:[\]]+$/.test(location.hostname) ? location.hostname : location.hostname.split(".")[0]);
+/** The workspace's name: the first label of the host name. An IP address contains no workspace. */
+const workspace = () => (/^[\d.:[\]]+$|^localhost$/.test(location.hostname) ? "Farhand" : location.hostname.split(".")[0]);
 
-/** The pages that the user may use, of one part of the rail. */
+/** The pages that the user may open, in one part of the rail or in both. */
 export const offered = (staff: boolean, rail?: PageRow["rail"]) =>
   pages.filter((page) => page.rail !== undefined && (rail === undefined || page.rail === rail) && (staff || !page.isForStaff));
 
@@ -24,8 +24,8 @@ export const offered = (staff: boolean, rail?: PageRow["rail"]) =>
 export function Rail() {
   const counts = useCounts();
   const staff = isStaff(useQuery(me()).data);
-  const link = ({ path, name, count }: PageRow) => (
-    <li key={path}>
+  const link = ({ path, name, count, isInBar }: PageRow) => (
+    <li key={path} className={isInBar ? undefined : "wide-only"}>
       <NavLink to={path} end={path === "/"} className="rail-link">
         <span>{name}</span>
         {count && counts[count] !== undefined && counts[count] > 0 && <span className="rail-count">{number(counts[count])}</span>}
@@ -42,14 +42,16 @@ export function Rail() {
       <ul>{offered(staff, "work").map(link)}</ul>
       <ul className="rail-manage">{offered(staff, "manage").map(link)}</ul>
       <div className="rail-end">
-        <UserMenu />
+        <UserMenu others={offered(staff).filter(({ isInBar }) => !isInBar)} />
       </div>
     </nav>
   );
 }
 
-/** Theme, documents and sign-out, in a popover of the browser. */
-function UserMenu() {
+const closeMenu = () => document.getElementById(MENU)?.hidePopover();
+
+/** Theme, documents and sign-out, in a popover of the browser. On a phone also the pages that its bar has no room for. */
+function UserMenu({ others }: { others: readonly PageRow[] }) {
   const user = useQuery(me()).data;
   const { session } = useSession();
   const [theme, setTheme] = useTheme();
@@ -57,10 +59,22 @@ function UserMenu() {
   return (
     <>
       <button type="button" className="rail-user" popoverTarget={MENU}>
-        <span>{user?.username ?? "Account"}</span>
+        <span className="wide-only ellipsis">{user?.username ?? "Account"}</span>
+        <span className="narrow-only">More</span>
         <span aria-hidden="true">⌄</span>
       </button>
       <div id={MENU} popover="auto" className="menu">
+        <p className="menu-item muted narrow-only">{user?.username}</p>
+        <div className="menu-pages narrow-only">
+          <button type="button" className="menu-item" onClick={() => (closeMenu(), openPalette())}>
+            Go to…
+          </button>
+          {others.map(({ path, name }) => (
+            <NavLink key={path} to={path} className="menu-item" onClick={closeMenu}>
+              {name}
+            </NavLink>
+          ))}
+        </div>
         <fieldset className="menu-themes">
           <legend className="visually-hidden">Colours</legend>
           {THEMES.map(([value, name]) => (

@@ -8,7 +8,7 @@ export interface Pages<Item> {
   readonly count: number | undefined;
   /** The item at a position of the whole list, or undefined while its page is loading. */
   readonly at: (index: number) => Item | undefined;
-  /** Tells which positions are visible. Only their pages are loaded and kept current. */
+  /** Reports which positions are visible. Only their pages are loaded and kept current. */
   readonly show: (first: number, last: number) => void;
   readonly problem: Problem | null;
   readonly retry: () => void;
@@ -27,7 +27,8 @@ export function usePages<Item>(pageSize: number, page: (number: number) => UseQu
     queries: wanted.map((number) => ({ ...page(number), refetchInterval: POLL_MS, placeholderData: keepPreviousData })),
   });
   const byNumber = new Map(wanted.map((number, index) => [number, queries[index]]));
-  const failed = queries.find((query) => query.error && !query.data);
+  // After a filter made the list shorter, a page that was visible before does not exist.
+  const failed = queries.find((query, index) => query.error && !query.data && (wanted[index] === 1 || asProblem(query.error).status !== 404));
   const show = useCallback(
     (first: number, last: number) => {
       const next = { first: Math.floor(first / pageSize) + 1, last: Math.floor(last / pageSize) + 1 };

@@ -1,5 +1,5 @@
-// The lines of a growing output. Appending is cheap; styles and harmless text are made for visible
-// lines only.
+// The lines of a growing output. Appending is cheap, because styles and harmless text are computed
+// only for visible lines.
 import { plain, stylesAfter } from "./text";
 
 /** Older lines are dropped from view. The download has all of the output. */
@@ -79,26 +79,26 @@ export class Buffer {
     return this.#lines.map(plain).join("\n");
   }
 
-  /** The lines with a text, ignoring case, at most `most` of them. */
-  find(text: string, most = 10_000): number[] {
+  /** The lines with a text from `first` on, ignoring case, at most `limit` of them. */
+  find(text: string, first = 0, limit = 10_000): number[] {
     const wanted = text.toLowerCase();
     const found: number[] = [];
-    for (let index = 0; index < this.#lines.length && found.length < most; index += 1) {
+    for (let index = first; index < this.#lines.length && found.length < limit; index += 1) {
       if (plain(this.#lines[index]!).toLowerCase().includes(wanted)) found.push(index);
     }
     return found;
   }
 
-  /** Tells listeners once per frame, however often text arrives. */
+  /** Notifies listeners once per frame, however often text arrives. */
   #notify() {
     if (this.#frame !== 0) return;
-    const tell = () => {
+    const notify = () => {
       this.#frame = 0;
       this.version += 1;
       this.#listeners.forEach((listener) => listener());
     };
     // A hidden page has no frames.
-    this.#frame = document.hidden ? window.setTimeout(tell, 250) : requestAnimationFrame(tell);
+    this.#frame = document.hidden ? window.setTimeout(notify, 250) : requestAnimationFrame(notify);
   }
 
   subscribe = (listener: () => void) => {

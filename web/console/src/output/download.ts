@@ -6,7 +6,12 @@ import * as session from "../api/session";
 export async function download(id: string, name: string) {
   const response = await fetch(`/api/events/commands/${id}/output/`, { headers: { Authorization: authorization(session.token() ?? "") } });
   if (!response.ok) throw problemOf(response.status, await response.json().catch(() => null), null);
-  const address = URL.createObjectURL(await response.blob());
+  saveFile(await response.blob(), name);
+}
+
+/** Saves a file through the browser. */
+export function saveFile(content: Blob, name: string) {
+  const address = URL.createObjectURL(content);
   const link = document.createElement("a");
   link.href = address;
   link.download = name;

@@ -1,6 +1,7 @@
-// Output of commands as harmless text. A program, or whoever controls what it prints, must not be
-// able to hide, reorder or fake what the console shows.
+// Output of commands as harmless text. A program, or an attacker who controls its output, must not
+// be able to hide, reorder or fake what the console shows.
 import Anser from "anser";
+import { named } from "./visible";
 
 /** A piece of a line with one look. */
 export interface Piece {
@@ -17,44 +18,46 @@ const ESC = "\u001b";
 const STYLE = /\u001b\[[0-9;:]*m/g;
 /**
  * All other sequences: strings up to their end (titles, links of OSC 8, clipboard, images), control
- * sequences such as moves of the cursor, and short escapes. An unfinished string is dropped to the
- * end of its line, as terminals do.
+ * sequences such as moves of the cursor, and short escapes. An unfinished string ends with the next
+ * escape or with its line, as in terminals. Every alternative matches where it begins, so nothing
+ * is scanned twice.
  */
 const OTHER_SEQUENCES =
-  /(?:\u001b[\]PX^_]|[\u009d\u0090\u0098\u009e\u009f])[^\u0007\u001b\u009c]*(?:\u0007|\u001b\\|\u009c|$)|(?:\u001b\[|\u009b)(?![0-9;:]*m)[0-?]*[ -/]*[@-~]?|\u001b(?!\[)[ -/]*[0-~]?/g;
-/** Control characters without an effect here, besides the tab. */
-const CONTROLS = /[\u0000-\u0008\u000b-\u001a\u001c-\u001f\u007f-\u009f]/g;
-/**
- * Characters that are invisible or change the order of others: bidi controls, zero-width
- * characters, variation of invisible operators, tags, and line separators.
- */
-const INVISIBLE = /[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb]|[\u{e0000}-\u{e0fff}]/gu;
+  /(?:\u001b[\]PX^_]|[\u009d\u0090\u0098\u009e\u009f])[^\u0007\u001b\u009c]*(?:\u0007|\u001b\\|\u009c|(?=\u001b)|$)|(?:\u001b\[|\u009b)(?![0-9;:]*m)[0-?]*[ -/]*[@-~]?|\u001b(?!\[)[ -/]*[0-~]?/g;
+/** Styles, and single characters. */
+const TOKENS = /\u001b\[[0-9;:]*m|[^]/gu;
 
-const codePoint = (character: string) => `⟨U+${character.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}⟩`;
-
-/** A control character as its picture: `␀`, `␛`. */
-function picture(character: string) {
-  const code = character.charCodeAt(0);
-  if (code < 0x20) return String.fromCharCode(0x2400 + code);
-  return code === 0x7f ? "␡" : codePoint(character);
+/** A line after its backspaces, each of which removes a character: bold by overstriking. */
+function withoutBackspaces(line: string) {
+  if (!line.includes("\b")) return line;
+  const tokens: string[] = line.match(TOKENS) ?? [];
+  /** The positions of the characters that are not removed. */
+  const kept: number[] = [];
+  tokens.forEach((token, index) => {
+    if (token === "\b") {
+      tokens[index] = "";
+      const removed = kept.pop();
+      if (removed !== undefined) tokens[removed] = "";
+    } else if (!token.startsWith(ESC) || token === ESC) {
+      kept.push(index);
+    }
+  });
+  return tokens.join("");
 }
 
-/** Carriage returns and backspaces as a terminal shows them at the end: progress bars, bold by overstriking. */
+/**
+ * Carriage returns and backspaces as a terminal shows them at the end: progress bars, bold by
+ * overstriking.
+ */
 function overwritten(line: string) {
-  const trimmed = line.replace(/\r+$/, "");
-  const last = trimmed.slice(trimmed.lastIndexOf("\r") + 1);
-  let text = last;
-  while (text.includes("\u0008")) {
-    const shorter = text.replace(/[^\u0008]\u0008|^\u0008+/g, "");
-    if (shorter === text) break;
-    text = shorter;
-  }
-  return text;
+  let end = line.length;
+  while (line[end - 1] === "\r") end -= 1;
+  return withoutBackspaces(line.slice(line.lastIndexOf("\r", end - 1) + 1, end));
 }
 
 /** A line without sequences other than styles, with every other character visible. */
 export function harmless(line: string): string {
-  return overwritten(line.replace(OTHER_SEQUENCES, "")).replace(CONTROLS, picture).replace(INVISIBLE, codePoint);
+  return named(overwritten(line.replace(OTHER_SEQUENCES, "")));
 }
 
 /** A line without any sequences, for searching and copying. */
@@ -72,14 +75,32 @@ export function stylesAfter(before: string, line: string): string {
   return styles.length > 512 ? styles.slice(styles.indexOf(ESC, styles.length - 512)) : styles;
 }
 
+/** A line with more styles is shown without the rest of them, so that it cannot slow down the page. */
+const MAX_STYLES = 200;
+
+/** Where the first style too many of a line begins, or its end. */
+function endOfStyles(line: string): number {
+  let count = 0;
+  for (const { index } of line.matchAll(STYLE)) {
+    count += 1;
+    if (count > MAX_STYLES) return index;
+  }
+  return line.length;
+}
+
 /** The pieces of a line, with the styles in force at its start. */
 export function pieces(line: string, styles: string): Piece[] {
-  return Anser.ansiToJson(styles + harmless(line), { json: true, use_classes: true, remove_empty: true }).map((part) => ({
+  const text = harmless(line);
+  const end = endOfStyles(text);
+  const shown = Anser.ansiToJson(styles + text.slice(0, end), { json: true, use_classes: true, remove_empty: true }).map((part) => ({
     text: part.content.replaceAll(ESC, "␛"),
-    look: [part.fg, part.bg && `${part.bg}-bg`, ...(part.decorations ?? [])].filter((name) => name && !/truecolor|palette/.test(name)).join(" "),
+    // The parser lists a decoration as often as it was switched on.
+    look: [...new Set([part.fg, part.bg && `${part.bg}-bg`, ...(part.decorations ?? [])])].filter((name) => name && !/truecolor|palette/.test(name)).join(" "),
     color: rgbOf(part.fg, part.fg_truecolor),
     ground: rgbOf(part.bg, part.bg_truecolor),
   }));
+  const rest = text.slice(end).replace(STYLE, "").replaceAll(ESC, "␛");
+  return rest === "" ? shown : [...shown, { text: rest, look: "", color: null, ground: null }];
 }
 
 const LEVELS = [0, 95, 135, 175, 215, 255];

@@ -1,36 +1,42 @@
 // Output of a command: live, with colours, follow, wrap, search, copy and download.
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { memo, useEffect, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore, type CSSProperties, type ReactNode } from "react";
+import { memo, useEffect, useLayoutEffect, useRef, useState, useSyncExternalStore, type CSSProperties, type MouseEvent, type ReactNode } from "react";
+import { useLocation, useNavigate } from "react-router";
 import { Button } from "../ui/button";
 import { Copy } from "../ui/copy";
 import { number } from "../ui/words";
 import type { Buffer } from "./buffer";
 import { pieces } from "./text";
+import { useMatches } from "./use-matches";
 
 interface OutputProps {
   buffer: Buffer;
-  /** Whether more may come. */
+  /** Whether more output may arrive. */
   isLive: boolean;
   /** Shown while there is no output. */
   nothing: string;
+  /** Whether the number of a line is a link to it: `#L12` in the address of the page. */
+  hasLinks?: boolean;
   onDownload?: () => void;
   /** Shown at the left of the tools. */
   children?: ReactNode;
 }
 
 const LINE = 18;
-/** So close to its end, an output is followed. */
+/** Within this distance of the end, in pixels, the view follows the output. */
 const NEAR_END = 24;
 
-export function Output({ buffer, isLive, nothing, onDownload, children }: OutputProps) {
+export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, children }: OutputProps) {
   useSyncExternalStore(buffer.subscribe, () => buffer.version);
   const { count } = buffer;
   const area = useRef<HTMLDivElement>(null);
+  const { hash } = useLocation();
+  const navigate = useNavigate();
   const [isFollowing, setIsFollowing] = useState(true);
   const [isWrapped, setIsWrapped] = useState(true);
   const [search, setSearch] = useState("");
   const [match, setMatch] = useState(0);
-  const matches = useMemo(() => (search === "" ? [] : buffer.find(search)), [buffer, search, count]);
+  const matches = useMatches(buffer, search);
   const virtualizer = useVirtualizer({ count, getScrollElement: () => area.current, estimateSize: () => LINE, overscan: 20, useFlushSync: false });
   const digits = String(count + buffer.dropped).length;
 
@@ -53,7 +59,28 @@ export function Output({ buffer, isLive, nothing, onDownload, children }: Output
     setIsFollowing(false);
     virtualizer.scrollToIndex(matches[index]!, { align: "center" });
   };
-  const current = matches[match];
+  // A new text is looked for at once, Enter goes on to the next line with it.
+  const isNewSearch = useRef(false);
+  useEffect(() => {
+    if (!isNewSearch.current || matches.length === 0) return;
+    isNewSearch.current = false;
+    goTo(0);
+  }, [matches]);
+  /** One handler for all numbers, because a component for each is too slow for fast output. */
+  const onLineClick = (event: MouseEvent) => {
+    const link = (event.target as Element).closest("a[href]");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    void navigate({ hash: link.getAttribute("href")! }, { replace: true, preventScrollReset: true });
+  };
+  const linked = hasLinks ? Number(/^#L(\d+)$/.exec(hash)?.[1] ?? 0) - 1 - buffer.dropped : -1;
+  const isLinked = linked >= 0 && linked < count;
+  useEffect(() => {
+    if (!isLinked) return;
+    setIsFollowing(false);
+    virtualizer.scrollToIndex(linked, { align: "center" });
+  }, [isLinked, hash]);
+  const current = search === "" ? (isLinked ? linked : undefined) : matches[match];
 
   return (
     <section className={`output ${isWrapped ? "wrapped" : ""}`} aria-label="Output">
@@ -67,9 +94,9 @@ export function Output({ buffer, isLive, nothing, onDownload, children }: Output
             value={search}
             onChange={(event) => {
               setSearch(event.target.value);
-              setMatch(0);
+              isNewSearch.current = true;
             }}
-            onKeyDown={(event) => event.key === "Enter" && goTo(event.shiftKey ? match - 1 : search === "" ? 0 : current === undefined ? 0 : match + 1)}
+            onKeyDown={(event) => event.key === "Enter" && goTo(event.shiftKey ? match - 1 : match + 1)}
           />
           {search !== "" && (
             <span className="number" role="status">
@@ -94,18 +121,18 @@ export function Output({ buffer, isLive, nothing, onDownload, children }: Output
         {count === 0 ? (
           <p className="output-nothing">{nothing}</p>
         ) : (
-          <div className="output-lines" style={{ height: virtualizer.getTotalSize(), "--digits": digits } as CSSProperties}>
+          <div className="output-lines" onClick={onLineClick} style={{ height: virtualizer.getTotalSize(), "--digits": digits } as CSSProperties}>
             {virtualizer.getVirtualItems().map(({ index, start }) => (
               <div
                 key={index}
                 data-index={index}
-                ref={virtualizer.measureElement}
+                ref={isWrapped && mayWrap(buffer.line(index), virtualizer.scrollRect?.width ?? 0) ? virtualizer.measureElement : undefined}
                 className={`output-line ${index === current ? "current" : ""}`}
                 style={{ transform: `translateY(${start}px)` }}
               >
-                <span className="output-number" aria-hidden="true">
+                <a className="output-number" href={hasLinks ? `#L${index + 1 + buffer.dropped}` : undefined} tabIndex={-1} aria-hidden="true">
                   {index + 1 + buffer.dropped}
-                </span>
+                </a>
                 <Line text={buffer.line(index)} styles={buffer.styles(index)} />
               </div>
             ))}
@@ -120,6 +147,14 @@ export function Output({ buffer, isLive, nothing, onDownload, children }: Output
     </section>
   );
 }
+
+/** No character of the face is wider, in pixels. */
+const WIDEST_CHARACTER = 9;
+/** The number of a line and the space around it, in pixels. */
+const MARGIN = 130;
+
+/** Whether a line may need more than one row. Only such lines are measured, because measuring slows down fast output. */
+const mayWrap = (line: string, width: number) => line.length * WIDEST_CHARACTER > width - MARGIN || /[^ -~]/.test(line);
 
 /** One line. `bdi` keeps the direction of its letters from reordering what is around it. */
 const Line = memo(function Line({ text, styles }: { text: string; styles: string }) {

@@ -1,5 +1,6 @@
 import { Link } from "react-router";
 import type { Command } from "../api/queries";
+import { visible } from "../output/visible";
 import { State } from "./state";
 import { Since, Time } from "./time";
 import { duration } from "./words";
@@ -11,8 +12,8 @@ export function CommandList({ commands, isOfOneServer = false }: { commands: rea
       {commands.map((command) => (
         <li key={command.id}>
           <State state={command.state} />
-          <Link to={`/commands/${command.id}`} className="mono ellipsis" title={command.line}>
-            {command.line}
+          <Link to={`/commands/${command.id}`} className="mono ellipsis" title={visible(command.line)}>
+            {visible(command.line)}
           </Link>
           {!isOfOneServer && <span className="ellipsis">{command.server_name}</span>}
           <span className="muted number">{command.state === "acked" && command.acked_at ? <Since at={command.acked_at} /> : command.elapsed_time === null ? "" : duration(command.elapsed_time)}</span>

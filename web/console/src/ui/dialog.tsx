@@ -30,7 +30,7 @@ interface ConfirmProps extends Omit<DialogProps, "children"> {
   children: ReactNode;
   /** The verb on the button. */
   verb: string;
-  /** A text that must be typed first. */
+  /** A text that the user must type first. */
   typed?: string;
   action: () => Promise<unknown>;
 }
@@ -67,7 +67,9 @@ export function Confirm({ title, isOpen, onClose, children, verb, typed, action 
         {children}
         {typed !== undefined && (
           <label className="field">
-            Type <strong>{typed}</strong> to confirm
+            <span>
+              Type <strong>{typed}</strong> to confirm
+            </span>
             <input value={entered} onChange={(event) => setEntered(event.target.value)} autoComplete="off" spellCheck={false} />
           </label>
         )}

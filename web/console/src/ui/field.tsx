@@ -25,7 +25,7 @@ export function Field({ label, hint, errors = [], children }: FieldProps) {
               {error}
             </p>
           ))}
-          {hint !== undefined && <p className="hint">{hint}</p>}
+          {hint !== undefined && <div className="hint">{hint}</div>}
         </div>
       )}
     </div>

@@ -1,7 +1,10 @@
 // A list of servers, by their ids.
 import { useQueries } from "@tanstack/react-query";
+import { useState } from "react";
 import { server as serverQuery } from "../api/queries";
+import { Button } from "./button";
 import { ServerPicker } from "./server-picker";
+import { plural } from "./words";
 
 interface ServerChipsProps {
   ids: readonly string[];
@@ -9,11 +12,16 @@ interface ServerChipsProps {
   isReadOnly?: boolean;
 }
 
+/** The number of servers that are shown at first, and the number that each click adds. */
+const STEP = 50;
+
 export function ServerChips({ ids, onChange, isReadOnly = false }: ServerChipsProps) {
-  const servers = useQueries({ queries: ids.map((id) => ({ ...serverQuery(id), staleTime: 60_000 })) });
+  const [limit, setLimit] = useState(STEP);
+  const shown = ids.slice(0, limit);
+  const servers = useQueries({ queries: shown.map((id) => ({ ...serverQuery(id), staleTime: 60_000 })) });
   return (
     <div className="row-of">
-      {ids.map((id, index) => {
+      {shown.map((id, index) => {
         const name = servers[index]?.data?.name ?? (servers[index]?.error ? "unknown server" : "…");
         return (
           <span key={id} className="chip">
@@ -26,6 +34,11 @@ export function ServerChips({ ids, onChange, isReadOnly = false }: ServerChipsPr
           </span>
         );
       })}
+      {ids.length > limit && (
+        <Button look="quiet" onClick={() => setLimit(limit + STEP)}>
+          and {plural(ids.length - limit, "more", "more")}
+        </Button>
+      )}
       {isReadOnly ? ids.length === 0 && <span className="muted">none</span> : <ServerPicker value="" onChange={(id) => !ids.includes(id) && onChange([...ids, id])} />}
     </div>
   );

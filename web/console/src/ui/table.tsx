@@ -11,8 +11,11 @@ export interface Column<Row> {
   readonly cell: (row: Row) => ReactNode;
   /** The field for `ordering`, if the service can sort by the column. */
   readonly orderBy?: string;
-  /** Where the cell is in a card: in its title, in its body, or nowhere. */
-  readonly card?: "title" | "body" | "none";
+  /**
+   * Where the cell is in a card: its title, the end of that line, a line of its own, with others in
+   * its body, there with the title of its column, or nowhere.
+   */
+  readonly card?: "title" | "end" | "line" | "body" | "labelled" | "none";
 }
 
 export interface Selection {
@@ -32,12 +35,13 @@ interface TableProps<Row> {
   selection?: Selection;
   ordering?: string;
   onOrdering?: (ordering: string) => void;
-  /** Rows with a new mark light up once. */
+  /** A row whose mark changes lights up once. */
   markOf?: (row: Row) => string;
 }
 
-const ROW = 32;
-const CARD = 84;
+/** The estimated heights before a row is measured, in pixels. */
+const ROW_HEIGHT = 32;
+const CARD_HEIGHT = 60;
 
 export function Table<Row>({ label, columns, count, at, keyOf, nameOf, onRange, selection, ordering, onOrdering, markOf }: TableProps<Row>) {
   const body = useRef<HTMLDivElement>(null);
@@ -46,7 +50,7 @@ export function Table<Row>({ label, columns, count, at, keyOf, nameOf, onRange, 
   useLayoutEffect(() => {
     if (body.current) setOffset(body.current.getBoundingClientRect().top + window.scrollY);
   }, [isNarrow]);
-  const virtualizer = useWindowVirtualizer({ count, estimateSize: () => (isNarrow ? CARD : ROW), overscan: 8, scrollMargin: offset, useFlushSync: false });
+  const virtualizer = useWindowVirtualizer({ count, estimateSize: () => (isNarrow ? CARD_HEIGHT : ROW_HEIGHT), overscan: 8, scrollMargin: offset, useFlushSync: false });
   const items = virtualizer.getVirtualItems();
   const [first, last] = [items[0]?.index ?? 0, items.at(-1)?.index ?? 0];
   useEffect(() => onRange?.(first, last), [onRange, first, last]);

@@ -1,4 +1,5 @@
 import { useNow } from "../live/clock";
+import { visible } from "../output/visible";
 import { duration, exact, relative, short, toSecond } from "./words";
 
 /** A time in the viewer's zone, relative to now. The exact time is shown on hover. */
@@ -23,4 +24,4 @@ export function Since({ at }: { at: string }) {
 const ISO = /(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))/;
 
 /** A sentence of the service, with its times in the viewer's zone. */
-export const WithTimes = ({ text }: { text: string }) => text.split(ISO).map((part, index) => (index % 2 === 1 ? <Time key={index} at={part} form="second" /> : part));
+export const WithTimes = ({ text }: { text: string }) => text.split(ISO).map((part, index) => (index % 2 === 1 ? <Time key={index} at={part} form="second" /> : visible(part)));

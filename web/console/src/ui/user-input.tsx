@@ -1,4 +1,4 @@
-// A filter by a username, with completion.
+// Inputs for a username, with completion.
 import { useQuery } from "@tanstack/react-query";
 import { useId } from "react";
 import { users } from "../api/queries";
@@ -14,14 +14,20 @@ interface UserInputProps {
 
 const SUGGESTIONS = 20;
 
-export function UserInput({ label, value, onChange, className }: UserInputProps) {
-  const list = useId();
+/** A filter: the name is handed on when typing pauses. */
+export function UserInput({ value, onChange, ...rest }: UserInputProps) {
   const [text, setText] = useTyped(value, onChange);
-  const search = useSettled(text.trim(), 150);
+  return <UserField {...rest} value={text} onChange={setText} />;
+}
+
+/** A field of a form. */
+export function UserField({ label, value, onChange, className }: UserInputProps) {
+  const list = useId();
+  const search = useSettled(value.trim(), 150);
   const found = useQuery({ ...users({ search, page_size: SUGGESTIONS }), staleTime: 60_000 });
   return (
     <span className={className}>
-      <input type="text" aria-label={label} placeholder={label} list={list} autoComplete="off" autoCapitalize="none" spellCheck={false} value={text} onChange={(event) => setText(event.target.value)} />
+      <input type="text" aria-label={label} placeholder={label} list={list} autoComplete="off" autoCapitalize="none" spellCheck={false} value={value} onChange={(event) => onChange(event.target.value)} />
       <datalist id={list}>
         {(found.data?.results ?? []).map(({ id, username }) => (
           <option key={id} value={username} />
@@ -31,7 +37,10 @@ export function UserInput({ label, value, onChange, className }: UserInputProps)
   );
 }
 
-/** The id of a user, which the filters of lists take. Undefined while it is looked up, null if there is no such user. */
+/**
+ * The id of a user, which the filters of lists take. Undefined while it is looked up, null if there
+ * is no such user.
+ */
 export function useUserId(username: string): number | undefined | null {
   const { data } = useQuery({ ...users({ username, page_size: 1 }), enabled: username !== "" });
   return username === "" ? undefined : data && (data.results[0]?.id ?? null);

@@ -5,8 +5,10 @@ import { isStaff, me } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
+import { visible } from "../../output/visible";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button } from "../../ui/button";
+import { MoreFilters } from "../../ui/more-filters";
 import { Page } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
 import { State } from "../../ui/state";
@@ -16,7 +18,8 @@ import { TimeInput } from "../../ui/time-input";
 import { number } from "../../ui/words";
 import { textOf } from "../history/query";
 import { EventDetails } from "./details";
-import { Verify } from "./verify";
+import { Export } from "./export";
+import { useVerify } from "./verify";
 import "./page.css";
 
 export type AuditEvent = Schema<"AuditEvent">;
@@ -34,6 +37,7 @@ const ACTIONS = [
 
 export const lookOfOutcome = (outcome: AuditEvent["outcome"]) => (outcome === "success" ? "success" : outcome === "denied" ? "cancelled" : "failed");
 
+export type AuditQuery = ReturnType<typeof queryOf>;
 const queryOf = ({ actor, action, object, outcome, since, until }: Filter) => ({
   ...(actor && { actor }),
   ...(action && { action }),
@@ -44,7 +48,7 @@ const queryOf = ({ actor, action, object, outcome, since, until }: Filter) => ({
 });
 
 const columnsFor = (open: (event: AuditEvent) => void): readonly Column<AuditEvent>[] => [
-  { name: "time", title: "When", width: "120px", cell: ({ occurred_at }) => <Time at={occurred_at} form="short" /> },
+  { name: "time", title: "When", width: "136px", cell: ({ occurred_at }) => <Time at={occurred_at} form="second" /> },
   {
     name: "action",
     title: "Action",
@@ -57,22 +61,28 @@ const columnsFor = (open: (event: AuditEvent) => void): readonly Column<AuditEve
     ),
   },
   { name: "outcome", title: "Outcome", width: "96px", cell: ({ outcome }) => <State state={lookOfOutcome(outcome)}>{outcome}</State> },
-  { name: "actor", title: "Actor", width: "minmax(0, 1fr)", cell: ({ actor }) => actor.name ?? <span className="muted">{actor.type}</span> },
-  { name: "object", title: "Object", width: "minmax(0, 1.6fr)", cell: ({ object }) => object && <span title={object.id ?? ""}><span className="muted">{object.type}</span> {object.name ?? object.id}</span> },
+  { name: "actor", title: "Actor", width: "minmax(0, 1fr)", cell: ({ actor }) => actor.name !== null ? visible(actor.name) : <span className="muted">{actor.type}</span> },
+  { name: "object", title: "Object", width: "minmax(0, 1.6fr)", cell: ({ object }) => object && <span title={object.id ?? ""}><span className="muted">{object.type}</span> {visible(object.name ?? object.id ?? "")}</span> },
   { name: "ip", title: "Address", width: "128px", card: "none", cell: ({ remote_ip }) => <span className="mono">{remote_ip ?? "–"}</span> },
   { name: "link", title: "Entry", width: "72px", card: "none", cell: ({ link }) => <span className="number">{link === null ? <span className="muted">pending</span> : number(link)}</span> },
 ];
 
 export default function Audit() {
-  const staff = useQuery(me()).data;
-  if (staff && !isStaff(staff)) return <Page title="Audit"><Empty title="Only staff read the audit log">Ask the staff of this workspace.</Empty></Page>;
-  return <Log />;
+  const user = useQuery(me()).data;
+  if (!user) return <Loading />;
+  if (isStaff(user)) return <Log />;
+  return (
+    <Page title="Audit">
+      <Empty title="Only staff read the audit log">Ask the staff of this workspace.</Empty>
+    </Page>
+  );
 }
 
 function Log() {
   const [filter, setFilter] = useAddress(DEFAULTS);
   const [open, setOpen] = useState<AuditEvent | null>(null);
   const query = queryOf(filter);
+  const verification = useVerify();
   const list = usePages<AuditEvent>(PAGE_SIZE, (page) => ({
     queryKey: ["audit", query, page],
     queryFn: ({ signal }: { signal: AbortSignal }) => read(api.GET("/api/audit/events/", { params: { query: { ...query, page, page_size: PAGE_SIZE } }, signal })),
@@ -81,8 +91,18 @@ function Log() {
   const isFiltered = Object.values(filter).some((value) => value !== "");
   const options = [["--actor", filter.actor], ["--action", filter.action], ["--object", filter.object], ["--outcome", filter.outcome], ["--since", filter.since], ["--until", filter.until]] as const;
   return (
-    <Page title="Audit" heading={<>Audit {count !== undefined && <span className="muted">{number(count)}</span>}</>} actions={isFiltered && <Button onClick={() => setFilter(DEFAULTS)}>Clear the filters</Button>}>
-      <Verify />
+    <Page
+      title="Audit"
+      heading={<>Audit {count !== undefined && <span className="muted">{number(count)}</span>}</>}
+      actions={
+        <>
+          {isFiltered && <Button onClick={() => setFilter(DEFAULTS)}>Clear the filters</Button>}
+          <Export query={query} count={count ?? 0} />
+          {verification.button}
+        </>
+      }
+    >
+      {verification.outcome}
       <Filters filter={filter} onChange={setFilter} />
       {list.problem ? (
         <Failure problem={list.problem} retry={list.retry} />
@@ -114,17 +134,19 @@ function Filters({ filter, onChange }: { filter: Filter; onChange: (changes: Par
           <option key={name} value={name} />
         ))}
       </datalist>
-      <input {...plain} className="narrow" type="text" aria-label="Actor" placeholder="Actor" value={actor} onChange={(event) => setActor(event.target.value)} />
-      <input {...plain} className="narrow mono" type="text" aria-label="Id of the object" placeholder="Id of the object" value={object} onChange={(event) => setObject(event.target.value)} />
-      <select className="narrow" aria-label="Outcome" value={filter.outcome} onChange={(event) => onChange({ outcome: event.target.value })}>
-        {OUTCOMES.map(([value, text]) => (
-          <option key={value} value={value}>
-            {text}
-          </option>
-        ))}
-      </select>
-      <TimeInput label="Since" value={filter.since} onChange={(since) => onChange({ since })} />
-      <TimeInput label="Until" value={filter.until} onChange={(until) => onChange({ until })} />
+      <MoreFilters inUse={[filter.actor, filter.object, filter.outcome, filter.since, filter.until].filter((value) => value !== "").length}>
+        <input {...plain} className="narrow" type="text" aria-label="Actor" placeholder="Actor" value={actor} onChange={(event) => setActor(event.target.value)} />
+        <input {...plain} className="narrow mono" type="text" aria-label="Id of the object" placeholder="Id of the object" value={object} onChange={(event) => setObject(event.target.value)} />
+        <select className="narrow" aria-label="Outcome" value={filter.outcome} onChange={(event) => onChange({ outcome: event.target.value })}>
+          {OUTCOMES.map(([value, text]) => (
+            <option key={value} value={value}>
+              {text}
+            </option>
+          ))}
+        </select>
+        <TimeInput label="Since" value={filter.since} onChange={(since) => onChange({ since })} />
+        <TimeInput label="Until" value={filter.until} onChange={(until) => onChange({ until })} />
+      </MoreFilters>
     </div>
   );
 }

@@ -21,14 +21,17 @@ async function verify(onProgress: (links: number) => void): Promise<Verified & {
   }
 }
 
-export function Verify() {
+/** Verifies the chain on request: a button for the header of the page, and its outcome. */
+export function useVerify() {
   const [progress, setProgress] = useState(0);
   const run = useMutation({ mutationFn: () => verify(setProgress), onMutate: () => setProgress(0) });
-  return (
+  const button = (
+    <Button look="primary" isBusy={run.isPending} onClick={() => run.mutate()}>
+      Verify the chain
+    </Button>
+  );
+  const outcome = (
     <div className="verify">
-      <Button look="primary" isBusy={run.isPending} onClick={() => run.mutate()}>
-        Verify the chain
-      </Button>
       <span role="status">
         {run.isPending ? (
           <span className="muted">{plural(progress, "entry", "entries")} verified…</span>
@@ -41,6 +44,7 @@ export function Verify() {
       <ActionError error={run.error} />
     </div>
   );
+  return { button, outcome };
 }
 
 function words({ valid, total, unsealed, first_broken }: Verified & { total: number }) {

@@ -1,7 +1,8 @@
 import { memo, useId, useRef, useState, type KeyboardEvent, type MouseEvent } from "react";
 import { lookOf, Mark } from "../../ui/state";
+import { WithTimes } from "../../ui/time";
 import { duration } from "../../ui/words";
-import type { Target } from "./targets";
+import { reasonOf, type Target } from "./targets";
 
 interface GridProps {
   targets: readonly Target[];
@@ -74,18 +75,19 @@ export function Grid({ targets, selected, onSelect }: GridProps) {
         ))}
       </div>
       <p className="target-note muted" aria-hidden="true">
-        {shown ? sentence(shown) : "Hover a square for its name. Click it for its output."}
+        {shown ? <WithTimes text={sentence(shown)} /> : isNamed ? "Choose a server for its output." : "Hover a square for its name. Click it for its output."}
       </p>
     </>
   );
 }
 
-function sentence({ server_name, state, exit_code, elapsed_time, reason }: Target) {
+function sentence(target: Target) {
+  const { server_name, state, exit_code, elapsed_time } = target;
   return [
     `${server_name}: ${lookOf(state).word}`,
     exit_code !== null && exit_code !== 0 && `exit code ${exit_code}`,
     elapsed_time !== null && duration(elapsed_time),
-    reason,
+    reasonOf(target),
   ]
     .filter(Boolean)
     .join(", ");

@@ -1,5 +1,5 @@
 import { queryOptions, useQuery } from "@tanstack/react-query";
-import { lazy, Suspense } from "react";
+import { lazy, Suspense, useState } from "react";
 import { api, read, type Schema } from "../../api/client";
 import { live, type Batch } from "../../api/queries";
 import { Answer, Loading } from "../../ui/answers";
@@ -31,14 +31,21 @@ export function toggled(keys: readonly string[], key: string): readonly string[]
 
 interface GroupsProps {
   batch: Batch;
-  /** The keys of the groups that are compared. */
-  compared: readonly string[];
+  /** The keys of the groups that the address compares. */
+  initial: readonly string[];
   onCompare: (keys: readonly string[]) => void;
   onSelect: (server: string) => void;
 }
 
 /** Which servers said the same, and what differs between two of these groups. */
-export function Groups({ batch, compared, onCompare, onSelect }: GroupsProps) {
+export function Groups({ batch, initial, onCompare, onSelect }: GroupsProps) {
+  // The address changes in a transition, too late for a box that was clicked.
+  const [compared, setCompared] = useState(initial);
+  const toggle = (key: string) => {
+    const next = toggled(compared, key);
+    setCompared(next);
+    onCompare(next);
+  };
   const query = useQuery({ ...outputs(batch.id), ...(hasEnded(batch) ? {} : live) });
   return (
     <section className="panel" aria-label="Outputs">
@@ -53,7 +60,7 @@ export function Groups({ batch, compared, onCompare, onSelect }: GroupsProps) {
               </header>
               <ul className="groups">
                 {results.map((group) => (
-                  <OneGroup key={keyOf(group)} group={group} isAlone={results.length === 1} isCompared={compared.includes(keyOf(group))} onCompare={() => onCompare(toggled(compared, keyOf(group)))} onSelect={onSelect} />
+                  <OneGroup key={keyOf(group)} group={group} isAlone={results.length === 1} isCompared={compared.includes(keyOf(group))} onCompare={() => toggle(keyOf(group))} onSelect={onSelect} />
                 ))}
               </ul>
               {count > results.length && <p className="panel-body muted">{plural(count - results.length, "smaller group is", "smaller groups are")} not shown.</p>}
@@ -86,7 +93,7 @@ interface OneGroupProps {
 
 function OneGroup({ group, isAlone, isCompared, onCompare, onSelect }: OneGroupProps) {
   const { count, state, exit_code, result, result_truncated, targets } = group;
-  const who = count === 1 ? targets[0]!.server_name : plural(count, "server");
+  const who = count === 1 ? targets[0]!.server_name : `${targets[0]!.server_name} and ${plural(count - 1, "more server")}`;
   const named = targets.slice(0, NAMED);
   return (
     <li>

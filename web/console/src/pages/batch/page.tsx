@@ -2,8 +2,9 @@ import { useQuery } from "@tanstack/react-query";
 import { Link, useParams } from "react-router";
 import { batch as batchQuery, isStaff, me, POLL_MS, type Batch as BatchObject } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
+import { visible } from "../../output/visible";
 import { Answer } from "../../ui/answers";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { Time } from "../../ui/time";
 import { plural } from "../../ui/words";
@@ -22,7 +23,11 @@ const DEFAULTS = { only: "", server: "", compare: "" };
 export default function Batch() {
   const { id = "" } = useParams();
   const query = useQuery({ ...batchQuery(id), refetchInterval: ({ state }) => (state.data && hasEnded(state.data) ? false : POLL_MS) });
-  return <Answer query={query}>{(batch) => <Shown key={batch.id} batch={batch} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="batch">
+      {(batch) => <Shown key={batch.id} batch={batch} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ batch }: { batch: BatchObject }) {
@@ -37,10 +42,10 @@ function Shown({ batch }: { batch: BatchObject }) {
   const select = (server: string) => setView({ server });
   return (
     <Page
-      title={batch.name || batch.line}
+      title={visible(batch.name || batch.line)}
       heading={
         <span className="command-heading">
-          {batch.name || `Batch on ${plural(batch.counts.total, "server")}`}
+          {visible(batch.name) || `Batch on ${plural(batch.counts.total, "server")}`}
           <span className="command-state">
             <BatchState batch={batch} />
           </span>
@@ -49,7 +54,7 @@ function Shown({ batch }: { batch: BatchObject }) {
       actions={mayChange && <Actions batch={{ ...batch, counts: { ...counts, total: batch.counts.total } }} />}
     >
       <pre className="command-line">
-        <code>{batch.line}</code>
+        <code>{visible(batch.line)}</code>
       </pre>
       <Facts batch={batch} />
       {stream === "cut" && (
@@ -66,7 +71,7 @@ function Shown({ batch }: { batch: BatchObject }) {
           </div>
           {selected && <TargetOutput target={selected} mayStop={mayChange} onClose={() => setView({ server: "" })} />}
         </div>
-        <Groups batch={batch} compared={view.compare.split(",").filter(Boolean)} onCompare={(keys) => setView({ compare: keys.join(",") })} onSelect={select} />
+        <Groups batch={batch} initial={view.compare.split(",").filter(Boolean)} onCompare={(keys) => setView({ compare: keys.join(",") })} onSelect={select} />
       </div>
       <Same method="GET" path={`/api/events/batches/${batch.id}/outputs/`} farhand={`farhand batch outputs ${batch.id}`} />
     </Page>

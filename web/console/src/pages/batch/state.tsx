@@ -1,10 +1,10 @@
 import type { Batch } from "../../api/queries";
-import { lookOf, State } from "../../ui/state";
+import { State } from "../../ui/state";
 
 /** How many targets failed, as `max_errors` counts them (contract 13.9). */
 export const failures = ({ failed, expired, stuck }: Batch["counts"]) => failed + expired + stuck;
 
 /** The state of a batch. One that has finished with failures does not look like a success. */
 export function BatchState({ batch: { state, counts } }: { batch: Batch }) {
-  return <State state={state === "finished" && failures(counts) > 0 ? "failed" : state}>{lookOf(state).word}</State>;
+  return state === "finished" && failures(counts) > 0 ? <State state="failed">with failures</State> : <State state={state} />;
 }

@@ -6,9 +6,10 @@ import { useOutput } from "../../output/use-output";
 import { Output } from "../../output/view";
 import { Button } from "../../ui/button";
 import { State } from "../../ui/state";
+import { WithTimes } from "../../ui/time";
 import { duration } from "../../ui/words";
 import { Stop } from "../command/stop";
-import type { Target } from "./targets";
+import { reasonOf, type Target } from "./targets";
 
 interface TargetOutputProps {
   target: Target;
@@ -20,10 +21,14 @@ interface TargetOutputProps {
 /** The output of one server of a batch, live. */
 export function TargetOutput({ target, mayStop, onClose }: TargetOutputProps) {
   const element = useRef<HTMLElement>(null);
-  useEffect(() => element.current?.scrollIntoView({ block: "nearest" }), [target.server]);
-  const { server, server_name, state, exit_code, reason, command } = target;
+  useEffect(() => {
+    // New browsers return a promise, which is no clean-up.
+    element.current?.scrollIntoView({ block: "nearest" });
+  }, [target.server]);
+  const { server, server_name, state, exit_code, command } = target;
+  const reason = reasonOf(target);
   return (
-    <section className="target-output stack" aria-label={`Output of ${server_name}`} ref={element}>
+    <section className="target-output stack" aria-label={`Server ${server_name}`} ref={element}>
       <header className="row-of">
         <h2>
           <Link to={`/servers/${server}`}>{server_name}</Link>
@@ -38,7 +43,11 @@ export function TargetOutput({ target, mayStop, onClose }: TargetOutputProps) {
           </Button>
         </span>
       </header>
-      {reason && <p>{reason}</p>}
+      {reason && (
+        <p>
+          <WithTimes text={reason} />
+        </p>
+      )}
       {command ? <Live key={command} id={command} isLive={["queued", "sent", "running"].includes(state)} /> : !reason && <p className="muted">It has not started here.</p>}
     </section>
   );

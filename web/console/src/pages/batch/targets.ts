@@ -4,6 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "react";
 import { api, read, type Schema } from "../../api/client";
 import { batch as batchQuery, type Batch } from "../../api/queries";
 import { useStream } from "../../live/use-stream";
+import { visible } from "../../output/visible";
 
 export type Target = Schema<"BatchTarget">;
 export type TargetState = Target["state"];
@@ -17,6 +18,9 @@ const SHOWN_EVERY_MS = 100;
 export const STATES = ["pending", "queued", "sent", "running", "success", "failed", "expired", "stuck", "cancelled", "skipped"] as const satisfies readonly TargetState[];
 
 export const hasEnded = ({ state }: Pick<Batch, "state">) => state === "finished" || state === "cancelled";
+
+/** Why a target is in its state, unless the state and the exit code say it. */
+export const reasonOf = ({ state, exit_code, reason }: Target) => (state === "success" || exit_code !== null ? null : reason && visible(reason));
 
 /** All pages of the list of targets. */
 const allTargets = (id: string) =>

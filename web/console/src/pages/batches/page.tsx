@@ -3,6 +3,7 @@ import { batches, type Batch } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
+import { visible } from "../../output/visible";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { Page } from "../../ui/page";
@@ -39,16 +40,16 @@ const columns: readonly Column<Batch>[] = [
     width: "minmax(0, 2fr)",
     card: "title",
     cell: ({ id, name, line }) => (
-      <Link to={`/batches/${id}`} title={line} className={name ? "" : "mono"}>
-        {name || line}
+      <Link to={`/batches/${id}`} title={visible(line)} className={name ? "" : "mono"}>
+        {visible(name || line)}
       </Link>
     ),
   },
-  { name: "line", title: "Command", width: "minmax(0, 2fr)", card: "none", cell: ({ name, line }) => name && <span className="mono muted">{line}</span> },
+  { name: "line", title: "Command", width: "minmax(0, 2fr)", card: "none", cell: ({ name, line }) => name && <span className="mono muted">{visible(line)}</span> },
   { name: "progress", title: "Progress", width: "110px", card: "none", cell: ({ counts }) => <Bar counts={counts} /> },
   { name: "outcome", title: "Outcome", width: "minmax(0, 1.4fr)", cell: outcome },
   { name: "by", title: "By", width: "minmax(0, 0.7fr)", cell: ({ requested_by }) => requested_by?.username ?? "–" },
-  { name: "start", title: "Started", width: "88px", cell: ({ scheduled_at }) => <Time at={scheduled_at} /> },
+  { name: "start", title: "Started", width: "88px", card: "end", cell: ({ scheduled_at }) => <Time at={scheduled_at} /> },
 ];
 
 export default function Batches() {

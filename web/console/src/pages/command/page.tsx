@@ -6,14 +6,16 @@ import { command as commandQuery, isStaff, me, POLL_MS, type Command as CommandO
 import { download } from "../../output/download";
 import { useOutput } from "../../output/use-output";
 import { Output } from "../../output/view";
-import { ActionError, Answer } from "../../ui/answers";
+import { visible } from "../../output/visible";
+import { ActionError } from "../../ui/answers";
 import { LinkButton } from "../../ui/button";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { State } from "../../ui/state";
 import { Since, WithTimes } from "../../ui/time";
 import { bytes, duration } from "../../ui/words";
 import { runAgain } from "../run/address";
+import { OWN_LINE } from "../run/targets";
 import { Stop } from "./stop";
 import { Timeline } from "./timeline";
 import "./page.css";
@@ -28,7 +30,11 @@ export default function Command() {
     // The stream tells the end. Polling tells the steps before it.
     refetchInterval: ({ state }) => (state.data && hasEnded(state.data) && state.data.state !== "stuck" ? false : POLL_MS / 2),
   });
-  return <Answer query={query}>{(command) => <Shown command={command} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="command">
+      {(command) => <Shown command={command} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ command }: { command: CommandObject }) {
@@ -41,7 +47,7 @@ function Shown({ command }: { command: CommandObject }) {
   const ended = hasEnded(command);
   return (
     <Page
-      title={command.line}
+      title={visible(command.line)}
       heading={
         <span className="command-heading">
           <Link to={`/servers/${command.server}`}>{command.server_name}</Link>
@@ -55,7 +61,7 @@ function Shown({ command }: { command: CommandObject }) {
         <>
           {!ended || command.state === "stuck" ? mayStop && <Stop command={command} /> : null}
           {ended && (
-            <LinkButton look="primary" to={runAgain(command)}>
+            <LinkButton look="primary" to={runAgain(command)} state={OWN_LINE}>
               Run again
             </LinkButton>
           )}
@@ -63,7 +69,7 @@ function Shown({ command }: { command: CommandObject }) {
       }
     >
       <pre className="command-line" tabIndex={0} aria-label="Command line">
-        <code>{command.line}</code>
+        <code>{visible(command.line)}</code>
       </pre>
       <p className="muted command-facts">
         as {command.username}
@@ -78,7 +84,7 @@ function Shown({ command }: { command: CommandObject }) {
         )}
       </p>
       <Reason command={command} />
-      <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} onDownload={() => save.mutate()}>
+      <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} hasLinks onDownload={() => save.mutate()}>
         <span className="output-live" role="status">
           {stream === "cut" ? "Connection lost. It continues when the service answers." : isLive && command.state === "acked" ? "live" : isDownloaded ? "Downloaded" : ""}
         </span>
@@ -91,10 +97,12 @@ function Shown({ command }: { command: CommandObject }) {
   );
 }
 
+/** What the state and the timeline say too. */
+const KNOWN = /^(?:(?:Succeeded|Failed) with exit code \d+ at|Running since) \S+\.$/;
+
 /** Why a command waits or failed, unless the heading says all of it. */
-function Reason({ command: { status, exit_code } }: { command: CommandObject }) {
-  const isKnown = exit_code !== null && /^(?:Succeeded|Failed) with exit code \d+ at \S+\.$/.test(status.message);
-  if (isKnown || status.message === "") return null;
+function Reason({ command: { status } }: { command: CommandObject }) {
+  if (KNOWN.test(status.message) || status.message === "") return null;
   return (
     <p className="command-message">
       <WithTimes text={status.message} />

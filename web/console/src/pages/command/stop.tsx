@@ -2,6 +2,7 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { api, read } from "../../api/client";
 import { command as commandQuery, type Command } from "../../api/queries";
+import { visible } from "../../output/visible";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
 
@@ -29,7 +30,7 @@ export function Stop({ command }: { command: Command }) {
       >
         <p>{isWaiting ? "It will not run." : "All its processes end immediately. What they have done so far stays."}</p>
         <pre className="command-line" tabIndex={0} aria-label="Command line">
-          <code>{command.line}</code>
+          <code>{visible(command.line)}</code>
         </pre>
       </Confirm>
     </>

@@ -1,15 +1,18 @@
 import { useMutation, useQueries, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
 import { api, read, type Schema } from "../../api/client";
-import { users, type User } from "../../api/queries";
+import { live, users, type User } from "../../api/queries";
 import { ActionError, Answer } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
 import { errorsFor, SelectField } from "../../ui/field";
-import { UserInput, useUserId } from "../../ui/user-input";
+import { UserField } from "../../ui/user-input";
+import { plural } from "../../ui/words";
 import { memberships, type Role } from "./page";
 
 type Membership = Schema<"Membership">;
+/** So many members are shown at first, and so many more after each click. */
+const STEP = 50;
 const ROLES: readonly (readonly [Role, string])[] = [["member", "Member"], ["manager", "Manager"], ["owner", "Owner"]];
 
 interface MembersProps {
@@ -21,10 +24,12 @@ interface MembersProps {
 
 /** The members of a group. Owners change all of them, managers add and remove members (contract 5.4). */
 export function Members({ group: { id }, role, user }: MembersProps) {
-  const query = useQuery(memberships(id));
-  const ids = query.data?.map((one) => one.user) ?? [];
+  const query = useQuery({ ...memberships(id), ...live });
+  const [most, setMost] = useState(STEP);
+  const shown = query.data?.slice(0, most) ?? [];
+  // A membership has only the id of its user.
   const names = useQueries({
-    queries: ids.map((userId) => ({
+    queries: shown.map(({ user: userId }) => ({
       queryKey: ["user", userId],
       queryFn: ({ signal }: { signal: AbortSignal }) => read(api.GET("/api/iam/users/{id}/", { params: { path: { id: userId } }, signal })),
       staleTime: 60_000,
@@ -36,9 +41,16 @@ export function Members({ group: { id }, role, user }: MembersProps) {
       <Answer query={query}>
         {(list) => (
           <ul className="rows">
-            {list.map((membership, index) => (
+            {shown.map((membership, index) => (
               <Member key={membership.id} membership={membership} name={names[index]?.data?.username ?? "…"} role={role} isSelf={membership.user === user?.id} />
             ))}
+            {list.length > most && (
+              <li className="rows-head">
+                <Button look="quiet" onClick={() => setMost(most + STEP)}>
+                  and {plural(list.length - most, "more member")}
+                </Button>
+              </li>
+            )}
           </ul>
         )}
       </Answer>
@@ -101,10 +113,9 @@ function AddMember({ group, role }: { group: number; role: Role }) {
   const client = useQueryClient();
   const [username, setUsername] = useState("");
   const [given, setGiven] = useState<Role>("member");
-  const id = useUserId(username.trim());
   const add = useMutation({
     mutationFn: async () => {
-      const user = typeof id === "number" ? id : (await client.fetchQuery(users({ username: username.trim(), page_size: 1 }))).results[0]?.id;
+      const user = (await client.fetchQuery(users({ username: username.trim(), page_size: 1 }))).results[0]?.id;
       if (user === undefined) throw new Error(`There is no user ${username.trim()}.`);
       return read(api.POST("/api/iam/memberships/", { body: { group, user, role: given } }));
     },
@@ -122,7 +133,7 @@ function AddMember({ group, role }: { group: number; role: Role }) {
     <form className="panel-body member-form" onSubmit={submit}>
       <div className="field">
         <span className="field-name">Add a user</span>
-        <UserInput label="Username" value={username} onChange={setUsername} />
+        <UserField label="Username" value={username} onChange={setUsername} />
       </div>
       {role === "owner" && <SelectField label="Role" options={ROLES} value={given} errors={errorsFor(add.error, "role")} onChange={(event) => setGiven(event.target.value as Role)} />}
       <Button type="submit" isBusy={add.isPending}>

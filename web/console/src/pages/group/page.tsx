@@ -3,14 +3,16 @@ import { useState, type FormEvent } from "react";
 import { useNavigate, useParams } from "react-router";
 import { api, read, type Schema } from "../../api/client";
 import { isStaff, live, me } from "../../api/queries";
-import { ActionError, Answer } from "../../ui/answers";
+import { visible } from "../../output/visible";
+import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
-import { errorsFor, TextField } from "../../ui/field";
-import { Page } from "../../ui/page";
+import { TextField } from "../../ui/field";
+import { Page, PageAnswer } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { ServerChips } from "../../ui/server-chips";
 import { toast } from "../../ui/toasts";
+import { useEdits } from "../../ui/use-edits";
 import { Members } from "./members";
 import "../users/page.css";
 
@@ -40,7 +42,11 @@ export const memberships = (id: number) =>
 export default function Group() {
   const id = Number(useParams()["id"]);
   const query = useQuery({ ...group(id), ...live, placeholderData: undefined });
-  return <Answer query={query}>{(found) => <Shown key={found.id} group={found} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="group">
+      {(found) => <Shown key={found.id} group={found} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ group: found }: { group: GroupObject }) {
@@ -49,8 +55,8 @@ function Shown({ group: found }: { group: GroupObject }) {
   const own = useQuery(memberships(found.id)).data?.find((one) => one.user === user?.id)?.role;
   const { id, name, display_name, description } = found;
   return (
-    <Page title={display_name || name} actions={(staff || own === "owner") && <Delete group={found} />}>
-      {description && <p className="muted">{description}</p>}
+    <Page title={visible(display_name || name)} actions={(staff || own === "owner") && <Delete group={found} />}>
+      {description && <p className="muted">{visible(description)}</p>}
       <div className="stack">
         <Members group={found} role={staff ? "owner" : (own ?? "member")} user={user} />
         <Servers group={found} staff={staff} />
@@ -89,27 +95,28 @@ function Servers({ group: { id, servers }, staff }: { group: GroupObject; staff:
 }
 
 function Texts({ group: { id, name, display_name, description } }: { group: GroupObject }) {
-  const [fields, setFields] = useState({ name, display_name, description });
+  const { field, changes, isChanged, clear } = useEdits({ name, display_name, description });
   const change = useChange(id);
-  const field = (of: keyof typeof fields) => ({
-    value: fields[of],
-    errors: errorsFor(change.error, of),
-    onChange: (event: { target: { value: string } }) => setFields((before) => ({ ...before, [of]: event.target.value })),
-  });
   const submit = (event: FormEvent) => {
     event.preventDefault();
-    if (!change.isPending) change.mutate(fields, { onSuccess: () => toast("The group is changed.") });
+    if (change.isPending) return;
+    change.mutate(changes, {
+      onSuccess: () => {
+        clear();
+        toast("The group is changed.");
+      },
+    });
   };
   return (
-    <section className="panel" aria-label="Texts">
-      <h2>Texts</h2>
+    <section className="panel" aria-label="Name and description">
+      <h2>Name and description</h2>
       <form className="panel-body user-form" onSubmit={submit}>
-        <TextField label="Key" required {...field("name")} />
-        <TextField label="Name" {...field("display_name")} />
-        <TextField label="Description" {...field("description")} />
+        <TextField label="Key" required {...field("name", change.error)} />
+        <TextField label="Name" {...field("display_name", change.error)} />
+        <TextField label="Description" {...field("description", change.error)} />
         <div className="user-wide">
           <ActionError error={change.error} />
-          <Button type="submit" isBusy={change.isPending}>
+          <Button type="submit" isBusy={change.isPending} disabled={!isChanged}>
             Save
           </Button>
         </div>

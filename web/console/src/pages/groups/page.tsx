@@ -6,6 +6,7 @@ import { groups, isStaff, me } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
+import { visible } from "../../output/visible";
 import { ActionError, Empty, Failure, Loading } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { errorsFor, TextField } from "../../ui/field";
@@ -20,11 +21,11 @@ const PAGE_SIZE = 100;
 const DEFAULTS = { search: "", new: "" };
 
 const columns: readonly Column<Group>[] = [
-  { name: "name", title: "Name", width: "minmax(0, 1fr)", card: "title", cell: ({ id, name, display_name }) => <Link to={`/groups/${id}`}>{display_name || name}</Link> },
+  { name: "name", title: "Name", width: "minmax(0, 1fr)", card: "title", cell: ({ id, name, display_name }) => <Link to={`/groups/${id}`}>{visible(display_name || name)}</Link> },
   { name: "key", title: "Key", width: "minmax(0, 0.8fr)", card: "none", cell: ({ name }) => <span className="mono">{name}</span> },
   { name: "members", title: "Members", width: "120px", cell: ({ num_members }) => plural(num_members, "member") },
   { name: "servers", title: "Servers", width: "120px", cell: ({ servers }) => plural(servers.length, "server") },
-  { name: "description", title: "Description", width: "minmax(0, 2fr)", card: "none", cell: ({ description }) => <span className="muted">{description}</span> },
+  { name: "description", title: "Description", width: "minmax(0, 2fr)", card: "none", cell: ({ description }) => <span className="muted">{visible(description)}</span> },
 ];
 
 export default function Groups() {

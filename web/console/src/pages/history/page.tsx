@@ -3,8 +3,10 @@ import { commands, type Command } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
+import { visible } from "../../output/visible";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
+import { MoreFilters } from "../../ui/more-filters";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { ServerPicker } from "../../ui/server-picker";
@@ -27,8 +29,8 @@ const columns: readonly Column<Command>[] = [
     width: "minmax(0, 3fr)",
     card: "title",
     cell: ({ id, line }) => (
-      <Link to={`/commands/${id}`} className="mono" title={line}>
-        {line}
+      <Link to={`/commands/${id}`} className="mono" title={visible(line)}>
+        {visible(line)}
       </Link>
     ),
   },
@@ -37,7 +39,7 @@ const columns: readonly Column<Command>[] = [
   { name: "as", title: "As", width: "minmax(0, 0.6fr)", card: "none", cell: ({ username }) => username },
   { name: "exit", title: "Exit", width: "44px", card: "none", cell: ({ exit_code }) => <span className="number">{exit_code ?? ""}</span> },
   { name: "ran", title: "Ran", width: "64px", card: "none", cell: ({ state, acked_at, elapsed_time }) => (state === "acked" && acked_at ? <Since at={acked_at} /> : elapsed_time === null ? "" : <span className="number">{duration(elapsed_time)}</span>) },
-  { name: "due", title: "Due", width: "88px", orderBy: "scheduled_at", cell: ({ scheduled_at }) => <Time at={scheduled_at} /> },
+  { name: "due", title: "Due", width: "88px", orderBy: "scheduled_at", card: "end", cell: ({ scheduled_at }) => <Time at={scheduled_at} /> },
   { name: "ended", title: "Ended", width: "88px", orderBy: "handled_at", card: "none", cell: ({ handled_at }) => <Time at={handled_at} /> },
 ];
 
@@ -86,17 +88,19 @@ function Filters({ filter, onChange }: { filter: Filter; onChange: (changes: Par
       <select className="narrow" aria-label="State" value={filter.state} onChange={(event) => onChange({ state: event.target.value })}>
         {options(states)}
       </select>
-      <UserInput className="narrow" label="Requested by" value={filter.by} onChange={(by) => onChange({ by })} />
-      <input className="narrow" type="text" aria-label="Account" placeholder="Account" autoComplete="off" autoCapitalize="none" spellCheck={false} value={account} onChange={(event) => setAccount(event.target.value)} />
-      <input className="narrow" type="text" inputMode="numeric" aria-label="Exit code" placeholder="Exit code" autoComplete="off" value={exit} onChange={(event) => setExit(event.target.value)} />
-      <TimeInput label="Since" value={filter.since} onChange={(since) => onChange({ since })} />
-      <TimeInput label="Until" value={filter.until} onChange={(until) => onChange({ until })} />
-      <select className="narrow" aria-label="Shell" value={filter.shell} onChange={(event) => onChange({ shell: event.target.value })}>
-        {options(SHELLS)}
-      </select>
-      <select className="narrow" aria-label="Kind" value={filter.only} onChange={(event) => onChange({ only: event.target.value })}>
-        {options(ONLY)}
-      </select>
+      <MoreFilters inUse={[filter.by, filter.as, filter.exit, filter.since, filter.until, filter.shell, filter.only].filter((value) => value !== "").length}>
+        <UserInput className="narrow" label="Requested by" value={filter.by} onChange={(by) => onChange({ by })} />
+        <input className="narrow" type="text" aria-label="Account" placeholder="Account" autoComplete="off" autoCapitalize="none" spellCheck={false} value={account} onChange={(event) => setAccount(event.target.value)} />
+        <input className="narrow" type="text" inputMode="numeric" aria-label="Exit code" placeholder="Exit code" autoComplete="off" value={exit} onChange={(event) => setExit(event.target.value)} />
+        <TimeInput label="Since" value={filter.since} onChange={(since) => onChange({ since })} />
+        <TimeInput label="Until" value={filter.until} onChange={(until) => onChange({ until })} />
+        <select className="narrow" aria-label="Shell" value={filter.shell} onChange={(event) => onChange({ shell: event.target.value })}>
+          {options(SHELLS)}
+        </select>
+        <select className="narrow" aria-label="Kind" value={filter.only} onChange={(event) => onChange({ only: event.target.value })}>
+          {options(ONLY)}
+        </select>
+      </MoreFilters>
       {filter.batch && <Part name="of one batch" to={`/batches/${filter.batch}`} onClear={() => onChange({ batch: "" })} />}
       {filter.schedule && <Part name="of one schedule" to={`/schedules/${filter.schedule}`} onClear={() => onChange({ schedule: "" })} />}
     </div>

@@ -1,11 +1,12 @@
-import { useQuery } from "@tanstack/react-query";
+import { useQuery, type UseQueryResult } from "@tanstack/react-query";
 import { Link } from "react-router";
-import { commands, isStaff, live, me, schedules } from "../../api/queries";
+import { commands, isStaff, live, me, schedules, type Page as Listed } from "../../api/queries";
 import { connectedServers, offlineServers, runningCommands } from "../../frame/counts";
 import { useNow } from "../../live/clock";
 import { Answer, Empty } from "../../ui/answers";
 import { LinkButton } from "../../ui/button";
 import { CommandList } from "../../ui/command-list";
+import { CronWords } from "../../ui/cron";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { State } from "../../ui/state";
@@ -16,6 +17,7 @@ import "./page.css";
 
 const DAY_MS = 86_400_000;
 const MINUTE_MS = 60_000;
+const RUNNING = "/history?state=sent,acked";
 /** Overview shows so many schedules that run next. */
 const NEXT = 5;
 
@@ -60,35 +62,54 @@ function Number({ name, state, value, to }: { name: string; state: string; value
 
 function Running() {
   const query = useQuery({ ...runningCommands(), ...live });
-  return <Number name="Running now" state="running" value={query.data?.count} to="/history?state=sent,acked" />;
+  return <Number name="Running now" state="running" value={query.data?.count} to={RUNNING} />;
 }
 
 /** Commands that ended without success, of the last 24 hours. */
 function useFailed() {
   const since = new Date(useNow(10 * MINUTE_MS) - DAY_MS).toISOString();
-  return { since, query: useQuery({ ...commands({ state: "failed,expired,stuck", added_at__gte: since, page_size: 8 }), ...live }) };
+  return {
+    to: `/history?state=failed,expired,stuck&since=${encodeURIComponent(since)}`,
+    query: useQuery({ ...commands({ state: "failed,expired,stuck", added_at__gte: since, page_size: 8 }), ...live }),
+  };
 }
 
 function Failed() {
-  const { since, query } = useFailed();
-  return <Number name="Failed in 24 hours" state="failed" value={query.data?.count} to={`/history?state=failed,expired,stuck&since=${encodeURIComponent(since)}`} />;
+  const { to, query } = useFailed();
+  return <Number name="Failed in 24 hours" state="failed" value={query.data?.count} to={to} />;
+}
+
+/** Leads to the whole list, if only its beginning is shown. */
+function All({ to, of: { data } }: { to: string; of: UseQueryResult<Listed<unknown>> }) {
+  if (!data || data.count <= data.results.length) return null;
+  return (
+    <LinkButton look="quiet" to={to}>
+      All {number(data.count)}
+    </LinkButton>
+  );
 }
 
 function RunningNow() {
   const query = useQuery({ ...runningCommands(), ...live });
   return (
     <section className="panel">
-      <h2>Running now</h2>
+      <header>
+        <h2>Running now</h2>
+        <All to={RUNNING} of={query} />
+      </header>
       <Answer query={query}>{({ results }) => (results.length > 0 ? <CommandList commands={results} /> : <p className="panel-body muted">Nothing is running.</p>)}</Answer>
     </section>
   );
 }
 
 function FailedLately() {
-  const { query } = useFailed();
+  const { to, query } = useFailed();
   return (
     <section className="panel">
-      <h2>Failed in the last 24 hours</h2>
+      <header>
+        <h2>Failed in the last 24 hours</h2>
+        <All to={to} of={query} />
+      </header>
       <Answer query={query}>{({ results }) => (results.length > 0 ? <CommandList commands={results} /> : <p className="panel-body muted">Nothing failed.</p>)}</Answer>
     </section>
   );
@@ -108,7 +129,9 @@ function NextSchedules() {
               {next.slice(0, NEXT).map((schedule) => (
                 <li key={schedule.id}>
                   <Link to={`/schedules/${schedule.id}`}>{schedule.name}</Link>
-                  <span className="mono ellipsis muted">{schedule.cron}</span>
+                  <span className="ellipsis muted">
+                    <CronWords cron={schedule.cron} timezone={schedule.timezone} />
+                  </span>
                   <Time at={schedule.next_runs[0]} />
                 </li>
               ))}

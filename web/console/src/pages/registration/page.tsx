@@ -2,11 +2,13 @@ import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useCallback, useState } from "react";
 import { api, read, type Schema } from "../../api/client";
 import { isStaff, live, me } from "../../api/queries";
+import { useNow } from "../../live/clock";
 import { Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm, Dialog } from "../../ui/dialog";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
+import { State } from "../../ui/state";
 import { Time } from "../../ui/time";
 import { toast } from "../../ui/toasts";
 import { plural } from "../../ui/words";
@@ -84,7 +86,9 @@ function limits({ uses, name_pattern, networks, approval, labels }: Registration
 function Row({ token }: { token: RegistrationToken }) {
   const client = useQueryClient();
   const [isAsking, setIsAsking] = useState(false);
-  const { id, name, expires_at } = token;
+  const { id, name, expires_at, uses } = token;
+  const now = useNow(1_000);
+  const hasExpired = expires_at !== null && Date.parse(expires_at) < now;
   const revoke = async () => {
     await read(api.DELETE("/api/servers/registration-tokens/{id}/", { params: { path: { id } } }));
     void client.invalidateQueries({ queryKey: ["registration-tokens"] });
@@ -93,10 +97,11 @@ function Row({ token }: { token: RegistrationToken }) {
   return (
     <li>
       <div className="rows-head">
-        <strong>{name}</strong>
-        <span className="rows-text muted ellipsis">{limits(token)}</span>
+        <strong className="rows-name">{name}</strong>
+        {(hasExpired || uses === 0) && <State state="expired">{hasExpired ? "expired" : "used up"}</State>}
+        <span className="rows-text muted ellipsis" title={limits(token)}>{limits(token)}</span>
         <span className="muted rows-time">
-          {expires_at === null ? "does not expire" : <>expires <Time at={expires_at} /></>}
+          {expires_at === null ? "does not expire" : <>{hasExpired ? "expired" : "expires"} <Time at={expires_at} /></>}
         </span>
         <Button look="quiet" aria-label={`Revoke ${name}`} onClick={() => setIsAsking(true)}>
           Revoke

@@ -1,10 +1,12 @@
 import { quoted } from "../../ui/same";
 import type { Draft } from "./request";
 
-/** The command line of `farhand` for a run, or null if `farhand` has no option for a part of it. */
-export function asFarhand({ what, line, targets, username, timeout, cwd, concurrency, errors, ramp, offline, at, name }: Draft): string | null {
-  // farhand names scripts, the form has only their ids.
-  if (targets.groups.length > 0 || what === "script") return null;
+/**
+ * The command line of `farhand` for a run, or null if `farhand` has no option for a part of it.
+ * `script` is the name of the script that runs.
+ */
+export function asFarhand({ what, params, line, targets, username, timeout, cwd, concurrency, errors, ramp, offline, at, name }: Draft, script = ""): string | null {
+  if (targets.groups.length > 0 || (what === "script" && script === "")) return null;
   const words = ["farhand run"];
   if (targets.servers.length > 0) words.push(targets.servers.map(quoted).join(","));
   if (targets.selector.trim()) words.push("-l", quoted(targets.selector.trim()));
@@ -18,5 +20,8 @@ export function asFarhand({ what, line, targets, username, timeout, cwd, concurr
   if (offline) words.push("--on-offline", offline);
   if (at) words.push("--at", new Date(at).toISOString());
   if (name.trim()) words.push("--name", quoted(name.trim()));
-  return [...words, "--", quoted(line || "uptime")].join(" ");
+  if (what === "line") return [...words, "--", quoted(line || "uptime")].join(" ");
+  words.push("--script", quoted(script));
+  for (const [key, value] of Object.entries(params)) words.push("--param", quoted(`${key}=${value}`));
+  return words.join(" ");
 }

@@ -1,7 +1,7 @@
 import { useMutation, useQuery } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
 import { useLocation, useNavigate, useSearchParams } from "react-router";
-import { queryClient } from "../../api/queries";
+import { queryClient, script as scriptQuery } from "../../api/queries";
 import { useSettled } from "../../live/use-settled";
 import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
@@ -13,7 +13,7 @@ import { LineField } from "./line-field";
 import { Options } from "./options";
 import { Preview } from "./preview";
 import { hasWhat, requestOf, send, type Draft } from "./request";
-import { ScriptField } from "./script-field";
+import { isScriptId, ScriptField } from "./script-field";
 import { TargetFields } from "./target-fields";
 import { isEmpty, type RunState } from "./targets";
 import { plan } from "./plan";
@@ -67,6 +67,10 @@ export default function Run() {
   const mustType = total !== undefined && total > TYPED_ABOVE;
   const isReady = hasWhat(draft) && isCurrent && total !== undefined && !preview.error && (!mustType || typed === String(total));
 
+  // A link may contain any line, so Enter does not run it before the user has changed it.
+  const given = parameters.get("line") ?? "";
+  const isForeign = given !== "" && draft.line === given && state?.isOwnLine !== true;
+
   const run = useMutation({
     mutationFn: () => send(draft),
     onSuccess: (path) => {
@@ -78,7 +82,10 @@ export default function Run() {
     event.preventDefault();
     if (isReady && !run.isPending) run.mutate();
   };
+  const script = useQuery({ ...scriptQuery(draft.script), enabled: isScriptId(draft.script) }).data;
   const request = requestOf(draft);
+  // Parameters that were not typed yet are no mistake.
+  const hasParams = Object.keys(draft.params).length > 0;
   return (
     <Page title="Run">
       <form className="run" onSubmit={submit}>
@@ -92,7 +99,7 @@ export default function Run() {
               </label>
             ))}
           </fieldset>
-          {draft.what === "line" ? <LineField draft={draft} onChange={change} error={run.error} /> : <ScriptField draft={draft} onChange={change} error={run.error ?? preview.error} />}
+          {draft.what === "line" ? <LineField draft={draft} isForeign={isForeign} onChange={change} error={run.error} /> : <ScriptField draft={draft} onChange={change} error={run.error ?? (hasParams ? preview.error : null)} />}
         </div>
         <TargetFields targets={draft.targets} error={preview.error ?? run.error} onChange={(targets) => change({ targets })} />
         <Options draft={draft} onChange={change} error={run.error ?? preview.error} />
@@ -108,10 +115,10 @@ export default function Run() {
           <Button look="primary" type="submit" disabled={!isReady} isBusy={run.isPending}>
             {draft.at ? "Schedule" : "Run"} {total === undefined ? "" : `on ${plural(total, "server")}`}
           </Button>
-          <span className="muted">Enter runs, Shift Enter adds a line.</span>
+          {draft.what === "line" && !isForeign && <span className="muted">Enter runs, Shift Enter adds a line.</span>}
         </div>
       </form>
-      <Same method="POST" path={request.path} body={request.body} farhand={asFarhand(draft)} />
+      <Same method="POST" path={request.path} body={request.body} farhand={asFarhand(draft, script?.name)} />
     </Page>
   );
 }

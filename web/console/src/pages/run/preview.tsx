@@ -1,6 +1,7 @@
 import type { UseQueryResult } from "@tanstack/react-query";
 import { asProblem } from "../../api/problem";
 import { Mark } from "../../ui/state";
+import { useIsNarrow } from "../../ui/table";
 import { plural, short } from "../../ui/words";
 import type { Plan } from "./plan";
 import type { Draft } from "./request";
@@ -9,11 +10,29 @@ import { onlyServer } from "./targets";
 /** So many servers are listed by name. */
 const LISTED = 200;
 
+interface PreviewProps {
+  draft: Draft;
+  hasTargets: boolean;
+  query: UseQueryResult<Plan>;
+}
+
 /** What would happen, in words, and the servers. */
-export function Preview({ draft, hasTargets, query }: { draft: Draft; hasTargets: boolean; query: UseQueryResult<Plan> }) {
+export function Preview(props: PreviewProps) {
+  return (
+    <section className="panel preview" aria-label="Preview">
+      <div className="panel-body">
+        <Content {...props} />
+      </div>
+    </section>
+  );
+}
+
+function Content({ draft, hasTargets, query }: PreviewProps) {
+  const isNarrow = useIsNarrow();
   if (!hasTargets) return <p className="muted">Choose servers to see what would run.</p>;
   if (query.error) {
     const problem = asProblem(query.error);
+    if (problem.fields["params"]) return <p className="muted">Fill in the parameters to see what would run.</p>;
     return (
       <p className="error" role="alert">
         {problem.fields["targets"]?.[0] ?? problem.message}
@@ -23,11 +42,11 @@ export function Preview({ draft, hasTargets, query }: { draft: Draft; hasTargets
   if (!query.data) return <p className="muted">Looking up the servers…</p>;
   const { targets, total } = query.data;
   return (
-    <div role="status">
-      <p>{summary(draft, query.data)}</p>
-      <details className="unfold">
+    <>
+      <p role="status">{summary(draft, query.data)}</p>
+      <details className="unfold" open={!isNarrow}>
         <summary>{plural(total, "server")}</summary>
-        <ul className="planned">
+        <ul className="planned" tabIndex={0} aria-label="Servers of this run">
           {targets.slice(0, LISTED).map(({ server, server_name, is_connected, username }) => (
             <li key={server}>
               <Mark state={is_connected ? "connected" : "offline"} />
@@ -40,7 +59,7 @@ export function Preview({ draft, hasTargets, query }: { draft: Draft; hasTargets
         </ul>
         {targets.length > LISTED && <p className="muted">and {plural(targets.length - LISTED, "more", "more")}</p>}
       </details>
-    </div>
+    </>
   );
 }
 

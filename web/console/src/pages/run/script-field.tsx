@@ -1,28 +1,9 @@
-import { queryOptions, useQuery } from "@tanstack/react-query";
-import { api, read, type Schema } from "../../api/client";
-import { errorsFor, SelectField, TextField } from "../../ui/field";
+import { useQuery } from "@tanstack/react-query";
+import { useEffect } from "react";
+import { allScripts, script as scriptQuery } from "../../api/queries";
+import { errorsFor, SelectField } from "../../ui/field";
+import { ParamFields, valuesOf } from "../../ui/script-params";
 import type { Draft } from "./request";
-
-type Parameter = Schema<"Script">["params"][number];
-
-const scripts = () =>
-  queryOptions({
-    queryKey: ["scripts", "names"],
-    queryFn: ({ signal }) => read(api.GET("/api/events/scripts/", { params: { query: { page_size: 100 } }, signal })),
-  });
-
-const script = (id: string) =>
-  queryOptions({
-    queryKey: ["script", id],
-    queryFn: ({ signal }) => read(api.GET("/api/events/scripts/{id}/", { params: { path: { id } }, signal })),
-    enabled: id !== "",
-  });
-
-/** A value in the type of its parameter. What is no integer stays text, and the service refuses it. */
-function valueOf(type: Parameter["type"], text: string): string | number | boolean {
-  if (type === "boolean") return text === "true";
-  return type === "integer" && Number.isSafeInteger(Number(text)) ? Number(text) : text;
-}
 
 interface ScriptFieldProps {
   draft: Draft;
@@ -30,43 +11,31 @@ interface ScriptFieldProps {
   error: unknown;
 }
 
+export const isScriptId = (text: string) => /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/.test(text);
+
 /** A script of the workspace, and a field for each of its parameters. */
 export function ScriptField({ draft, onChange, error }: ScriptFieldProps) {
-  const list = useQuery(scripts()).data?.results ?? [];
-  const parameters = useQuery(script(draft.script)).data?.params ?? [];
-  const set = ({ name, type }: Parameter, value: string) => {
-    const { [name]: _, ...others } = draft.params;
-    // An empty field is no value.
-    onChange({ params: value === "" ? others : { ...others, [name]: valueOf(type, value) } });
-  };
+  const list = useQuery(allScripts()).data;
+  const chosen = useQuery({ ...scriptQuery(draft.script), enabled: isScriptId(draft.script) }).data;
+  const parameters = chosen?.params ?? [];
+  const texts = Object.fromEntries(Object.entries(draft.params).map(([name, value]) => [name, String(value)]));
+  useEffect(() => {
+    // The address of a script that runs again has its name.
+    if (!list || draft.script === "" || isScriptId(draft.script)) return;
+    onChange({ script: list.find(({ name }) => name === draft.script)?.id ?? "" });
+  }, [list, draft.script]);
   return (
     <div className="script-fields">
       <SelectField
         label="Script"
         required
-        options={[["", "Choose a script"], ...list.map(({ id, name }) => [id, name] as const)]}
+        options={[["", "Choose a script"], ...(list ?? []).map(({ id, name }) => [id, name] as const)]}
         value={draft.script}
+        hint={list?.length === 0 ? "There are no scripts yet. Create one on the page “Scripts”." : chosen?.description || undefined}
         errors={errorsFor(error, "script")}
         onChange={(event) => onChange({ script: event.target.value, params: {} })}
       />
-      {parameters.map((parameter) => (
-        <ParameterField key={parameter.name} parameter={parameter} value={String(draft.params[parameter.name] ?? "")} onChange={(value) => set(parameter, value)} />
-      ))}
-      {errorsFor(error, "params").map((message) => (
-        <p key={message} className="error">
-          {message}
-        </p>
-      ))}
+      <ParamFields parameters={parameters} texts={texts} errors={errorsFor(error, "params")} onChange={(next) => onChange({ params: valuesOf(parameters, next) })} />
     </div>
   );
-}
-
-function ParameterField({ parameter, value, onChange }: { parameter: Parameter; value: string; onChange: (value: string) => void }) {
-  const { name, type, required, default: preset, choices } = parameter;
-  const hint = preset === undefined ? (required ? "Required." : undefined) : `Default: ${String(preset)}`;
-  if (type === "boolean" || type === "choice") {
-    const values = type === "boolean" ? ["true", "false"] : (choices ?? []);
-    return <SelectField label={name} hint={hint} required={required} options={[["", "–"], ...values.map((choice) => [choice, choice] as const)]} value={value} onChange={(event) => onChange(event.target.value)} />;
-  }
-  return <TextField label={name} hint={hint} required={required && preset === undefined} type={type === "integer" ? "number" : "text"} value={value} onChange={(event) => onChange(event.target.value)} />;
 }

@@ -92,8 +92,10 @@ function Servers({ names, onChange, errors }: { names: readonly string[]; onChan
             value={text}
             onChange={(event) => {
               const { value } = event.target;
-              // A choice of the list, or a comma, completes a name.
-              if (suggestions.includes(value) || /[\s,]$/.test(value)) add(value);
+              // A choice of the list, or a comma, completes a name. Typing "web-1" does not, because it may become "web-10".
+              const { inputType = "" } = event.nativeEvent as InputEvent;
+              const isTyped = /^(?:insertText|delete)/.test(inputType);
+              if ((!isTyped && suggestions.includes(value)) || /[\s,]$/.test(value)) add(value);
               else setText(value);
             }}
             onBlur={() => add(text)}

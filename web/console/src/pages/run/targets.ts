@@ -1,10 +1,15 @@
 // The targets of a run: what the page keeps in the address, and what a request contains.
 import type { Schema } from "../../api/client";
 
-/** Targets that are too many for an address are in the history entry. */
+/** What is not in the address but in the history entry, which only the console itself writes. */
 export interface RunState {
+  /** Targets that are too many for an address. */
   readonly servers?: readonly string[];
+  /** The user chose the line in the console. A link of somebody else cannot say so. */
+  readonly isOwnLine?: boolean;
 }
+
+export const OWN_LINE: RunState = { isOwnLine: true };
 
 export interface Targets {
   readonly servers: readonly string[];

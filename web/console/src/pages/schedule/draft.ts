@@ -27,7 +27,6 @@ export interface Draft {
   readonly overlap: Schedule["overlap"];
   readonly startsAt: string;
   readonly endsAt: string;
-  readonly enabled: boolean;
 }
 
 const text = (value: string | number | null | undefined) => (value === null || value === undefined ? "" : String(value));
@@ -57,12 +56,11 @@ export function emptyDraft(parameters: URLSearchParams): Draft {
     overlap: "skip",
     startsAt: "",
     endsAt: "",
-    enabled: true,
   };
 }
 
 export function draftOf(schedule: Schedule): Draft {
-  const { name, cron, timezone, line, argv, script, script_version, targets, username, timeout, max_concurrency, max_errors, ramp, on_offline, misfire, overlap, starts_at, ends_at, enabled } = schedule;
+  const { name, cron, timezone, line, argv, script, script_version, targets, username, timeout, max_concurrency, max_errors, ramp, on_offline, misfire, overlap, starts_at, ends_at } = schedule;
   return {
     name,
     cron,
@@ -83,12 +81,12 @@ export function draftOf(schedule: Schedule): Draft {
     overlap,
     startsAt: starts_at === null ? "" : localOf(starts_at),
     endsAt: ends_at === null ? "" : localOf(ends_at),
-    enabled,
   };
 }
 
 /**
- * The request of a form. Values of parameters are never returned, so a change of a schedule sends
+ * The request of a form. It has no `enabled`: a new schedule is active, and a change of a paused one
+ * leaves it paused. Values of parameters are never returned, so a change of a schedule sends
  * them only if some are typed, and the service keeps the others.
  */
 export function requestOf(draft: Draft, parameters: readonly Parameter[]): Schema<"ScheduleCreation"> {
@@ -112,6 +110,5 @@ export function requestOf(draft: Draft, parameters: readonly Parameter[]): Schem
     overlap: draft.overlap,
     starts_at: isoOf(draft.startsAt) || null,
     ends_at: isoOf(draft.endsAt) || null,
-    enabled: draft.enabled,
   };
 }

@@ -7,6 +7,7 @@ import { Button } from "../../ui/button";
 import { useCronWords } from "../../ui/cron";
 import { errorsFor, Field, SelectField, TextField } from "../../ui/field";
 import { ParamFields } from "../../ui/script-params";
+import { Time } from "../../ui/time";
 import { TargetFields } from "../run/target-fields";
 import { requestOf, type Draft } from "./draft";
 import "../run/page.css";
@@ -28,12 +29,17 @@ const OVERLAP = [["skip", "Skip the new run"], ["allow", "Start it too"], ["queu
 export function ScheduleForm({ initial, schedule, onDone, onBack }: FormProps) {
   const client = useQueryClient();
   const [draft, setDraft] = useState(initial);
+  const [opened] = useState(schedule?.updated_at);
   const change = (changes: Partial<Draft>) => setDraft((before) => ({ ...before, ...changes }));
   const script = useQuery({ ...scriptQuery(draft.script), enabled: draft.kind === "script" && draft.script !== "" }).data;
   const save = useMutation({
-    mutationFn: () => {
+    mutationFn: async () => {
       const body = requestOf(draft, script?.params ?? []);
-      return read(schedule ? api.PATCH("/api/events/schedules/{id}/", { params: { path: { id: schedule.id } }, body }) : api.POST("/api/events/schedules/", { body }));
+      if (!schedule) return read(api.POST("/api/events/schedules/", { body }));
+      // The service has no condition on a change, so the newest state is read directly before it.
+      const newest = await client.fetchQuery({ ...scheduleQuery(schedule.id), staleTime: 0 });
+      if (newest.updated_at !== schedule.updated_at) throw new Error("Another user changed it at this moment. Nothing is changed yet.");
+      return read(api.PATCH("/api/events/schedules/{id}/", { params: { path: { id: schedule.id } }, body }));
     },
     onSuccess: (saved) => {
       client.setQueryData(scheduleQuery(saved.id).queryKey, saved);
@@ -80,6 +86,15 @@ export function ScheduleForm({ initial, schedule, onDone, onBack }: FormProps) {
           </div>
         </details>
         <p className="muted">It runs with your permissions{schedule && ", from this change on"}, and the servers are selected again for each run.</p>
+        {schedule && schedule.updated_at !== opened && (
+          <p className="tone-wait" role="alert">
+            {schedule.name} was changed <Time at={schedule.updated_at} />, while this form was open.{" "}
+            <a href={`/schedules/${schedule.id}`} target="_blank" rel="noreferrer">
+              Look at it
+            </a>{" "}
+            before you replace that change.
+          </p>
+        )}
         <ActionError error={save.error} />
         <div className="row-of">
           <Button look="primary" type="submit" isBusy={save.isPending}>

@@ -5,16 +5,17 @@ import { api, read, type Schema } from "../../api/client";
 import { groups as groupsQuery, live, schedule as scheduleQuery, script as scriptQuery, type Schedule as ScheduleObject } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
-import { ActionError, Answer, Empty, Failure, Loading } from "../../ui/answers";
+import { visible } from "../../output/visible";
+import { ActionError, Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { Calendar } from "../../ui/calendar";
 import { useCronWords } from "../../ui/cron";
 import { Confirm } from "../../ui/dialog";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
 import { State } from "../../ui/state";
 import { Table, type Column } from "../../ui/table";
-import { Time } from "../../ui/time";
+import { Time, WithTimes } from "../../ui/time";
 import { toast } from "../../ui/toasts";
 import { draftOf } from "./draft";
 import { ScheduleForm } from "./form";
@@ -27,7 +28,11 @@ const PAGE_SIZE = 50;
 export default function Schedule() {
   const { id = "" } = useParams();
   const query = useQuery({ ...scheduleQuery(id), ...live, placeholderData: undefined });
-  return <Answer query={query}>{(schedule) => <Shown schedule={schedule} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="schedule">
+      {(schedule) => <Shown schedule={schedule} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ schedule }: { schedule: ScheduleObject }) {
@@ -36,10 +41,10 @@ function Shown({ schedule }: { schedule: ScheduleObject }) {
   const isEditing = view.edit !== "";
   return (
     <Page
-      title={name}
+      title={visible(name)}
       heading={
         <span className="server-heading">
-          {name}
+          {visible(name)}
           <State state={enabled ? "connected" : "queued"}>{enabled ? "active" : "paused"}</State>
         </span>
       }
@@ -53,7 +58,7 @@ function Shown({ schedule }: { schedule: ScheduleObject }) {
             <What schedule={schedule} />
             <section className="panel" aria-label="Next runs">
               {next_runs.length > 0 ? (
-                <Calendar label="Next runs" entries={next_runs.map((at) => ({ at: Date.parse(at), name, to: `/schedules/${id}` }))} />
+                <Calendar label="Next runs" entries={next_runs.map((at) => ({ at: Date.parse(at), name: visible(name), to: `/schedules/${id}` }))} />
               ) : (
                 <p className="panel-body muted">{enabled ? "It has ended: no due time is left." : "It is paused, so it has no next run."}</p>
               )}
@@ -114,13 +119,13 @@ function What({ schedule: { line, argv, script, script_version } }: { schedule: 
   if (script !== null) {
     return (
       <p>
-        Runs the script <Link to={`/scripts/${script}`}>{name ?? "…"}</Link>, {script_version === null ? "the latest version at each run" : `version ${script_version}`}.
+        Runs the script <Link to={`/scripts/${script}`}>{name === undefined ? "…" : visible(name)}</Link>, {script_version === null ? "the latest version at each run" : `version ${script_version}`}.
       </p>
     );
   }
   return (
     <pre className="snippet">
-      <code>{line ?? (argv ?? []).map(quoted).join(" ")}</code>
+      <code>{visible(line ?? (argv ?? []).map(quoted).join(" "))}</code>
     </pre>
   );
 }
@@ -173,8 +178,8 @@ function Facts({ schedule }: { schedule: ScheduleObject }) {
 const columns: readonly Column<Run>[] = [
   { name: "due", title: "Due", width: "120px", card: "title", cell: ({ due_at }) => <Time at={due_at} form="short" /> },
   { name: "outcome", title: "Outcome", width: "104px", cell: (run) => <Outcome run={run} /> },
-  { name: "lag", title: "Lag", width: "64px", cell: ({ due_at, started_at }) => (started_at === null ? "" : <span className="number">{((Date.parse(started_at) - Date.parse(due_at)) / 1_000).toFixed(2)} s</span>) },
-  { name: "what", title: "Result", width: "minmax(0, 1fr)", cell: ({ batch, reason }) => (batch ? <Link to={`/batches/${batch}`}>Batch</Link> : <span title={reason ?? ""}>{reason}</span>) },
+  { name: "lag", title: "Lag", width: "64px", card: "labelled", cell: ({ due_at, started_at }) => (started_at === null ? "" : <span className="number">{((Date.parse(started_at) - Date.parse(due_at)) / 1_000).toFixed(2)} s</span>) },
+  { name: "what", title: "Result", width: "minmax(0, 1fr)", cell: ({ batch, reason }) => (batch ? <Link to={`/batches/${batch}`}>Batch</Link> : <span title={visible(reason ?? "")}>{reason && <WithTimes text={visible(reason)} />}</span>) },
 ];
 
 function Runs({ id }: { id: string }) {

@@ -5,6 +5,7 @@ import { useAddress } from "../../live/use-address";
 import { useTyped } from "../../live/use-typed";
 import { Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
+import { visible } from "../../output/visible";
 import { Calendar } from "../../ui/calendar";
 import { CronWords } from "../../ui/cron";
 import { Page } from "../../ui/page";
@@ -22,12 +23,12 @@ const DEFAULTS = { name: "", enabled: "", new: "" };
 const PAGE_SIZE = 100;
 
 const columns: readonly Column<Schedule>[] = [
-  { name: "name", title: "Name", width: "minmax(0, 1.2fr)", card: "title", cell: ({ id, name }) => <Link to={`/schedules/${id}`}>{name}</Link> },
+  { name: "name", title: "Name", width: "minmax(0, 1.2fr)", card: "title", cell: ({ id, name }) => <Link to={`/schedules/${id}`}>{visible(name)}</Link> },
   { name: "when", title: "When", width: "minmax(0, 2fr)", cell: ({ cron, timezone }) => <CronWords cron={cron} timezone={timezone} /> },
-  { name: "what", title: "Command", width: "minmax(0, 1.4fr)", card: "none", cell: ({ line, argv, script }) => <span className="mono">{line ?? (argv ? argv.join(" ") : script ? "a script" : "")}</span> },
+  { name: "what", title: "Command", width: "minmax(0, 1.4fr)", card: "none", cell: ({ line, argv, script }) => <span className="mono">{visible(line ?? (argv ? argv.join(" ") : script ? "a script" : ""))}</span> },
   { name: "enabled", title: "State", width: "96px", cell: ({ enabled, next_runs }) => <State state={enabled ? (next_runs.length > 0 ? "connected" : "finished") : "queued"}>{enabled ? (next_runs.length > 0 ? "active" : "ended") : "paused"}</State> },
-  { name: "next", title: "Next run", width: "80px", cell: ({ next_runs }) => <Time at={next_runs[0]} /> },
-  { name: "last", title: "Last run", width: "104px", cell: ({ last_run }) => (last_run ? <Outcome run={last_run} /> : <span className="muted">never</span>) },
+  { name: "next", title: "Next run", width: "80px", card: "labelled", cell: ({ next_runs }) => <Time at={next_runs[0]} /> },
+  { name: "last", title: "Last run", width: "104px", card: "labelled", cell: ({ last_run }) => (last_run ? <Outcome run={last_run} /> : <span className="muted">never</span>) },
   { name: "owner", title: "Owner", width: "minmax(0, 0.6fr)", card: "none", cell: ({ owner }) => owner?.username ?? "–" },
 ];
 
@@ -61,7 +62,7 @@ export default function Schedules() {
             ) : (
               <>
                 <section className="panel" aria-label="Next runs">
-                  <Calendar label="Next runs" entries={results.flatMap((one) => one.next_runs.map((at) => ({ at: Date.parse(at), name: one.name, to: `/schedules/${one.id}` })))} />
+                  <Calendar label="Next runs" entries={results.flatMap((one) => one.next_runs.map((at) => ({ at: Date.parse(at), name: visible(one.name), to: `/schedules/${one.id}` })))} />
                   <p className="panel-body muted">The next five runs of each schedule, in your time zone.</p>
                 </section>
                 <div>

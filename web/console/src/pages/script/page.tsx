@@ -4,12 +4,13 @@ import { Link, useNavigate, useParams } from "react-router";
 import { api, read, type Schema } from "../../api/client";
 import { isStaff, live, me, script as scriptQuery } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
-import { Answer } from "../../ui/answers";
+import { visible } from "../../output/visible";
+import { Answer, Empty, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { Copy } from "../../ui/copy";
 import { Confirm } from "../../ui/dialog";
 import { Source } from "../../ui/editor";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
 import { Time } from "../../ui/time";
 import { toast } from "../../ui/toasts";
@@ -40,7 +41,16 @@ export default function Script() {
   const { id = "" } = useParams();
   const navigate = useNavigate();
   const query = useQuery({ ...scriptQuery(id), ...live, placeholderData: undefined, enabled: id !== "new" });
+  const user = useQuery(me()).data;
   if (id === "new") {
+    if (!user) return <Loading />;
+    if (!isStaff(user)) {
+      return (
+        <Page title="Create a script">
+          <Empty title="Only staff write scripts">Ask the staff of this workspace.</Empty>
+        </Page>
+      );
+    }
     return (
       <Page title="Create a script">
         <ScriptForm onDone={(script) => void navigate(`/scripts/${script.id}`)} onBack={() => void navigate("/scripts")} />
@@ -48,7 +58,11 @@ export default function Script() {
       </Page>
     );
   }
-  return <Answer query={query}>{(script) => <Shown key={script.id} script={script} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="script">
+      {(script) => <Shown key={script.id} script={script} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ script }: { script: ScriptObject }) {
@@ -59,7 +73,7 @@ function Shown({ script }: { script: ScriptObject }) {
   const version = useQuery(versionOf(id, number));
   if (view.edit !== "" && staff) {
     return (
-      <Page title={`Change ${name}`}>
+      <Page title={`Change ${visible(name)}`}>
         <ScriptForm script={script} onDone={() => setView({ edit: "", version: "" })} onBack={() => setView({ edit: "" })} />
       </Page>
     );
@@ -67,7 +81,7 @@ function Shown({ script }: { script: ScriptObject }) {
   const isRunning = view.run !== "";
   return (
     <Page
-      title={name}
+      title={visible(name)}
       actions={
         <>
           {!isRunning && (
@@ -81,7 +95,7 @@ function Shown({ script }: { script: ScriptObject }) {
         </>
       }
     >
-      {description && <p className="script-description">{description}</p>}
+      {description && <p className="script-description">{visible(description)}</p>}
       <div className="server-columns">
         <div className="stack">
           {isRunning && version.data && <RunScript script={script} version={number} parameters={version.data.params} />}
@@ -119,8 +133,8 @@ function Parameters({ parameters }: { parameters: Version["params"] }) {
       <ul className="panel-body script-params">
         {parameters.map(({ name, type, choices, default: preset, required }) => (
           <li key={name}>
-            <code>PARAM_{name}</code> {type === "choice" ? `one of ${(choices ?? []).join(", ")}` : type}
-            {preset !== undefined ? `, by default ${String(preset)}` : required ? ", required" : ""}
+            <code>PARAM_{name}</code> {type === "choice" ? `one of ${visible((choices ?? []).join(", "))}` : type}
+            {preset !== undefined ? `, by default ${visible(String(preset))}` : required ? ", required" : ""}
           </li>
         ))}
       </ul>

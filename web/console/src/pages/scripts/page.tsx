@@ -5,6 +5,7 @@ import { isStaff, me, scripts } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
+import { visible } from "../../output/visible";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { Page } from "../../ui/page";
@@ -18,13 +19,13 @@ const PAGE_SIZE = 100;
 const DEFAULTS = { search: "" };
 
 const columns: readonly Column<Script>[] = [
-  { name: "name", title: "Name", width: "minmax(0, 1fr)", card: "title", cell: ({ id, name }) => <Link to={`/scripts/${id}`}>{name}</Link> },
-  { name: "description", title: "Description", width: "minmax(0, 2fr)", cell: ({ description }) => description },
+  { name: "name", title: "Name", width: "minmax(0, 1fr)", card: "title", cell: ({ id, name }) => <Link to={`/scripts/${id}`}>{visible(name)}</Link> },
+  { name: "description", title: "Description", width: "minmax(0, 2fr)", cell: ({ description }) => visible(description) },
   { name: "interpreter", title: "Interpreter", width: "140px", cell: ({ interpreter }) => <span className="mono">{interpreter}</span> },
   { name: "params", title: "Parameters", width: "minmax(0, 1fr)", card: "none", cell: ({ params }) => <span className="mono muted">{params.map(({ name }) => name).join(", ")}</span> },
   { name: "size", title: "Size", width: "72px", card: "none", cell: ({ body_bytes }) => <span className="number">{bytes(body_bytes)}</span> },
   { name: "version", title: "Version", width: "64px", cell: ({ version }) => <span className="number">v{version}</span> },
-  { name: "updated", title: "Changed", width: "80px", cell: ({ updated_at }) => <Time at={updated_at} /> },
+  { name: "updated", title: "Changed", width: "80px", card: "labelled", cell: ({ updated_at }) => <Time at={updated_at} /> },
 ];
 
 export default function Scripts() {

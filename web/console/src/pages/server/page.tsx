@@ -5,7 +5,7 @@ import { commands, groups as groupsQuery, isStaff, live, me, server as serverQue
 import { Answer } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { CommandList } from "../../ui/command-list";
-import { Page } from "../../ui/page";
+import { Page, PageAnswer } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
 import { State } from "../../ui/state";
 import { Time } from "../../ui/time";
@@ -20,7 +20,11 @@ import "./page.css";
 export default function Server() {
   const { id = "" } = useParams();
   const query = useQuery({ ...serverQuery(id), ...live, placeholderData: undefined });
-  return <Answer query={query}>{(server) => <Shown server={server} />}</Answer>;
+  return (
+    <PageAnswer query={query} what="server">
+      {(server) => <Shown server={server} />}
+    </PageAnswer>
+  );
 }
 
 function Shown({ server }: { server: ServerObject }) {

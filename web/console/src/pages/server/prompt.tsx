@@ -1,10 +1,11 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { useEffect, useRef, useState, type FormEvent, type KeyboardEvent } from "react";
-import { Link, useSearchParams } from "react-router";
+import { useRef, useState, type FormEvent, type KeyboardEvent } from "react";
+import { Link, useLocation } from "react-router";
 import { api, read } from "../../api/client";
 import { command as commandQuery, commands, type Server } from "../../api/queries";
 import { useOutput } from "../../output/use-output";
 import { Output } from "../../output/view";
+import { visible } from "../../output/visible";
 import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { State } from "../../ui/state";
@@ -13,10 +14,15 @@ import { duration } from "../../ui/words";
 import { hasEnded } from "../command/page";
 import { Stop } from "../command/stop";
 
+/** A line to fill in. It is not in the address, because a link of somebody else must not fill it in. */
+export interface PromptState {
+  readonly line: string;
+}
+
 /** A line to run on the server, and its output below. The arrow keys bring back earlier lines. */
 export function Prompt({ server }: { server: Server }) {
-  const [parameters, setParameters] = useSearchParams();
-  const [line, setLine] = useState(parameters.get("run") ?? "");
+  const { state } = useLocation() as { state: PromptState | null };
+  const [line, setLine] = useState(state?.line ?? "");
   const [current, setCurrent] = useState<string | null>(null);
   const client = useQueryClient();
   const earlier = useQuery(commands({ server: server.id, page_size: 50 })).data?.results ?? [];
@@ -32,10 +38,6 @@ export function Prompt({ server }: { server: Server }) {
       setBack(-1);
     },
   });
-  useEffect(() => {
-    // The line came in the address. It is typed in, not run.
-    if (parameters.has("run")) setParameters({}, { replace: true });
-  }, [parameters, setParameters]);
   const submit = (event: FormEvent) => {
     event.preventDefault();
     if (line.trim() !== "" && !run.isPending) run.mutate(line);
@@ -81,7 +83,7 @@ function Current({ id }: { id: string }) {
         <State state={command.state}>{command.exit_code ? `failed with exit code ${command.exit_code}` : undefined}</State>
         <span className="muted">{command.state === "acked" && command.acked_at ? <Since at={command.acked_at} /> : command.elapsed_time === null ? "" : duration(command.elapsed_time)}</span>
         <Link to={`/commands/${id}`} className="mono ellipsis">
-          {command.line}
+          {visible(command.line)}
         </Link>
         {isLive && <Stop command={command} />}
       </div>

@@ -9,6 +9,8 @@ import { Button, LinkButton } from "../../ui/button";
 import { Snippet } from "../../ui/copy";
 import { errorsFor, SelectField, TextField } from "../../ui/field";
 import { State } from "../../ui/state";
+import type { PromptState } from "../server/prompt";
+import "./add-server.css";
 
 /** Adds one named server, or makes a registration token with which many add themselves. */
 export function AddServer() {
@@ -67,7 +69,7 @@ export function Waiting({ id, name, install }: { id: string; name: string; insta
           <State state="connected">{name} is connected.</State>
         </p>
         <div className="row-of">
-          <LinkButton look="primary" to={`/servers/${id}?run=uptime`}>
+          <LinkButton look="primary" to={`/servers/${id}`} state={UPTIME}>
             Run uptime on it
           </LinkButton>
           <Link to={`/servers/${id}`}>Show {name}</Link>
@@ -86,6 +88,7 @@ export function Waiting({ id, name, install }: { id: string; name: string; insta
   );
 }
 
+const UPTIME: PromptState = { line: "uptime" };
 const HOUR_MS = 3_600_000;
 const LIFETIMES = [["1", "1 hour"], ["24", "24 hours"], ["168", "7 days"]] as const;
 

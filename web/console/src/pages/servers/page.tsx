@@ -26,7 +26,8 @@ export type Filter = typeof DEFAULTS;
 /** The state of a server: one that awaits approval runs no commands. */
 export const stateOf = ({ registration, is_connected }: Server) => (registration === "pending" ? "approval" : is_connected ? "connected" : "offline");
 
-export const system = ({ os_name, os_version }: Server) => [os_name, os_version].filter(Boolean).join(" ");
+/** The operating system, short: `Debian 12`. */
+export const system = ({ os_name, os_version }: Server) => [os_name?.replace(" GNU/Linux", ""), os_version].filter(Boolean).join(" ");
 
 /** The query parameters of a filter. */
 export const queryOf = ({ search, label, state, ordering }: Filter) => ({
@@ -41,7 +42,7 @@ const columnsOf = (groupNames: ReadonlyMap<number, string>): readonly Column<Ser
   {
     name: "name",
     title: "Name",
-    width: "minmax(120px, 1.2fr)",
+    width: "minmax(140px, 1.6fr)",
     orderBy: "name",
     card: "title",
     cell: (server) => (
@@ -54,21 +55,23 @@ const columnsOf = (groupNames: ReadonlyMap<number, string>): readonly Column<Ser
       </span>
     ),
   },
-  { name: "labels", title: "Labels", width: "minmax(0, 2fr)", cell: ({ labels }) => <Labels labels={labels} /> },
+  { name: "labels", title: "Labels", width: "minmax(0, 2fr)", card: "line", cell: ({ labels }) => <Labels labels={labels} /> },
   ...(groupNames.size > 0 ? [{ name: "groups", title: "Groups", width: "minmax(0, 1fr)", cell: ({ groups }: Server) => groups.map((id) => groupNames.get(id) ?? id).join(", ") }] : []),
   { name: "system", title: "System", width: "minmax(0, 1fr)", cell: system },
   { name: "load", title: "Load", width: "56px", card: "none", cell: ({ load }) => <span className="number">{load === null ? "–" : load.toFixed(2)}</span> },
   { name: "address", title: "Address", width: "128px", card: "none", cell: ({ remote_ip }) => <span className="mono">{remote_ip ?? "–"}</span> },
   { name: "agent", title: "Agent", width: "72px", card: "none", cell: ({ agent_version }) => agent_version ?? "–" },
-  { name: "seen", title: "Last seen", width: "88px", orderBy: "last_seen_at", cell: ({ is_connected, last_seen_at }) => (is_connected ? "now" : <Time at={last_seen_at} />) },
+  { name: "seen", title: "Last seen", width: "88px", orderBy: "last_seen_at", card: "end", cell: ({ is_connected, last_seen_at }) => (is_connected ? "now" : last_seen_at ? <Time at={last_seen_at} /> : <span className="muted">never</span>) },
 ];
 
 export function Labels({ labels }: { labels: Record<string, string> }) {
+  const texts = Object.entries(labels).map(([key, value]) => (value === "" ? key : `${key}=${value}`));
+  if (texts.length === 0) return null;
   return (
-    <span className="chips">
-      {Object.entries(labels).map(([key, value]) => (
-        <span key={key} className="chip">
-          {value === "" ? key : `${key}=${value}`}
+    <span className="chips" title={texts.join("\n")}>
+      {texts.map((text) => (
+        <span key={text} className="chip">
+          {text}
         </span>
       ))}
     </span>

@@ -2,7 +2,9 @@ import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { api, read, type Schema } from "../../api/client";
 import { live } from "../../api/queries";
+import { useSession } from "../../api/session";
 import { signOut, signOutEverywhere } from "../../frame/sign-out";
+import { visible } from "../../output/visible";
 import { Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
@@ -23,10 +25,12 @@ const sessions = () =>
 export default function Sessions() {
   const query = useQuery({ ...sessions(), ...live });
   const [isAsking, setIsAsking] = useState(false);
+  const kind = useSession().session?.kind;
   return (
     <Page
       title="Sessions"
       actions={
+        kind === "login" &&
         query.data &&
         query.data.count > 1 && (
           <Button look="danger" onClick={() => setIsAsking(true)}>
@@ -70,7 +74,7 @@ function Row({ session }: { session: Session }) {
   return (
     <li>
       <div className="rows-head">
-        <span className="rows-text ellipsis" title={user_agent}>
+        <span className="rows-text ellipsis" title={visible(user_agent)}>
           {device}
           {current && <span className="tone-good"> this session</span>}
         </span>

@@ -10,6 +10,7 @@ import { errorsFor, TextField } from "../../ui/field";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { toast } from "../../ui/toasts";
+import { useEdits } from "../../ui/use-edits";
 
 /** The own account: names, e-mail address, password. */
 export default function Settings() {
@@ -34,23 +35,18 @@ export default function Settings() {
 
 function Account({ user }: { user: User }) {
   const client = useQueryClient();
-  const [fields, setFields] = useState({ first_name: user.first_name, last_name: user.last_name, email: user.email });
+  const { first_name, last_name, email } = user;
+  const { field, changes, isChanged, clear } = useEdits({ first_name, last_name, email });
   const [password, setPassword] = useState("");
-  const changesEmail = fields.email.trim() !== user.email;
   const save = useMutation({
-    mutationFn: () =>
-      read(api.PATCH("/api/iam/users/-/", { body: { first_name: fields.first_name, last_name: fields.last_name, ...(changesEmail && { email: fields.email.trim(), password }) } })),
+    mutationFn: () => read(api.PATCH("/api/iam/users/-/", { body: { ...changes, ...(changes.email !== undefined && { password }) } })),
     onSuccess: (changed) => {
       client.setQueryData(me().queryKey, changed);
       void client.invalidateQueries({ queryKey: ["users"] });
       setPassword("");
+      clear();
       toast("Your account is changed.");
     },
-  });
-  const field = (name: keyof typeof fields) => ({
-    value: fields[name],
-    errors: errorsFor(save.error, name),
-    onChange: (event: { target: { value: string } }) => setFields((before) => ({ ...before, [name]: event.target.value })),
   });
   const submit = (event: FormEvent) => {
     event.preventDefault();
@@ -60,15 +56,15 @@ function Account({ user }: { user: User }) {
     <section className="panel" aria-label="Account">
       <h2>{user.username}</h2>
       <form className="panel-body form" onSubmit={submit}>
-        <TextField label="First name" autoComplete="given-name" {...field("first_name")} />
-        <TextField label="Last name" autoComplete="family-name" {...field("last_name")} />
-        <TextField label="E-mail address" type="email" autoComplete="email" required {...field("email")} />
-        {changesEmail && (
+        <TextField label="First name" autoComplete="given-name" {...field("first_name", save.error)} />
+        <TextField label="Last name" autoComplete="family-name" {...field("last_name", save.error)} />
+        <TextField label="E-mail address" type="email" autoComplete="email" required {...field("email", save.error)} />
+        {changes.email !== undefined && (
           <TextField label="Current password" type="password" autoComplete="current-password" required hint="For a new e-mail address." value={password} errors={errorsFor(save.error, "password")} onChange={(event) => setPassword(event.target.value)} />
         )}
         <ActionError error={save.error} />
         <div>
-          <Button look="primary" type="submit" isBusy={save.isPending}>
+          <Button look="primary" type="submit" isBusy={save.isPending} disabled={!isChanged}>
             Save
           </Button>
         </div>

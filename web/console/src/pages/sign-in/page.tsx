@@ -7,6 +7,7 @@ import { authorization } from "../../api/client";
 import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { TextField } from "../../ui/field";
+import icon from "../../icon.svg";
 import "./page.css";
 
 type Way = "password" | "token" | "forgotten";
@@ -22,6 +23,10 @@ export default function SignIn() {
   }, []);
   return (
     <main className="sign-in">
+      <p className="brand">
+        <img src={icon} alt="" width="28" height="28" />
+        Farhand
+      </p>
       <h1>{HEADINGS[way]}</h1>
       <p className="muted">{location.host}</p>
       {hasEnded && <p role="status">Your session has ended. Sign in to continue on this page.</p>}

@@ -19,7 +19,6 @@ import "./page.css";
 
 type Token = Schema<"ApiToken">;
 const DEFAULTS = { new: "", open: "" };
-const MINUTE_MS = 60_000;
 
 const tokens = () =>
   queryOptions({
@@ -67,7 +66,7 @@ export default function Tokens() {
 function Row({ token, isOpen, onOpen }: { token: Token; isOpen: boolean; onOpen: (isOpen: boolean) => void }) {
   const client = useQueryClient();
   const [isAsking, setIsAsking] = useState(false);
-  const now = useNow(MINUTE_MS);
+  const now = useNow(1_000);
   const { id, name, enabled, acl, expires_at, last_used_at, added_at } = token;
   const hasExpired = expires_at !== null && Date.parse(expires_at) < now;
   const path = { id };

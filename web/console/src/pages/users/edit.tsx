@@ -2,13 +2,14 @@ import { queryOptions, useMutation, useQuery, useQueryClient } from "@tanstack/r
 import { useState, type FormEvent } from "react";
 import { api, read } from "../../api/client";
 import type { User } from "../../api/queries";
-import { ActionError, Answer } from "../../ui/answers";
+import { ActionError, Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
 import { errorsFor, TextField } from "../../ui/field";
 import { toast } from "../../ui/toasts";
-import { rankOf } from "./page";
-import { RankField, rankFields, type Rank } from "./rank";
+import { useAttention } from "../../ui/use-attention";
+import { useEdits } from "../../ui/use-edits";
+import { mayChange, RankField, rankFields, rankOf, type Rank } from "./rank";
 
 const user = (id: number) =>
   queryOptions({
@@ -25,9 +26,10 @@ interface EditProps {
 /** Changes a user: names, address, rank, whether active; and sets a password. */
 export function EditUser({ id, ...rest }: EditProps) {
   const query = useQuery(user(id));
+  const element = useAttention<HTMLElement>(id);
   return (
-    <section className="panel user-panel" aria-label="Change a user">
-      <Answer query={query}>{(found) => <Form user={found} {...rest} />}</Answer>
+    <section className="panel user-panel" aria-label="Change a user" ref={element} tabIndex={-1}>
+      <Answer query={query}>{(found) => (mayChange(rest.caller, found) ? <Form user={found} {...rest} /> : <Empty title={`Only superusers change ${found.username}`} />)}</Answer>
     </section>
   );
 }
@@ -35,8 +37,10 @@ export function EditUser({ id, ...rest }: EditProps) {
 function Form({ user: found, caller, onClose }: { user: User; caller: User; onClose: () => void }) {
   const client = useQueryClient();
   const { id, username } = found;
-  const [fields, setFields] = useState({ email: found.email, first_name: found.first_name, last_name: found.last_name });
-  const [rank, setRank] = useState<Rank>(rankOf(found));
+  const { email, first_name, last_name } = found;
+  const { field, changes, isChanged } = useEdits({ email, first_name, last_name });
+  const [chosen, setRank] = useState<Rank | null>(null);
+  const rank = chosen ?? rankOf(found);
   const [asked, setAsked] = useState<"delete" | "deactivate" | null>(null);
   const path = { id };
   const done = (text: string) => {
@@ -45,7 +49,7 @@ function Form({ user: found, caller, onClose }: { user: User; caller: User; onCl
     toast(text);
   };
   const save = useMutation({
-    mutationFn: () => read(api.PATCH("/api/iam/users/{id}/", { params: { path }, body: { ...fields, ...(caller.is_superuser && rank !== rankOf(found) && rankFields(rank)) } })),
+    mutationFn: () => read(api.PATCH("/api/iam/users/{id}/", { params: { path }, body: { ...changes, ...(rank !== rankOf(found) && rankFields(rank)) } })),
     onSuccess: () => {
       done(`${username} is changed.`);
       onClose();
@@ -61,11 +65,6 @@ function Form({ user: found, caller, onClose }: { user: User; caller: User; onCl
     done(`${username} is deleted.`);
     onClose();
   };
-  const field = (name: keyof typeof fields) => ({
-    value: fields[name],
-    errors: errorsFor(save.error, name),
-    onChange: (event: { target: { value: string } }) => setFields((before) => ({ ...before, [name]: event.target.value })),
-  });
   const submit = (event: FormEvent) => {
     event.preventDefault();
     if (!save.isPending) save.mutate();
@@ -79,15 +78,15 @@ function Form({ user: found, caller, onClose }: { user: User; caller: User; onCl
         </Button>
       </header>
       <form className="panel-body user-form" onSubmit={submit}>
-        <TextField label="E-mail address" type="email" required {...field("email")} />
-        <TextField label="First name" {...field("first_name")} />
-        <TextField label="Last name" {...field("last_name")} />
+        <TextField label="E-mail address" type="email" required {...field("email", save.error)} />
+        <TextField label="First name" {...field("first_name", save.error)} />
+        <TextField label="Last name" {...field("last_name", save.error)} />
         <RankField caller={caller} value={rank} onChange={setRank} errors={[...errorsFor(save.error, "is_staff"), ...errorsFor(save.error, "is_superuser")]} />
         <div className="user-wide">
           {rank === "user" && rankOf(found) !== "user" && <p className="tone-wait">Without the rank, {username} loses all sessions and the servers that they own.</p>}
           <ActionError error={save.error ?? activate.error} />
           <div className="row-of">
-            <Button look="primary" type="submit" isBusy={save.isPending}>
+            <Button look="primary" type="submit" isBusy={save.isPending} disabled={!isChanged && rank === rankOf(found)}>
               Save
             </Button>
             {found.is_active ? (

@@ -3,6 +3,7 @@ import { isStaff, me, users, type User } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { useTyped } from "../../live/use-typed";
+import { visible } from "../../output/visible";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Page } from "../../ui/page";
@@ -13,15 +14,11 @@ import { Time } from "../../ui/time";
 import { number } from "../../ui/words";
 import { CreateUser } from "./create";
 import { EditUser } from "./edit";
+import { mayChange, rankOf } from "./rank";
 import "./page.css";
 
 const PAGE_SIZE = 100;
 const DEFAULTS = { search: "", active: "", new: "", open: "" };
-
-export const rankOf = ({ is_superuser, is_staff }: Pick<User, "is_superuser" | "is_staff">) => (is_superuser ? "superuser" : is_staff ? "staff" : "user");
-
-/** Staff change ordinary users, superusers change everybody (contract 5.2). */
-const mayChange = (caller: User | undefined, user: User) => caller !== undefined && (caller.is_superuser || (caller.is_staff && rankOf(user) === "user"));
 
 const columnsFor = (caller: User | undefined, open: (user: User) => void): readonly Column<User>[] => [
   {
@@ -30,7 +27,7 @@ const columnsFor = (caller: User | undefined, open: (user: User) => void): reado
     width: "minmax(0, 1fr)",
     card: "title",
     cell: (user) =>
-      mayChange(caller, user) ? (
+      caller && mayChange(caller, user) ? (
         <button type="button" className="link" onClick={() => open(user)}>
           {user.username}
         </button>
@@ -38,11 +35,11 @@ const columnsFor = (caller: User | undefined, open: (user: User) => void): reado
         user.username
       ),
   },
-  { name: "name", title: "Name", width: "minmax(0, 1fr)", cell: ({ first_name, last_name }) => [first_name, last_name].filter(Boolean).join(" ") },
-  { name: "email", title: "E-mail", width: "minmax(0, 1.5fr)", cell: ({ email }) => email },
+  { name: "name", title: "Name", width: "minmax(0, 1fr)", cell: ({ first_name, last_name }) => visible([first_name, last_name].filter(Boolean).join(" ")) },
+  { name: "email", title: "E-mail", width: "minmax(0, 1.5fr)", cell: ({ email }) => visible(email) },
   { name: "rank", title: "Rank", width: "88px", cell: rankOf },
   { name: "state", title: "State", width: "96px", cell: ({ is_active }) => <State state={is_active ? "connected" : "offline"}>{is_active ? "active" : "inactive"}</State> },
-  { name: "login", title: "Last login", width: "88px", cell: ({ last_login }) => <Time at={last_login} /> },
+  { name: "login", title: "Last login", width: "88px", card: "labelled", cell: ({ last_login }) => <Time at={last_login} /> },
   { name: "joined", title: "Joined", width: "88px", card: "none", cell: ({ date_joined }) => <Time at={date_joined} /> },
 ];
 
@@ -69,7 +66,7 @@ export default function Users() {
       }
     >
       {isCreating && caller && <CreateUser caller={caller} onClose={() => setView({ new: "" })} />}
-      {view.open !== "" && caller && <EditUser key={view.open} id={Number(view.open)} caller={caller} onClose={() => setView({ open: "" })} />}
+      {view.open !== "" && caller && staff && <EditUser key={view.open} id={Number(view.open)} caller={caller} onClose={() => setView({ open: "" })} />}
       <div className="toolbar" role="search">
         <input className="grow" type="search" aria-label="Search" placeholder="Username, name or e-mail address" value={search} onChange={(event) => setSearch(event.target.value)} />
         <select className="narrow" aria-label="State" value={view.active} onChange={(event) => setView({ active: event.target.value })}>
