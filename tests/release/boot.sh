@@ -1,6 +1,7 @@
 #!/bin/sh
 # boot.sh ROOT CGROUP: runs systemd of a Debian in the folder ROOT as the first process of its own
-# namespaces, below CGROUP, a new control group (v2). Shares the network of this machine. Needs root.
+# namespaces, below CGROUP, a new control group (v2). It shares the network of this machine, and
+# needs root.
 set -eu
 mkdir "$2"
 echo $$ >"$2/cgroup.procs"

@@ -1,4 +1,5 @@
-// A clean Debian in a folder, with or without systemd. Needs root, and a Debian mirror for debootstrap.
+// A clean Debian in a folder, with or without systemd. Needs root, and a Debian mirror for
+// debootstrap.
 import { spawn, spawnSync } from "node:child_process";
 import { rmdirSync } from "node:fs";
 import { join } from "node:path";

@@ -1,5 +1,5 @@
-// The install line and the deb on a Debian with a running systemd. Needs root, control groups v2, and
-// a Debian mirror for debootstrap.
+// The install line and the deb on a Debian with a running systemd. Needs root, control groups v2,
+// and a Debian mirror for debootstrap.
 import assert from "node:assert/strict";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
