@@ -46,7 +46,7 @@ async function packagedAgentRuns(name) {
   const config = join(debian, CONFIG);
   mkdirSync(join(config, ".."), { recursive: true });
   const server = await createServerFor(instance, name, (text) => writeFileSync(config, text, { mode: 0o600 }));
-  await agentRuns(server, "/usr/bin/farhand-agent", "run", "--state-dir", `/var/lib/${name}`);
+  await agentRuns(server, "/usr/bin/farhand-agent", "run", "--config", CONFIG, "--state-dir", `/var/lib/${name}`);
 }
 
 test("the deb brings agent and unit, runs nothing, and the agent works", async () => {
