@@ -104,11 +104,13 @@ export async function start(folder, { as = [], home = withoutRust().HOME } = {})
   const child = spawn(program, args, { cwd: folder, env, stdio: ["ignore", "pipe", "pipe"], detached: true });
   const printed = [];
   for (const stream of [child.stdout, child.stderr]) createInterface({ input: stream }).on("line", (line) => printed.push(line));
-  let ended = false;
+  let [ended, closed] = [false, false];
   child.once("exit", () => (ended = true));
+  // npx ends before the service, which holds the pipes.
+  child.once("close", () => (closed = true));
   const stop = async () => {
     if (!ended) process.kill(-child.pid, "SIGTERM");
-    await until("the end of the service", () => ended);
+    await until("the end of the service", () => closed);
   };
   try {
     await until("the start", () => {
