@@ -247,13 +247,13 @@ try {
       [`${agents} agents, ${rate} commands a second for ${seconds} s`, "reached", "must reach"],
       [
         ["commands that ended in Success", `${succeeded} of ${commands.length}`, judged(succeeded, { least: commands.length })],
-        ["handed to an agent twice", `${twice}`, judged(twice, { most: 0 })],
+        ["delivered to an agent twice", `${twice}`, judged(twice, { most: 0 })],
         ["from the moment at which a command was due to be posted to its result, median", `${middle.toFixed(0)} ms`, ""],
         ["the same, 99 of 100", `${slowest.toFixed(0)} ms`, judged(slowest, { most: 1000, unit: " ms" })],
         ["of one core, workerd for each command", `${(cpu * 1000).toFixed(1)} ms`, ""],
         ["workerd's memory for each agent that has just connected", perAgent(connected), ""],
         ["the same when all are idle and their objects out of memory", perAgent(hibernated), ""],
-        ["workerd's memory before any server was made, and with so many that no agent ever used", `${(fresh / 1024).toFixed(0)} and ${(before / 1024).toFixed(0)} MB`, ""],
+        ["workerd's memory before any server was created, and with as many servers before any agent connected", `${(fresh / 1024).toFixed(0)} and ${(before / 1024).toFixed(0)} MB`, ""],
       ],
     ),
   );

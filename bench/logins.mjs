@@ -2,8 +2,8 @@
 //
 // Measures how a flood of anonymous logins affects other requests. Sixteen logins a second have
 // wrong passwords, each from another of the 65,536 networks of one IPv6 site. At the same time, the
-// bench sends authenticated reads with pauses of 20 ms, one command a second, whose agent sends its
-// reports, and one login a second from a known address. Uses loopback only.
+// bench sends authenticated reads with pauses of 20 ms, one login a second from a known address,
+// and one command a second. The agent reports each command. Uses loopback only.
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";

@@ -21,7 +21,9 @@ const ASSET_SOURCES = ["web/docs", "package-lock.json", "scripts/build.mjs"];
 const RELEASE = "release";
 const QUICK = "quick";
 const DEVELOPMENT = "dev";
-/** scripts/dev.mjs sets FARHAND_PROFILE=dev. wrangler sets WRANGLER_COMMAND for the build command. */
+/**
+ * scripts/dev.mjs sets FARHAND_PROFILE=dev. wrangler sets WRANGLER_COMMAND for the build command.
+ */
 const chosen = process.env.FARHAND_PROFILE || (process.env.WRANGLER_COMMAND === DEVELOPMENT ? DEVELOPMENT : RELEASE);
 const profile = chosen === RELEASE ? RELEASE : QUICK;
 

@@ -21,7 +21,10 @@ const SOURCES = [
 ];
 const bin = (name) => join(root, "node_modules", ".bin", name);
 
-/** Writes the types of docs/openapi.yaml. A use of the API that the document does not allow does not compile. */
+/**
+ * Writes the types of docs/openapi.yaml. A use of the API that the document does not allow does not
+ * compile.
+ */
 export async function writeTypes() {
   const { default: openapi, astToString } = await import("openapi-typescript");
   const { createConfig } = await import("@redocly/openapi-core");
@@ -33,7 +36,9 @@ export async function writeTypes() {
   writeFileSync(types, astToString(await openapi(document, { redocly, defaultNonNullable: false })));
 }
 
-/** Builds the console, unless its sources are unchanged. `run` runs a program like `run` of lib.mjs. */
+/**
+ * Builds the console, unless its sources are unchanged. `run` runs a program like `run` of lib.mjs.
+ */
 export async function buildConsole(run = show) {
   if (!existsSync(join(files, "index.html"))) rmSync(stamp, { force: true });
   await once(stamp, digest(SOURCES), async () => {

@@ -1,5 +1,5 @@
-// The demo's workspace, with a superuser, an API token and the server "this-machine". Its facts are
-// kept in the state folder.
+// The demo's workspace, with a superuser, an API token and the server "this-machine". The file
+// demo.json in the state folder has its address, names and secrets.
 import { randomBytes } from "node:crypto";
 import { chmodSync, existsSync, readFileSync, writeFileSync } from "node:fs";
 import { userInfo } from "node:os";

@@ -1,8 +1,8 @@
 // `npm run dev`: prepares what `wrangler dev` needs, and runs it. wrangler builds the Worker again
 // when a source changes. Arguments are passed to wrangler.
 //
-// Environment: PORT, OPERATOR_TOKEN, SECRET_KEY and any var of wrangler.toml. Further secrets can be
-// lines of .dev.vars. The state folder is the one of `npm start` and of `npx wrangler dev`.
+// Environment: PORT, OPERATOR_TOKEN, SECRET_KEY and any var of wrangler.toml. Further secrets can
+// be lines of .dev.vars. The state folder is the one of `npm start` and of `npx wrangler dev`.
 import { spawn } from "node:child_process";
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
@@ -30,7 +30,9 @@ async function end(status) {
 }
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => void end(0));
 
-/** Prepares packages, the Worker, the agent, the state folder and .dev.vars. Returns the variables. */
+/**
+ * Prepares packages, the Worker, the agent, the state folder and .dev.vars. Returns the variables.
+ */
 async function prepare() {
   const isCurrent = isBuilt() && hasOwnAgent();
   await check(port, !isCurrent);

@@ -1,6 +1,6 @@
 #!/usr/bin/env node
-// The program of the npm package `farhand`. `farhand start` serves Farhand on this machine, with all
-// arguments else it is the command line.
+// The program of the npm package `farhand`. `farhand start` serves Farhand on this machine, with
+// all arguments else it is the command line.
 import { spawn } from "node:child_process";
 import { constants } from "node:os";
 import { join, resolve } from "node:path";

@@ -54,8 +54,8 @@ export function output(program, args, options = {}) {
 
 const releaseFile = join(root, "release.json");
 /**
- * The version and the commit of a release (scripts/release), in which everything is built. Null in a
- * checkout.
+ * The version and the commit of a release (scripts/release), in which everything is built. Null in
+ * a checkout.
  * @type {{version: string, commit: string} | null}
  */
 export const release = existsSync(releaseFile) ? JSON.parse(readFileSync(releaseFile, "utf8")) : null;

@@ -1,9 +1,9 @@
-// Serves an instance on this machine until a signal ends it, with a demo workspace and an agent that
-// runs commands here. `npm start` does this after a build, and `npx farhand start` with the prebuilt
-// programs of a release.
+// Serves an instance on this machine until a signal ends it, with a demo workspace and an agent
+// that runs commands here. `npm start` does this after a build, and `npx farhand start` with the
+// prebuilt programs of a release.
 //
-// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent here), OPERATOR_TOKEN, SECRET_KEY, the
-// same two with _PREVIOUS, SMTP_PASSWORD, and any variable of wrangler.toml. Ctrl-C or SIGTERM
+// Environment: PORT, STATE_DIR, DEMO=0 (no workspace, no agent here), OPERATOR_TOKEN, SECRET_KEY,
+// the same two with _PREVIOUS, SMTP_PASSWORD, and any variable of wrangler.toml. Ctrl-C or SIGTERM
 // stops everything.
 import { mkdirSync, openSync } from "node:fs";
 import { userInfo } from "node:os";

@@ -48,8 +48,8 @@ async function compilers(target, run) {
 
 /**
  * Compiles a program of a package. Returns the path of the binary. cargo does nothing if no source
- * changed. `target` is null for this machine's libc. `run` runs a program like `run` of lib.mjs, and
- * may be asynchronous. `variables` are added to the environment.
+ * changed. `target` is null for this machine's libc. `run` runs a program like `run` of lib.mjs,
+ * and may be asynchronous. `variables` are added to the environment.
  */
 export async function compile({ program, package: name = program, target, profile, run = show, variables = {} }) {
   // Build scripts read cargo's variables about their package. If cargo runs the caller, such as a

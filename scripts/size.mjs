@@ -1,4 +1,5 @@
-// `npm run size`: prints the size of the deployed Worker. Fails if a function is too large.
+// `npm run size`: prints the size of the deployed Worker and of the console. Fails if a function of
+// the Worker or the console's first page is too large.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -6,6 +7,7 @@ import { gzipSync } from "node:zlib";
 import { build } from "./build.mjs";
 import { fail, root } from "./lib.mjs";
 import { functionSizes } from "./wasm.mjs";
+import { checkFirstLoad } from "./web.mjs";
 
 /**
  * The maximum size of a function, in bytes. V8 compiles a whole function at its first call, so a
@@ -28,4 +30,9 @@ if (import.meta.url === pathToFileURL(process.argv[1]).href) {
   const largest = Math.max(...functionSizes(readFileSync(join(root, "build", "index_bg.wasm"))));
   console.log(`largest function ${largest} bytes`);
   if (largest > MAX_FUNCTION_BYTES) fail(`a function has more than ${MAX_FUNCTION_BYTES} bytes`);
+  try {
+    console.log(checkFirstLoad());
+  } catch (error) {
+    fail(error.message);
+  }
 }

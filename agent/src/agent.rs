@@ -209,8 +209,8 @@ pub async fn run(
     Ok(exit)
 }
 
-/// Waits until a new program is connected, and deletes the previous one. Returns only if it does not
-/// connect within [`TRIAL`]. Then the previous program is in its place again.
+/// Waits until a new program is connected, and deletes the previous one. Returns only if it does
+/// not connect within [`TRIAL`]. Then the previous program is in its place again.
 async fn fail_trial(trial: Option<ProgramFile>, connected: &CancellationToken) {
     if let Some(file) = trial {
         if timeout(TRIAL, connected.cancelled()).await.is_ok() {

@@ -101,7 +101,8 @@ pub struct RegisterArgs {
     #[arg(long)]
     pub name: Option<String>,
     /// A label of the server, such as env=prod. Can be given more than once. The registration token
-    /// must allow the key in its label_keys. With --force, labels in the replaced file are used too.
+    /// must allow the key in its label_keys. With --force, labels in the replaced file are used
+    /// too.
     #[arg(long, value_name = "KEY=VALUE", value_parser = labels::read_argument)]
     pub label: Vec<(String, String)>,
     /// A file that contains only the registration token.

@@ -32,8 +32,8 @@ pub fn check_all(labels: &Labels) -> Result<(), String> {
     labels.iter().try_for_each(|(key, value)| check(key, value))
 }
 
-/// The labels to register with: the labels in an existing config file, and on the command line,
-/// which replace others with the same key.
+/// The labels to register with: those of the command line, and those with other keys in an existing
+/// config file.
 ///
 /// # Errors
 /// A key is twice on the command line, or the file has an invalid label.
@@ -50,8 +50,8 @@ pub fn combine(config: &Path, arguments: Vec<(String, String)>) -> Result<Labels
     Ok(labels)
 }
 
-/// The labels of a config file that is to be replaced. A file that does not exist or is not TOML
-/// has none.
+/// The labels of a config file that a registration replaces. A file that does not exist or is not
+/// TOML has none.
 fn of_file(path: &Path) -> Result<Labels, String> {
     let table = fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
     let Some(labels) = table.and_then(|mut table| table.remove("labels")) else {

@@ -240,8 +240,8 @@ impl Client {
         }
     }
 
-    /// Opens the event stream of a command or a batch. If `after` is set, the stream starts after the event
-    /// with that id.
+    /// Opens the event stream of a command or a batch. If `after` is set, the stream starts after
+    /// the event with that id.
     pub fn stream(&self, path: &str, after: Option<&str>) -> Result<ureq::BodyReader<'static>> {
         let mut request = self.request("GET", path).header("Accept", "text/event-stream");
         if let Some(after) = after {

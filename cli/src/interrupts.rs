@@ -31,7 +31,7 @@ impl KillTarget {
         }
     }
 
-    /// The call of farhand that follows it.
+    /// The subcommand of farhand that follows a job of this kind.
     fn follow(self) -> &'static str {
         match self {
             Self::Command => "farhand logs -f",
@@ -51,7 +51,7 @@ impl KillTarget {
 #[derive(Clone)]
 struct RunningJob {
     kind: KillTarget,
-    /// What messages call it: the name of its server, or `Batch`.
+    /// Its name in messages: the server of the command, or `Batch`.
     label: String,
 }
 

@@ -1,4 +1,5 @@
-// The documentation site. `npm run docs` (scripts/docs.mjs) writes its pages to target/site/pages and builds it.
+// The documentation site. `npm run docs` (scripts/docs.mjs) writes its pages to target/site/pages
+// and builds it.
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -10,8 +11,9 @@ const pages = join(site, "pages");
 const { version } = JSON.parse(readFileSync(new URL("../../package.json", import.meta.url), "utf8"));
 
 /**
- * The sidebar. `pages` come first, in this order, if they exist. `folder` adds all other pages of a folder; without a folder of
- * its own, the section "Guides" takes the other pages of the top folder.
+ * The sidebar. `pages` come first, in this order, if they exist. `folder` adds all other pages of a
+ * folder; without a folder of its own, the section "Guides" takes the other pages of the top
+ * folder.
  */
 const SECTIONS = [
   { text: "Start", pages: ["index", "tutorial", "concepts", "readme"] },
@@ -32,7 +34,9 @@ const SECTIONS = [
 /** Shorter than the headings of the pages. */
 const NAMES = { readme: "Install and run", index: "Overview" };
 
-/** A page's entry in the sidebar: its first heading, and what its front matter says about its place. */
+/**
+ * A page's entry in the sidebar: its first heading, and what its front matter says about its place.
+ */
 function entry(name) {
   const text = readFileSync(join(pages, `${name}.md`), "utf8");
   const field = (key) => new RegExp(`^${key}: (.*)$`, "m").exec(text.startsWith("---\n") ? text.split("---\n")[1] : "")?.[1];

@@ -11,12 +11,14 @@ const COLOURS = {
 const blank = (text) => text.replace(/[^\n]/g, " ");
 
 /**
- * Moves the label of each node of a flowchart to the node's first mention. The library ignores labels of later mentions, and a
- * node on a line of its own in a subgraph; Mermaid, and so GitHub, accepts both.
+ * Moves the label of each node of a flowchart to the node's first mention. The library ignores
+ * labels of later mentions, and a node on a line of its own in a subgraph; Mermaid, and so GitHub,
+ * accepts both.
  */
 function withEarlyLabels(source) {
   if (!/^\s*(flowchart|graph)\s/.test(source)) return source;
-  // The names of nodes and the brackets of their labels, at their places in the source. Everything else is blank.
+  // The names of nodes and the brackets of their labels, at their places in the source. Everything
+  // else is blank.
   let shown = source.replace(/"[^"]*"/g, (text) => `"${blank(text.slice(2))}"`).replace(/\|[^|\n]*\|/g, blank).replace(OTHER_LINES, blank);
   const labels = new Map();
   for (const { 0: whole, 1: id, 2: label, index } of shown.matchAll(/([A-Za-z_][\w-]*)([[({]+[^\])}\n]*[\])}]+)/g)) {

@@ -1,5 +1,5 @@
-//! The paths of the console, a web page for users. Its script shows one page for each of these paths
-//! (`web/console/src/pages.ts`).
+//! The paths of the console, a web page for users. Its script shows one page for each of these
+//! paths (`web/console/src/pages.ts`).
 
 /// The first segments of the paths of pages, besides `/`.
 pub const PAGES: [&str; 14] = [

@@ -500,7 +500,6 @@ mod tests {
             "/api/status/",
             "/",
             "/x",
-            "",
         ] {
             assert_eq!(with_slash(path), None, "{path}");
         }

@@ -1,5 +1,5 @@
-//! The inputs of a command in addition to its line: environment variables, standard input and working
-//! directory (contract 7.3).
+//! The inputs of a command in addition to its line: environment variables, standard input and
+//! working directory (contract 7.3).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -37,7 +37,8 @@ pub struct Inputs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
     /// The environment variables that pass the parameters of a script. Patterns of an access
-    /// control list do not refuse them, so they do not count as [`crate::command::Origin::has_inputs`].
+    /// control list do not refuse them, so they do not count as
+    /// [`crate::command::Origin::has_inputs`].
     #[serde(default, skip_serializing_if = "Environment::is_empty")]
     pub params: Environment,
 }

@@ -25,11 +25,21 @@ pub fn script(template: &str, base_url: &str, version: &str, release_key: &str) 
     script
 }
 
-/// The shell command that installs an agent for a server (contract 6.3). The key is a variable,
-/// because every account of a host can see arguments.
+/// The shell command that installs an agent for a server (contract 6.3).
 pub fn install_command(base_url: &str, server: Uuid, key: &Secret) -> String {
+    let variables = format!("FARHAND_SERVER={server} FARHAND_KEY={}", key.expose());
+    command(base_url, &variables)
+}
+
+/// The shell command that installs an agent and registers its host (contract 6.4).
+pub fn registration_command(base_url: &str, key: &Secret) -> String {
+    command(base_url, &format!("FARHAND_REGISTRATION_TOKEN={}", key.expose()))
+}
+
+/// The credential is a variable, because every account of a host can see arguments.
+fn command(base_url: &str, variables: &str) -> String {
     let url = shell_words::quoted(&[format!("{base_url}/install.sh")]);
-    format!("curl -fsSL {url} | FARHAND_SERVER={server} FARHAND_KEY={} sh", key.expose())
+    format!("curl -fsSL {url} | {variables} sh")
 }
 
 /// The media type of an agent's file, or `None` if an agent has no such file.
@@ -81,6 +91,10 @@ mod tests {
                 "curl -fsSL 'https://a b/install.sh' | FARHAND_SERVER={} FARHAND_KEY=sesame sh",
                 Uuid::nil()
             )
+        );
+        assert_eq!(
+            registration_command("https://a b", &key),
+            "curl -fsSL 'https://a b/install.sh' | FARHAND_REGISTRATION_TOKEN=sesame sh"
         );
     }
 

@@ -4,16 +4,19 @@
 //
 // Without FARHAND_TOKEN it logs in with FARHAND_USERNAME and FARHAND_PASSWORD.
 // FARHAND_ACCOUNT is the account on the host.
-// FARHAND_WAIT is how many seconds one request waits for the end of the command (1 to 60, default 30).
-// Exit code 125: the command could not be run, or did not end with an exit code.
-// Needs Node 20 or later, and no packages.
+// FARHAND_WAIT is how many seconds one request waits for the end of the command (1 to 60, default
+// 30). Exit code 125: the command could not be run, or did not end with an exit code. Needs Node 20
+// or later, and no packages.
 import { randomUUID } from "node:crypto";
 
 const COULD_NOT_RUN = 125;
 const { FARHAND_URL, FARHAND_TOKEN, FARHAND_USERNAME, FARHAND_PASSWORD, FARHAND_ACCOUNT } = process.env;
 const WAIT_SECONDS = Number(process.env.FARHAND_WAIT ?? 30);
 
-/** Sends a request. Returns the body of a success; throws the messages of the service for everything else. */
+/**
+ * Sends a request. Returns the body of a success; throws the messages of the service for everything
+ * else.
+ */
 async function request(path, { headers, body, ...options } = {}) {
   const response = await fetch(new URL(path, FARHAND_URL), {
     ...options,

@@ -5,8 +5,8 @@
 #
 # Without FARHAND_TOKEN it logs in with FARHAND_USERNAME and FARHAND_PASSWORD.
 # FARHAND_ACCOUNT is the account on the host.
-# FARHAND_WAIT is how many seconds one request waits for the end of the command (1 to 60, default 30).
-# Exit code 125: the command could not be run, or did not end with an exit code.
+# FARHAND_WAIT is how many seconds one request waits for the end of the command (1 to 60, default
+# 30). Exit code 125: the command could not be run, or did not end with an exit code.
 set -u
 wait=${FARHAND_WAIT:-30}
 : "${FARHAND_URL:?}" "${1:?the name of the server}" "${2:?the command line}"

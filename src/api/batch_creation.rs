@@ -114,8 +114,8 @@ fn dry_run_object(plan: &Plan) -> Value {
     })
 }
 
-/// Reads the caller and the selected servers, and checks the batch. If it is refused, stores details
-/// for the audit event in `call`.
+/// Reads the caller and the selected servers, and checks the batch. If it is refused, stores
+/// details for the audit event in `call`.
 pub async fn plan(
     call: &Call,
     credential: &Credential<'_>,

@@ -48,8 +48,8 @@ impl LiveOutput {
         !self.targets.is_empty()
     }
 
-    /// Reads the new output of the next targets that the caller can see. Returns the events, and the
-    /// number of calls.
+    /// Reads the new output of the next targets that the caller can see. Returns the events, and
+    /// the number of calls.
     pub async fn read(&mut self, env: &Env, is_visible: impl Fn(Uuid) -> bool) -> (String, u32) {
         self.targets.retain(|server, _| is_visible(*server));
         let after = self.last.unwrap_or(Uuid::nil());

@@ -4,6 +4,7 @@
 use farhand_domain::audit::add_ids;
 use farhand_domain::error::Error;
 use farhand_domain::fingerprint;
+use farhand_domain::installer;
 use farhand_domain::registration_token::{NewRegistrationToken, Registration};
 use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
@@ -34,10 +35,11 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 const RESOURCE: ResourceKind = ResourceKind {
     collection: "/api/servers/registration-tokens/",
     source: registration_tokens::REPLAY,
-    hidden: &["key"],
+    hidden: &["key", "install"],
 };
 
-/// `POST /api/servers/registration-tokens/`. Only this response contains the key.
+/// `POST /api/servers/registration-tokens/`. Only this response contains the key and the install
+/// command. The address in the command comes from the configuration, never from the Host header.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let now = call.now;
     let fields = call.user_fields().await?;
@@ -80,6 +82,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     match creation.write(&credential, &id.to_string(), batch).await? {
         CreationOutcome::Created(_, token) => {
             let mut token: Value = serde_json::from_str(&token)?;
+            let service = call.config.base_url_of(call.workspace()?);
+            token["install"] = json!(installer::registration_command(&service, &key));
             token["key"] = json!(key.expose());
             Reply::created(&token, location(call, RESOURCE.collection, id))
         }

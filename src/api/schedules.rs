@@ -142,8 +142,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }
 }
 
-/// Checks the permission on the servers that a schedule selects now. It may select none: targets are
-/// resolved again at each run. Named servers, groups and scripts must exist.
+/// Checks the permission on the servers that a schedule selects now. It may select none: targets
+/// are resolved again at each run. Named servers, groups and scripts must exist.
 fn check_targets(
     call: &Call,
     caller: &Caller,

@@ -78,8 +78,8 @@ impl CachedList {
         CACHE.with_borrow(|lists| lists.get(&key).cloned())
     }
 
-    /// Caches a list, unless its path names a resource. The list must depend only on the path and the
-    /// query.
+    /// Caches a list, unless its path names a resource. The list must depend only on the path and
+    /// the query.
     pub fn insert(scope: &Scope<'_>, call: &Call, list: List, page: Page) -> Rc<Self> {
         let cached = |select| CachedStatement::new(select, page);
         let List { select, full_access, narrow } = list;

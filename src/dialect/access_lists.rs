@@ -25,11 +25,17 @@ const MAX_ATTEMPTS: usize = 8;
 /// The maximum number of servers in one request.
 const MAX_SERVERS: usize = 100;
 
-/// The caller's tokens that the query selects.
+/// The caller's tokens that the query selects, in `token` (the command line) or in `api_token` (the
+/// MCP server).
 async fn selected_tokens(exchange: &mut Exchange) -> Result<Vec<Value>, Reply> {
-    let selected = last_value(&exchange.query, "token").map(str::to_owned);
     let tokens = exchange.get_all(TOKENS, "").await?.into_iter();
-    Ok(tokens.filter(|token| selected.as_deref().is_none_or(|id| token["id"] == id)).collect())
+    let value = |name: &str| last_value(&exchange.query, name).filter(|text| !text.is_empty());
+    if value("service_token").is_some() {
+        let error = Error::field("service_token", "There are no service tokens.");
+        return Err(exchange.refusal(&error));
+    }
+    let selected = value("token").or_else(|| value("api_token"));
+    Ok(tokens.filter(|token| selected.is_none_or(|id| token["id"] == id)).collect())
 }
 
 /// One page of entries.
@@ -146,13 +152,13 @@ pub async fn delete_entry(exchange: &mut Exchange, list: &'static str) -> Result
     let tokens = exchange.get_all(TOKENS, "").await?;
     let token = tokens.iter().find_map(|token| {
         let id = token["id"].as_str()?;
-        let is_it = |text: &String| Some(acl::entry_id(id, text)) == entry;
-        acl::entries(&token["acl"], list)?.iter().any(is_it).then(|| id::parse(id))?
+        let is_deleted = |text: &String| Some(acl::entry_id(id, text)) == entry;
+        acl::entries(&token["acl"], list)?.iter().any(is_deleted).then(|| id::parse(id))?
     });
     let Some(token) = token else { return Err(exchange.missing("Not found.")) };
     let id = token.to_string();
-    let is_it = |text: &str| Some(acl::entry_id(&id, text)) == entry;
-    change(exchange, token, |acl| Ok(acl::remove(acl, list, is_it))).await?;
+    let is_deleted = |text: &str| Some(acl::entry_id(&id, text)) == entry;
+    change(exchange, token, |acl| Ok(acl::remove(acl, list, is_deleted))).await?;
     Ok(Reply::no_content().with_general_headers_of(&exchange.reply(204, &Value::Null)))
 }
 
@@ -177,7 +183,8 @@ fn read_many(mut fields: Fields) -> Result<(Uuid, Vec<String>), Error> {
     fields.finish_with(token.zip(servers))
 }
 
-/// Adds servers that the caller can access. Returns their entries.
+/// Adds servers that the caller can access. Returns their entries. `field` is the field of the body
+/// that an error names.
 async fn add(
     exchange: &mut Exchange,
     (token, servers): (Uuid, Vec<String>),
@@ -217,7 +224,8 @@ pub async fn add_servers(exchange: &mut Exchange) -> Result<Reply, Reply> {
     Ok(exchange.reply(201, &json!(entries)))
 }
 
-/// `POST /api/security/server-acl/bulk/delete/`. A token without a list of servers gets none.
+/// `POST /api/security/server-acl/bulk/delete/`. The response is 404 if the token's list has none
+/// of the servers.
 pub async fn delete_servers(exchange: &mut Exchange) -> Result<Reply, Reply> {
     let input = exchange.fields().await.and_then(read_many);
     let (token, servers) = exchange.require_input(input).await?;

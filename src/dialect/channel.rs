@@ -1,10 +1,10 @@
 //! The Durable Object of a channel: one client's WebSocket for live events (contract 21.6).
 //!
 //! The row in its database has the credential that opened the channel. An alarm checks this
-//! credential every [`CHECK_INTERVAL`] and closes the socket if it is no longer valid. Each group of
-//! events is sent only after a check that the caller can read its command.
+//! credential every [`CHECK_INTERVAL`] and closes the socket if it is no longer valid. Each group
+//! of events is sent only after a check that the caller can read its command.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
@@ -25,6 +25,7 @@ use crate::auth::credential::Watch;
 use crate::objects;
 use crate::platform::{self, log};
 use crate::store::commands;
+use crate::store::scope::Query;
 
 /// How long the secret in the URL of the WebSocket is valid.
 const SECRET_TTL: Duration = Duration::from_secs(60);
@@ -32,14 +33,18 @@ const SECRET_TTL: Duration = Duration::from_secs(60);
 const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 /// How often D1 is asked for commands that ended.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// The maximum number of subscriptions of a channel.
-const MAX_SUBSCRIPTIONS: u32 = 100;
+/// How long after its end a command is still sent. It takes a second until D1 has the end.
+const MAX_DELAY_SECONDS: i64 = 60;
+/// The maximum number of subscriptions of a channel at a time. A subscription to output ends with
+/// its command.
+pub const MAX_SUBSCRIPTIONS: usize = 20;
 /// The close code if the credential is no longer valid.
 const POLICY_VIOLATION: u16 = 1008;
 /// The close code if the object cannot continue. The client then polls.
 const TRY_AGAIN: u16 = 1013;
 
-/// The header of a request for the WebSocket, with the workspace and the hash of the secret as JSON.
+/// The header of a request for the WebSocket, with the workspace and the hash of the secret as
+/// JSON.
 pub const SECRET_HEADER: &str = "X-Farhand-Channel";
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS channel (
@@ -58,10 +63,20 @@ pub struct Owner {
 /// What a subscription sends.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Subscription {
-    /// The output of a command, and its end.
-    Output { command: Map<String, Value> },
+    /// The output of a command, and its end. `resource` is the command object.
+    Output { command: Uuid, resource: Map<String, Value> },
     /// The ends of the commands of a server.
     Ends { server: Uuid },
+}
+
+/// The outcome of a request to subscribe.
+#[derive(PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Subscribed {
+    Yes,
+    /// The channel has [`MAX_SUBSCRIPTIONS`].
+    TooMany,
+    /// The channel has no socket, or belongs to another token.
+    NoChannel,
 }
 
 /// A request message.
@@ -69,7 +84,7 @@ pub enum Subscription {
 pub enum Message {
     /// Creates the channel.
     Open { owner: Owner, secret_hash: String },
-    /// Subscribes. The response is false if the channel does not exist for this token.
+    /// Subscribes. The response is a [`Subscribed`].
     Subscribe { token_hash: String, subscription: Subscription },
 }
 
@@ -94,16 +109,16 @@ pub struct Channel {
 struct Shell {
     state: State,
     env: Env,
-    /// The number of subscriptions since the object was loaded.
-    subscriptions: Cell<u32>,
+    /// The commands and servers that events are sent of.
+    subscriptions: RefCell<BTreeSet<Uuid>>,
     /// The ends that were sent.
     ended: RefCell<BTreeSet<Uuid>>,
 }
 
 impl DurableObject for Channel {
     fn new(state: State, env: Env) -> Self {
-        let shell = Shell { state, env, subscriptions: Cell::default(), ended: RefCell::default() };
-        Self { shell: Rc::new(shell) }
+        let (subscriptions, ended) = Default::default();
+        Self { shell: Rc::new(Shell { state, env, subscriptions, ended }) }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
@@ -130,7 +145,7 @@ impl DurableObject for Channel {
         let shell = &self.shell;
         match (shell.socket(), shell.owner()?) {
             (Some(socket), Some((owner, _))) => {
-                match shell.watch(&owner, None).read(platform::now()).await {
+                match shell.watch(&owner, commands::any()).read(platform::now()).await {
                     Ok(Some(_)) => {}
                     Ok(None) => {
                         shell.close(&socket, POLICY_VIOLATION, "the credential is not valid")
@@ -194,6 +209,13 @@ impl Shell {
         self.state.storage().set_alarm(SECRET_TTL).await
     }
 
+    /// Whether the channel was opened. The ids in requests are the client's, and an object that was
+    /// never opened stores nothing.
+    fn exists(&self) -> worker::Result<bool> {
+        let sql = "SELECT name FROM sqlite_master WHERE name = 'channel'";
+        Ok(!self.sql().exec(sql, None)?.to_array::<Value>()?.is_empty())
+    }
+
     /// The owner, and when the channel was opened.
     fn owner(&self) -> worker::Result<Option<(Owner, Timestamp)>> {
         #[derive(Deserialize)]
@@ -202,23 +224,26 @@ impl Shell {
             #[serde(flatten)]
             owner: Owner,
         }
-        let sql = self.sql();
-        sql.exec(SCHEMA, None)?;
-        let rows: Vec<Row> = sql.exec("SELECT * FROM channel", None)?.to_array()?;
+        if !self.exists()? {
+            return Ok(None);
+        }
+        let rows: Vec<Row> = self.sql().exec("SELECT * FROM channel", None)?.to_array()?;
         Ok(rows.into_iter().next().map(|row| (row.owner, row.opened_at)))
     }
 
     /// Opens the WebSocket, if the secret is right, fresh and unused. Otherwise 404.
     async fn connect(&self, workspace: &str, secret_hash: &str) -> worker::Result<Response> {
-        let sql = self.sql();
-        sql.exec(SCHEMA, None)?;
+        let missing = || Ok(Response::empty()?.with_status(404));
+        if !self.exists()? {
+            return missing();
+        }
         let since = platform::now().plus_seconds(-(SECRET_TTL.as_secs() as i64)).to_string();
         let claim = "UPDATE channel SET is_used = 1
             WHERE is_used = 0 AND workspace = ? AND secret_hash = ? AND opened_at > ? RETURNING is_used";
         let values = [workspace, secret_hash, &since].map(Into::into).to_vec();
-        let claimed: Vec<Value> = sql.exec(claim, values)?.to_array()?;
+        let claimed: Vec<Value> = self.sql().exec(claim, values)?.to_array()?;
         if claimed.is_empty() {
-            return Ok(Response::empty()?.with_status(404));
+            return missing();
         }
         let WebSocketPair { client, server } = WebSocketPair::new()?;
         self.state.accept_web_socket(&server);
@@ -226,48 +251,69 @@ impl Shell {
         Response::from_websocket(client)
     }
 
-    /// Starts to send events. Returns false if the channel has no socket, or belongs to another
-    /// token.
-    fn subscribe(self: &Rc<Self>, token_hash: &str, wanted: Subscription) -> worker::Result<bool> {
+    /// Starts to send events, unless an equal subscription sends them already.
+    fn subscribe(
+        self: &Rc<Self>,
+        token_hash: &str,
+        wanted: Subscription,
+    ) -> worker::Result<Subscribed> {
         let owner = self.owner()?.filter(|(owner, _)| owner.token_hash == token_hash);
-        let Some((owner, opened_at)) = owner else { return Ok(false) };
-        if self.socket().is_none() || self.subscriptions.get() >= MAX_SUBSCRIPTIONS {
-            return Ok(false);
+        let Some((owner, opened_at)) = owner.filter(|_| self.socket().is_some()) else {
+            return Ok(Subscribed::NoChannel);
+        };
+        let target = match &wanted {
+            Subscription::Output { command, .. } => *command,
+            Subscription::Ends { server } => *server,
+        };
+        {
+            let mut subscriptions = self.subscriptions.borrow_mut();
+            if subscriptions.contains(&target) {
+                return Ok(Subscribed::Yes);
+            }
+            if subscriptions.len() >= MAX_SUBSCRIPTIONS {
+                return Ok(Subscribed::TooMany);
+            }
+            subscriptions.insert(target);
         }
-        self.subscriptions.set(self.subscriptions.get() + 1);
         let shell = self.clone();
         self.state.wait_until(async move {
             let sent = match wanted {
-                Subscription::Output { command } => shell.send_output(&owner, command).await,
+                Subscription::Output { command, resource } => {
+                    shell.send_output(&owner, command, resource).await
+                }
                 Subscription::Ends { server } => shell.send_ends(&owner, server, opened_at).await,
             };
+            shell.subscriptions.borrow_mut().remove(&target);
             if let Err(error) = sent {
                 shell.fail(&error);
             }
         });
-        Ok(true)
+        Ok(Subscribed::Yes)
     }
 
-    /// The watch for the credential, and for whether it can read a command.
-    fn watch(&self, owner: &Owner, command: Option<Uuid>) -> Watch {
-        let query = command.map_or_else(commands::any, commands::is_readable);
+    /// A watch for the credential, and for what it can read.
+    fn watch(&self, owner: &Owner, query: Query) -> Watch {
         let Owner { workspace, token_hash, remote_ip } = owner.clone();
         Watch::new(self.env.clone(), workspace, token_hash, remote_ip, query)
     }
 
     /// Sends the output of a command as it arrives, and then its end.
-    async fn send_output(&self, owner: &Owner, command: Map<String, Value>) -> Result<(), Error> {
-        let id = Uuid::deserialize(command.get("id").unwrap_or(&Value::Null))?;
-        let watch = self.watch(owner, Some(id));
-        let mut follower = OutputFollower::new(watch, command, 0, platform::now())?;
+    async fn send_output(
+        &self,
+        owner: &Owner,
+        id: Uuid,
+        resource: Map<String, Value>,
+    ) -> Result<(), Error> {
+        let watch = self.watch(owner, commands::is_readable(id));
+        let mut follower = OutputFollower::new(watch, resource, 0, platform::now())?;
         while self.socket().is_some() {
             let Some(events) = follower.next_events().await? else {
-                self.refuse_more();
+                self.close_as_unreadable();
                 return Ok(());
             };
             let has_ended = events.end.is_some();
             if !events.was_checked && !follower.can_still_read(platform::now()).await? {
-                self.refuse_more();
+                self.close_as_unreadable();
                 return Ok(());
             }
             for chunk in &events.chunks {
@@ -291,12 +337,12 @@ impl Shell {
         server: Uuid,
         opened_at: Timestamp,
     ) -> Result<(), Error> {
-        let query = commands::ended_since(server, opened_at);
-        let Owner { workspace, token_hash, remote_ip } = owner.clone();
-        let watch = Watch::new(self.env.clone(), workspace, token_hash, remote_ip, query);
         while self.socket().is_some() {
-            let Some(ended) = watch.read(platform::now()).await? else {
-                self.refuse_more();
+            let now = platform::now();
+            let since = opened_at.max(now.plus_seconds(-MAX_DELAY_SECONDS));
+            let watch = self.watch(owner, commands::ended_since(server, since, now));
+            let Some(ended) = watch.read(now).await? else {
+                self.close_as_unreadable();
                 return Ok(());
             };
             for id in serde_json::from_str::<Vec<Uuid>>(&ended)? {
@@ -328,7 +374,7 @@ impl Shell {
     }
 
     /// Closes the socket, because the caller can no longer read something.
-    fn refuse_more(&self) {
+    fn close_as_unreadable(&self) {
         if let Some(socket) = self.socket() {
             self.close(&socket, POLICY_VIOLATION, "no longer readable");
         }

@@ -1,6 +1,6 @@
-//! One request of a client, and the native requests that are made for it. All of them have the
-//! credential, the address and the id of the client's request. So each native check, throttle and
-//! audit event applies to each of them.
+//! One request of a client, and the native requests that serve it. Each of them has the credential,
+//! the address and the id of the client's request. So the native checks, throttles and audit events
+//! apply to it.
 
 use farhand_domain::dialect::Client;
 use farhand_domain::error::{Error, ErrorKind};
@@ -18,7 +18,7 @@ const MAX_PAGES: u32 = 50;
 
 /// A request of a client.
 pub struct Exchange {
-    /// The present native request.
+    /// The current native request.
     pub call: Call,
     pub client: Client,
     /// The query of the client's request.
@@ -56,7 +56,7 @@ impl Exchange {
         }
     }
 
-    /// Runs the present native request.
+    /// Runs the current native request.
     async fn run(&mut self) -> Result<Reply, Reply> {
         let call = &mut self.call;
         call.parameters.clear();
@@ -70,7 +70,7 @@ impl Exchange {
     /// Sends the client's request as it is.
     ///
     /// # Errors
-    /// The reply, if it is no success.
+    /// The reply, if its status is not 2xx.
     pub async fn forward(&mut self) -> Result<Reply, Reply> {
         self.run().await
     }
@@ -78,7 +78,7 @@ impl Exchange {
     /// Sends a native request. Returns the reply and its JSON.
     ///
     /// # Errors
-    /// The reply, if it is no success.
+    /// The reply, if its status is not 2xx.
     pub async fn send(
         &mut self,
         method: &str,

@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 use worker::{Headers, Method, Request, RequestInit};
 
-use super::channel::{self, Message, Owner, SECRET_HEADER, Subscription};
+use super::channel::{
+    self, MAX_SUBSCRIPTIONS, Message, Owner, SECRET_HEADER, Subscribed, Subscription,
+};
 use super::exchange::Exchange;
 use crate::api::dispatch;
 use crate::http::request::Call;
@@ -103,23 +105,27 @@ pub async fn subscribe(exchange: &mut Exchange) -> Result<Reply, Reply> {
     let collection = if is_output { "/api/events/commands/" } else { "/api/servers/servers/" };
     let (_, resource) = exchange.get(&format!("{collection}{target}/"), "").await?;
     let subscription = if is_output {
-        let command: Map<String, Value> = resource.as_object().cloned().unwrap_or_default();
-        Subscription::Output { command }
+        let resource: Map<String, Value> = resource.as_object().cloned().unwrap_or_default();
+        Subscription::Output { command: target, resource }
     } else {
         Subscription::Ends { server: target }
     };
     let subscribed = async {
         let token_hash = token_hash(&exchange.call)?;
         let message = Message::Subscribe { token_hash, subscription };
-        channel::call::<bool>(&exchange.call.env, channel, &message).await
+        channel::call::<Subscribed>(&exchange.call.env, channel, &message).await
     };
     match subscribed.await {
-        Ok(true) => {
+        Ok(Subscribed::Yes) => {
             let event = if is_output { "command_output" } else { "command_fin" };
             let body = json!({"channel": channel, "event_type": event, "target_id": target});
             Ok(exchange.reply(201, &body))
         }
-        Ok(false) => Err(exchange.missing("No such channel.")),
+        Ok(Subscribed::NoChannel) => Err(exchange.missing("No such channel.")),
+        Ok(Subscribed::TooMany) => {
+            let message = format!("A channel has at most {MAX_SUBSCRIPTIONS} subscriptions.");
+            Err(exchange.refusal(&Error::field("channel", message)))
+        }
         Err(error) => Err(exchange.refusal(&error)),
     }
 }
@@ -146,7 +152,11 @@ async fn open_socket(call: &mut Call) -> Result<Reply, Error> {
     if !is_upgrade {
         return Err(Error::field(NON_FIELD, "Connect with a WebSocket."));
     }
-    let hash = credential_hash(Purpose::Channel, &Secret::new(call.parameter("secret")));
+    let secret = Secret::new(call.parameter("secret"));
+    if !secret.is_token() {
+        return Err(missing());
+    }
+    let hash = credential_hash(Purpose::Channel, &secret);
     let headers = Headers::new();
     headers.set("Upgrade", "websocket")?;
     headers.set(SECRET_HEADER, &json!([workspace, hash]).to_string())?;

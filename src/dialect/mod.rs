@@ -1,5 +1,6 @@
-//! The dialect of `alpacon-cli` and `alpacon-mcp` (contract 21). It rewrites a request, sends native
-//! requests through the ordinary dispatch, and rewrites the response. No handler knows of it.
+//! The dialect of `alpacon-cli` and `alpacon-mcp` (contract 21). It rewrites a request, sends
+//! native requests through the ordinary dispatch, and rewrites the response. Handlers do not depend
+//! on it.
 //!
 //! `farhand_domain::dialect::table` has one row for each endpoint.
 
@@ -119,7 +120,8 @@ async fn converted(
     sent: Result<Reply, Reply>,
 ) -> Result<Reply, Reply> {
     let reply = match sent {
-        // An API token cannot log out. The client then keeps its configuration for ever.
+        // An API token cannot log out. After a refusal, the client would keep its configuration
+        // forever.
         Err(refusal) if shape == Shape::Logout && exchange::is_for_valid_credential(&refusal) => {
             return Ok(refusal.with_json(200, &Value::Null));
         }

@@ -143,18 +143,21 @@ impl GuideRequest {
         let platforms = [
             ("debian", "Debian and Ubuntu"),
             ("rhel", "Red Hat Enterprise Linux"),
+            ("suse", "SUSE Linux"),
             ("darwin", "macOS"),
             ("windows", "Windows"),
         ];
         let platform = fields.text("platform", 1..=32);
         let label = platforms.iter().find(|(name, _)| platform.as_deref() == Some(name));
         if platform.is_some() && label.is_none() {
-            fields.reject("platform", "Choose debian, rhel, darwin or windows.");
+            fields.reject("platform", "Choose debian, rhel, suse, darwin or windows.");
         }
         let server_name = fields.optional_text("server_name", 0..=64).unwrap_or_default();
-        let token = fields.text("registration_token", 1..=64);
+        // The MCP server says `token`.
+        let token_field = if fields.has("token") { "token" } else { "registration_token" };
+        let token = fields.text(token_field, 1..=64);
         if token.as_deref().is_some_and(|token| id::parse(token).is_none()) {
-            fields.reject("registration_token", "Enter a UUID.");
+            fields.reject(token_field, "Enter a UUID.");
         }
         let (label, registration_token) = fields.finish_with(label.zip(token))?;
         Ok(Self { platform: label.1, server_name, registration_token })
@@ -164,12 +167,12 @@ impl GuideRequest {
 /// `POST /api/servers/registration-methods/token-install/guide/`. The service stores only the hash
 /// of a token's key, so the commands have a placeholder for the key.
 pub async fn registration_guide(exchange: &mut Exchange) -> Result<Reply, Reply> {
-    let requested_platform = exchange.fields().await;
-    let platform_name = requested_platform
+    let fields = exchange.fields().await;
+    let platform_name = fields
         .as_ref()
         .ok()
         .and_then(|fields| fields.value("platform").and_then(Value::as_str).map(str::to_owned));
-    let input = requested_platform.and_then(GuideRequest::read);
+    let input = fields.and_then(GuideRequest::read);
     let GuideRequest { platform, server_name, registration_token } =
         exchange.require_input(input).await?;
     let path = format!("/api/servers/registration-tokens/{registration_token}/");

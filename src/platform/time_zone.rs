@@ -32,8 +32,8 @@ impl Zone for TimeZone {
     }
 }
 
-/// A function that returns the first due time of a cron expression after a moment. Returns `None` if
-/// the expression or the time zone is invalid.
+/// A function that returns the first due time of a cron expression after a moment. Returns `None`
+/// if the expression or the time zone is invalid.
 pub fn due_times(
     cron: &str,
     timezone: &str,

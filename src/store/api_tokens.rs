@@ -126,27 +126,27 @@ fn bind_change(
 }
 
 /// Creates a token of the caller, unless it would outlive the API token of the request, or the
-/// caller already has `most` tokens. The reply is the token.
+/// caller already has `max_tokens` tokens. The reply is the token.
 pub fn insert(
     scope: &Scope<'_>,
     id: Uuid,
     new: &NewToken,
     key_hash: &str,
-    most: i64,
+    max_tokens: i64,
     event: &AuditEvent,
 ) -> Result<Batch, Error> {
     let insert = scope
         .statement(&format!(
             "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl, selector)
              SELECT :id, workspace_id, user_id, :name, :key_hash, :now, :now, :expires_at, :acl, :selector FROM me
-             WHERE NOT {} AND :most > (SELECT count(*) FROM api_tokens t WHERE {IS_OWN})
+             WHERE NOT {} AND :max_tokens > (SELECT count(*) FROM api_tokens t WHERE {IS_OWN})
              RETURNING {} AS body",
             outlives(":expires_at"),
             db::returned(OBJECT, "t")
         ))
         .bind_all(params! {
             id, name: &new.name, key_hash, expires_at: new.expires_at,
-            acl: acl_text(new.acl.as_ref())?, selector: selector_terms(new.acl.as_ref()), most,
+            acl: acl_text(new.acl.as_ref())?, selector: selector_terms(new.acl.as_ref()), max_tokens,
         });
     Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
 }

@@ -166,8 +166,8 @@ impl VisibleTargets {
     }
 }
 
-/// SQL for the ids of the visible targets of a row of `batches b` that did not succeed, in the order
-/// of their start, as a JSON array.
+/// SQL for the ids of the visible targets of a row of `batches b` that did not succeed, in the
+/// order of their start, as a JSON array.
 fn unsuccessful() -> String {
     let (state, targets) = (target_state!(), visible_targets_of_row());
     format!(

@@ -49,8 +49,8 @@ pub struct WorkspaceScan {
     pub last: Option<i64>,
 }
 
-/// Searches the next workspaces for commands and batches that ended by `until`, in the order of the workspaces'
-/// ids after `after`.
+/// Searches the next workspaces for commands and batches that ended by `until`, in the order of the
+/// workspaces' ids after `after`.
 pub async fn scan_workspaces(
     env: &Env,
     after: i64,

@@ -130,8 +130,8 @@ pub fn version(script: ScriptRef) -> Query {
 }
 
 /// SQL that reads the version that a request runs, as JSON for
-/// [`farhand_domain::script::ScriptVersion`]; null if the script does not exist, was deleted, or has
-/// no such version. The caller's permission to run it is not checked.
+/// [`farhand_domain::script::ScriptVersion`]; null if the script does not exist, was deleted, or
+/// has no such version. The caller's permission to run it is not checked.
 pub fn for_use(call: Option<&ScriptCall>) -> (&'static str, Parameters) {
     let sql = "(SELECT json_object('id', v.script_id, 'version', v.version, 'name', v.name, 'interpreter', v.interpreter,
             'body', v.body, 'sha256', v.sha256, 'params', json(v.params))
@@ -144,8 +144,8 @@ pub fn for_use(call: Option<&ScriptCall>) -> (&'static str, Parameters) {
     (sql, parameters)
 }
 
-/// The statement that reads versions of scripts for delivery: `id`, `version`, `interpreter`, `body`
-/// and `sha256`.
+/// The statement that reads versions of scripts for delivery: `id`, `version`, `interpreter`,
+/// `body` and `sha256`.
 pub fn for_delivery(workspace_id: i64, scripts: &[ScriptRef]) -> Statement {
     let wanted = scripts.iter().map(|script| json!({"id": script.id, "version": script.version}));
     let sql = "SELECT v.script_id AS id, v.version, v.interpreter, v.body, v.sha256 FROM json_each(:scripts) w

@@ -48,7 +48,7 @@ pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>,
     Ok(id)
 }
 
-/// A workspace to be created.
+/// A workspace to create.
 pub struct NewWorkspace<'a> {
     pub slug: &'a str,
     /// The display name.

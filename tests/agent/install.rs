@@ -154,10 +154,10 @@ async fn systemd_starts_the_agent_and_a_current_agent_is_left_alone() {
     let Some(host) = clean_host() else { return };
     let host = host.with_systemd();
     let workspace = Workspace::new().await;
-    let token = registration_token(&workspace, json!({})).await;
-    let variables = format!("FARHAND_REGISTRATION_TOKEN={token}");
-    let ended = host.run(&script(&workspace, &variables, "--name web-1")).await;
+    let token = workspace.admin.post(TOKENS, &json!({"name": "hosts"})).await.expect(201);
+    let ended = host.run(token["install"].as_str().unwrap()).await;
     assert!(ended.code == 0 && ended.text.contains("the agent runs"), "{ended:?}");
+    only_server(&workspace).await;
     record_key(&host);
     let calls = || fs::read_to_string(host.path("/systemctl.log")).unwrap();
     let started = "daemon-reload\nenable farhand-agent.service\nrestart farhand-agent.service\n";

@@ -24,7 +24,7 @@ async fn creations(workspace: &Workspace) -> Vec<(&'static str, Value, &'static 
         ("/api/iam/groups/", json!({"name": "web"}), &[]),
         ("/api/iam/memberships/", json!({"group": group["id"], "user": user["id"]}), &[]),
         ("/api/servers/", json!({"name": "web-1"}), &["key", "install", "install_alpamon"]),
-        ("/api/servers/registration-tokens/", json!({"name": "x"}), &["key"]),
+        ("/api/servers/registration-tokens/", json!({"name": "x"}), &["key", "install"]),
         (
             "/api/events/batches/",
             json!({"targets": {"all": true}, "line": "id", "scheduled_at": far_ahead()}),

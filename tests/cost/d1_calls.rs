@@ -383,8 +383,8 @@ fn expected_calls(method: &str, route: &str, access: Access) -> (u64, u64) {
         {
             (1, 2)
         }
-        // The service reads the caller and the batch, writes, and reads the batch again. The batch's
-        // object reads and writes its targets before the response.
+        // The service reads the caller and the batch, writes, and reads the batch again. The
+        // batch's object reads and writes its targets before the response.
         _ if route.starts_with(BATCHES) && method == "POST" => (2, 12),
         // The stream reads the batch at its end. An empty list of outputs or targets is no 404 only
         // if the batch exists.

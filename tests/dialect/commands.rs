@@ -59,6 +59,22 @@ async fn an_empty_username_is_the_callers_own() {
 }
 
 #[tokio::test]
+async fn a_purpose_is_a_description_only() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let cli = Alpacon::cli(&workspace.admin);
+    let mut body = Alpacon::command(server["id"].as_str().unwrap(), "id", "");
+    body["purpose"] = json!("find out who I am");
+    body["purpose_demand_supported"] = json!(true);
+    let _: Vec<Command> = cli.post(COMMANDS, &body).await;
+    agent.next_command().await;
+    // The native API does not know these fields.
+    let native = workspace.admin.post(COMMANDS, &body).await;
+    assert_eq!(native.status, 400);
+}
+
+#[tokio::test]
 async fn fields_that_change_what_runs_are_refused() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web").await;
@@ -69,6 +85,7 @@ async fn fields_that_change_what_runs_are_refused() {
         ("data", json!("x")),
         ("run_after", json!([id])),
         ("work_session", json!(id)),
+        ("file", json!({"path": "/tmp/x", "interpreter": "/bin/bash", "content": "id"})),
         ("sudo", json!(false)),
     ] {
         let mut body = Alpacon::command(id, "id", "");

@@ -5,6 +5,7 @@ use farhand_tests::alpacon::{Alpacon, Channel, Command, EventSession, Frame};
 use farhand_tests::client::unique;
 use farhand_tests::{Instance, Person, RealAgent, ScriptedAgent, Workspace, now};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 /// Opens a channel and connects to it.
 async fn connect(cli: &Alpacon) -> (EventSession, Channel) {
@@ -130,6 +131,82 @@ async fn a_secret_opens_one_socket() {
     agent.chunk(&command, 0, "a").await;
     agent.fin(&command, 0, "a").await;
     assert_eq!(read_to_end(&mut first, &command).await, "a");
+}
+
+#[tokio::test]
+async fn guessed_channels_are_not_stored() {
+    let (instance, _folder) = Instance::new().await;
+    let workspace = Workspace::create_with(&instance.operator(), &unique("t")).await;
+    let cli = Alpacon::cli(&workspace.admin);
+    let tables = || {
+        let sql = "SELECT name FROM sqlite_master WHERE name = 'channel'";
+        instance.read_objects("Channel", sql).len()
+    };
+    let session = cli.open_channel().await;
+    assert_eq!(tables(), 1);
+    let (base, secret) = session.websocket_url.trim_end_matches('/').rsplit_once('/').unwrap();
+    for (id, secret) in [(Uuid::new_v4(), secret), (Uuid::new_v4(), "x")] {
+        let base = base.replace(&session.id, &id.to_string());
+        let guess = EventSession {
+            id: session.id.clone(),
+            channel_id: session.channel_id.clone(),
+            websocket_url: format!("{base}/{secret}/"),
+        };
+        assert_eq!(cli.dial(&guess).await.err(), Some(404));
+    }
+    let server = workspace.server("web").await;
+    let id = server["id"].as_str().unwrap();
+    let guessed = cli.subscribe(&Uuid::new_v4().to_string(), "command_fin", id).await;
+    assert_eq!(guessed.status, 404, "{}", guessed.text);
+    assert_eq!(tables(), 1);
+}
+
+#[tokio::test]
+async fn a_channel_has_twenty_subscriptions_at_a_time() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let cli = Alpacon::cli(&workspace.admin);
+    let id = server["id"].as_str().unwrap();
+    let (session, mut channel) = connect(&cli).await;
+    let mut commands = Vec::new();
+    for _ in 0..=20 {
+        commands.push(cli.start(id, "id", "").await.id);
+        agent.next_command().await;
+    }
+    let subscribe = |command| cli.subscribe(&session.channel_id, "command_output", command);
+    for command in &commands[..20] {
+        subscribe(command).await.expect(201);
+    }
+    subscribe(&commands[20]).await.expect_fields(400, &["channel"]);
+    // An equal one is no other subscription.
+    subscribe(&commands[0]).await.expect(201);
+    // One that ended makes room.
+    agent.fin(&commands[0], 0, "").await;
+    assert_eq!(read_to_end(&mut channel, &commands[0]).await, "");
+    farhand_tests::eventually("room for another subscription", || async {
+        (subscribe(&commands[20]).await.status == 201).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn commands_of_the_future_do_not_hide_ends() {
+    let workspace = Workspace::new().await;
+    let server = workspace.server("web").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let cli = Alpacon::cli(&workspace.admin);
+    let id = server["id"].as_str().unwrap();
+    for _ in 0..101 {
+        let later = json!({"server": id, "line": "id", "scheduled_at": now().plus_seconds(3600)});
+        workspace.admin.post("/api/events/commands/", &later).await.expect(201);
+    }
+    let (session, mut channel) = connect(&cli).await;
+    cli.subscribe(&session.channel_id, "command_fin", id).await.expect(201);
+    let command = cli.start(id, "id", "").await.id;
+    agent.next_command().await;
+    agent.fin(&command, 0, "").await;
+    assert_eq!(channel.next().await.unwrap().payload.id, Some(command));
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
 //! The MCP server: its own default group, and its token without quotes.
 
-use farhand_tests::alpacon::{Alpacon, Command, CommandAcl, List, Server};
+use farhand_tests::alpacon::{
+    Alpacon, Command, CommandAcl, Guide, List, RegistrationToken, Server,
+};
 use farhand_tests::client::unique;
 use farhand_tests::{Instance, ScriptedAgent, Workspace};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const COMMANDS: &str = "/api/events/commands/";
 
@@ -27,6 +29,37 @@ async fn its_default_group_is_none() {
     assert_eq!(started[0].groupname.as_deref(), Some("alpacon"));
     let acls: List<CommandAcl> = mcp.get("/api/security/command-acl/").await;
     assert_eq!(acls.count, 0);
+}
+
+#[tokio::test]
+async fn its_own_names_of_fields_are_known() {
+    let workspace = Workspace::new().await;
+    let native = workspace.session();
+    let mcp = Alpacon::mcp(&native);
+    let new_token = async || {
+        let body = json!({"name": unique("ci"), "expires_at": null, "acl": {"commands": ["id"]}});
+        native.post("/api/auth/tokens/", &body).await.expect(201)["id"].clone()
+    };
+    let (first, _second) = (new_token().await, new_token().await);
+    for path in ["/api/security/command-acl/", "/api/security/server-acl/"] {
+        let query = format!("{path}?api_token={}", first.as_str().unwrap());
+        let selected: List<Value> = mcp.get(&query).await;
+        assert_eq!(selected.count, i64::from(path.contains("command")));
+        let query = format!("{path}?service_token={}", first.as_str().unwrap());
+        mcp.api.get(&query).await.expect_fields(400, &["service_token"]);
+    }
+    let body = json!({"service_token": first, "command": "id", "username": "", "groupname": ""});
+    let refused = mcp.api.post("/api/security/command-acl/", &body).await;
+    refused.expect_fields(400, &["service_token", "token"]);
+
+    let body = json!({"name": "hosts", "description": "of the web team"});
+    let token: RegistrationToken = mcp.post("/api/servers/registration-tokens/", &body).await;
+    let guide = "/api/servers/registration-methods/token-install/guide/?response_type=json";
+    let body = json!({"platform": "suse", "token": token.id});
+    let shown: Guide = mcp.post(guide, &body).await;
+    assert!(shown.register_command.ends_with("--token <key>"), "{}", shown.register_command);
+    let both = json!({"platform": "suse", "token": token.id, "registration_token": token.id});
+    mcp.api.post(guide, &both).await.expect_fields(400, &["registration_token"]);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ mod live;
 mod login;
 mod mcp;
 mod people;
+mod real_mcp;
 mod safety;
 mod servers;
 mod tokens;

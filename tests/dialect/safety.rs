@@ -56,7 +56,8 @@ async fn each_row_rejects_invalid_credentials() {
     for row in TABLE.iter().filter(|row| !OPEN.contains(&row.path)) {
         for (api, status, code) in &credentials {
             for user_agent in [CLI, MCP] {
-                let reply = send(&api.with_user_agent(user_agent), row.method, row.path).await;
+                let reply =
+                    send(&api.with_user_agent(Some(user_agent)), row.method, row.path).await;
                 // Contract 4.1: logout without a credential is 403.
                 let (status, code) = match (*status, row.path) {
                     (401, "/api/auth/logout/") => (403, Some("INVALID_AUTHORIZATION")),

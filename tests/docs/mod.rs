@@ -1,4 +1,5 @@
-//! Checks of the documents: the OpenAPI document, the API reference, links, citations, dependencies.
+//! Checks of the documents: the OpenAPI document, the API reference, links, citations, dependencies,
+//! vars.
 
 mod citations;
 mod dependencies;
@@ -8,3 +9,4 @@ mod openapi;
 mod pipelines;
 mod properties;
 mod site;
+mod vars;

@@ -10,7 +10,7 @@ const COMMANDS_PER_KILL: usize = 24;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_when_the_runtime_is_killed_under_load() {
-    // After a restart, the service notices with the next ping that an agent has gone.
+    // After a restart, the service notices with the next ping that an agent has disconnected.
     let variables = [("AGENT_PING_SECONDS", "5")];
     let mut cell = Cell::start("workerd killed under load, and started again", &variables).await;
     let [stays, dies, scripted, late, gone] =

@@ -711,8 +711,8 @@ async fn an_id_without_access_looks_like_an_unknown_id() {
         // In the dialect, the client may forget an API token, which stays valid.
         let is_logout = (method, pattern) == ("POST", "/api/auth/logout/");
         let of_ordinary = if is_logout && user_agent.is_some() { 200 } else { of_ordinary };
-        let ordinary = Api { user_agent, ..ordinary.clone() };
-        let stranger = Api { user_agent, ..stranger.clone() };
+        let ordinary = ordinary.with_user_agent(user_agent);
+        let stranger = stranger.with_user_agent(user_agent);
         assert_eq!(pattern.contains('{'), of_stranger.is_some(), "{method} {pattern}");
         let send = async |api: &Api, things: &ResourceIds| {
             let path = things.in_path(pattern);

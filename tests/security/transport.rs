@@ -221,9 +221,12 @@ async fn the_install_text_contains_the_configured_address() {
         )
         .await;
     let rotated = rotated.expect(200);
+    let body = json!({"name": "hosts"});
+    let token = evil.post("/api/servers/registration-tokens/", &body).await.expect(201);
     let answers = [&server, &rotated]
         .into_iter()
-        .flat_map(|answer| [&answer["install"], &answer["install_alpamon"]]);
+        .flat_map(|answer| [&answer["install"], &answer["install_alpamon"]])
+        .chain([&token["install"]]);
     for install in answers {
         let expected = format!("http://{}.local.localhost:{port}", workspace.slug);
         assert!(install.as_str().unwrap().contains(&expected), "{install}");

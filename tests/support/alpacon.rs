@@ -1,6 +1,6 @@
 //! A scripted `alpacon-cli` and `alpacon-mcp`: they send what the real programs send, and read with
-//! the same strictness. Null is accepted for every field and unknown fields are ignored, but a value
-//! of another type is fatal.
+//! the same strictness. Null is accepted for every field and unknown fields are ignored, but a
+//! value of another type is fatal.
 
 use farhand_domain::time::Timestamp;
 use futures_util::{SinkExt, StreamExt};
@@ -18,7 +18,7 @@ use crate::{PATIENCE, secrets};
 /// The `User-Agent` of the command line.
 pub const CLI: &str = "alpacon-cli/1.11.1";
 /// The `User-Agent` of the MCP server.
-pub const MCP: &str = "alpacon-mcp/0.5.0";
+pub const MCP: &str = "alpacon-mcp/1.20.0 (MCP-Server; persistent-pool) Python/3.12.1";
 
 /// The envelope of a list.
 #[derive(Deserialize, Debug)]
@@ -279,12 +279,12 @@ const PAGE_SIZE: usize = 100;
 impl Alpacon {
     /// The command line with the credential of a client.
     pub fn cli(api: &Api) -> Self {
-        Self { api: api.with_user_agent(CLI) }
+        Self { api: api.with_user_agent(Some(CLI)) }
     }
 
     /// The MCP server with the credential of a client.
     pub fn mcp(api: &Api) -> Self {
-        Self { api: api.with_user_agent(MCP) }
+        Self { api: api.with_user_agent(Some(MCP)) }
     }
 
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> T {

@@ -191,9 +191,9 @@ impl Api {
         Self { address: Some(address.to_owned()), ..self.clone() }
     }
 
-    /// A copy with a `User-Agent` that selects a dialect.
-    pub fn with_user_agent(&self, user_agent: &'static str) -> Self {
-        Self { user_agent: Some(user_agent), ..self.clone() }
+    /// A copy with a `User-Agent` that selects a dialect. `None`: the native API.
+    pub fn with_user_agent(&self, user_agent: Option<&'static str>) -> Self {
+        Self { user_agent, ..self.clone() }
     }
 
     /// A copy with another `Host` header.

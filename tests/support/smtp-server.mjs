@@ -1,4 +1,5 @@
-// An SMTP server for tests, on a free port of 127.0.0.1. It prints one JSON object per event, each on a line:
+// An SMTP server for tests, on a free port of 127.0.0.1. It prints one JSON object per event, each
+// on a line:
 //
 //   {"event": "listening", "port"}
 //   {"event": "connection"}              a client connected; with --tls, after the handshake
@@ -38,7 +39,9 @@ const { values } = parseArgs({
 const say = (event, facts = {}) => process.stdout.write(`${JSON.stringify({ event, ...facts })}\n`);
 const refusal = (responseCode, message) => Object.assign(new Error(message), { responseCode });
 
-/** True if the list contains an item. Removes it, so the next call for the same item returns false. */
+/**
+ * True if the list contains an item. Removes it, so the next call for the same item returns false.
+ */
 const isFirst = (list, item) => {
   const index = list.indexOf(item);
   if (index >= 0) list.splice(index, 1);

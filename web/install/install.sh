@@ -24,7 +24,7 @@ With sudo, keep the variables: sudo --preserve-env=FARHAND_REGISTRATION_TOKEN sh
   --label KEY=VALUE    a label of the server; the token must allow its key; can be repeated
   --user               install for this account only, without root
   --foreground         run the agent in this process, without systemd (for containers)
-  --allow-plain-http   allow an address with http:// of another host; anyone on the way is then root
+  --allow-plain-http   allow http:// to another host; anyone on the network path can then become root
 END
 }
 
@@ -74,7 +74,7 @@ check_signature() {
         return 0
     fi
     download "$file.sig" "$work/signature"
-    # The first half is the same for every Ed25519 key.
+    # The first 16 characters are the header of every Ed25519 key.
     printf -- '-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA%s\n-----END PUBLIC KEY-----\n' \
         "$release_key" >"$work/key"
     printf 'farhand-agent %s %s %s\n' "$version" "$arch" "$sha256" >"$work/signed"
@@ -115,7 +115,7 @@ connect() {
     elif [ -f "$config" ]; then
         say "this host is registered, with the file $config"
     else
-        # $labels has only words without a meaning for the shell.
+        # $labels is split into words, which have no characters with a meaning for the shell.
         # shellcheck disable=SC2086
         set -- register --url "$service" --config "$config" $labels $plain_http
         [ -z "$name" ] || set -- "$@" --name "$name"

@@ -15,8 +15,8 @@ use crate::reports::jitter;
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 /// The maximum pause between two attempts to check in.
 const MAX_PAUSE: Duration = Duration::from_secs(300);
-/// The pauses between attempts of the calls after the first call, in seconds. They are the same as
-/// for reports.
+/// The pauses between the attempts of a call that is not the first one, in seconds. Reports have
+/// the same pauses.
 const RETRY_PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
 /// The default interval of the heartbeat.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(300);

@@ -1,5 +1,5 @@
-//! The agent's upgrade by itself: downloads a release from the service, verifies and tries it, and
-//! replaces the agent's program (contract 17.4).
+//! Upgrades the agent's own program: downloads a release from the service, verifies and tries it,
+//! and replaces the program (contract 17.4).
 
 pub mod program_file;
 mod release;
@@ -49,8 +49,8 @@ impl Upgrader {
         &self.program
     }
 
-    /// Replaces the program by a version, or by the version of the service if `wanted` is `None`.
-    /// Until the last step, a rename, the program is unchanged.
+    /// Replaces the program with the wanted version, or with the version of the service if `wanted`
+    /// is `None`. Until the last step, a rename, the program is unchanged.
     ///
     /// # Errors
     /// The reason, as a part of a sentence. The program is unchanged.

@@ -1,4 +1,4 @@
-//! The file of the agent's program, and its replacement by a new version (contract 17.4).
+//! The file of the agent's program, and its replacement with a new version (contract 17.4).
 //!
 //! Files beside the program, whose names contain the server's id, because several agents of one
 //! host may share a program:
@@ -56,8 +56,8 @@ pub enum Start {
     Failed(ProgramFile),
 }
 
-/// Deletes the files beside a program that earlier upgrades left, because the program was replaced
-/// in another way.
+/// Deletes the files that earlier upgrades left beside a program. Call this after the program was
+/// replaced in another way.
 pub fn forget_upgrades(path: &Path) {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let start = format!(".{name}.");
@@ -149,7 +149,7 @@ impl ProgramFile {
         Err(format!("{}: {last}", output.status))
     }
 
-    /// Replaces the program by the new one, and keeps the old one as `previous`.
+    /// Replaces the program with the new one, and keeps the old one as `previous`.
     ///
     /// # Errors
     /// A file cannot be linked or renamed. The program is unchanged.
@@ -184,7 +184,7 @@ impl ProgramFile {
         let _ = fs::remove_file(&self.tried);
     }
 
-    /// Replaces the new program by the old one.
+    /// Replaces the new program with the old one.
     ///
     /// # Errors
     /// The file cannot be renamed.

@@ -168,7 +168,7 @@ mod tests {
         let acl = json!({"read_only": false, "servers": ["a"]});
         let limited = json!({"read_only": false, "servers": ["a"], "commands": ["ls *"], "usernames": ["boss"]});
         assert_eq!(add(acl, owner()), limited);
-        // Without patterns, nothing is tied to the accounts of before.
+        // An empty list of commands ties no command to the earlier accounts.
         let emptied = json!({"commands": [], "usernames": ["boss"]});
         assert_eq!(add(emptied, Accounts::Any), json!({"commands": ["ls *"]}));
     }

@@ -10,7 +10,7 @@ use super::Client;
 /// What happens to a field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// Dropped: the native API has no such field, and it does not restrict or change what is done.
+    /// Dropped: the native API has no such field, and the field restricts nothing.
     Ignored,
     /// Dropped if it asks for nothing ([`asks_for_nothing`]). Otherwise it stays, and the native
     /// endpoint refuses it.
@@ -23,7 +23,7 @@ pub enum Rule {
     Servers,
     /// A list of group ids that the native API calls `groups`.
     AllowedGroups,
-    /// The account's group. `alpacon-mcp` always sends `alpacon` by default, which means none.
+    /// The account's group. `alpacon-mcp` sends `alpacon` by default, which means no group.
     Groupname,
 }
 

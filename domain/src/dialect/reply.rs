@@ -30,7 +30,7 @@ pub enum Shape {
     NewCommand,
     /// An audit event.
     AuditEvent,
-    /// The end of a session. The client may drop an API token, too, which stays valid.
+    /// A logout. It also succeeds with an API token, which stays valid.
     Logout,
     /// Text that does not depend on the response: JSON with this status.
     Fixed(u16, &'static str),

@@ -52,9 +52,11 @@ pub enum Steps {
     RegistrationGuide,
     /// The audit log, with a cursor instead of page numbers.
     Activity,
-    /// A channel for live events, what it sends, and its WebSocket.
+    /// Opens a channel for live events.
     OpenChannel,
+    /// Subscribes a channel to events.
     Subscribe,
+    /// The WebSocket of a channel.
     ChannelSocket,
 }
 
@@ -128,10 +130,13 @@ const SERVER: Rules = &[
 ];
 const TOKEN: Rules = &[(IgnoredIfEmpty, &["scopes"])];
 const NEW_COMMAND: Rules = &[
+    // A description, and the offer to answer a question about it.
+    (Ignored, &["purpose", "purpose_demand_supported"]),
     (IgnoredIfEmpty, &["username", "data", "run_after", "work_session"]),
     (Groupname, &["groupname"]),
 ];
-const NEW_REGISTRATION_TOKEN: Rules = &[(AllowedGroups, &["allowed_groups"])];
+const NEW_REGISTRATION_TOKEN: Rules =
+    &[(Ignored, &["description"]), (AllowedGroups, &["allowed_groups"])];
 
 /// All rows. A path that is not in the table is served by the native API as it is.
 #[rustfmt::skip]

@@ -21,8 +21,8 @@ use crate::wire::{Chunk, Fin, HostFacts, Script};
 pub enum LinkRequest {
     /// Create a command and deliver it when it is due. Returns [`Created`].
     Create(Box<Create>),
-    /// Store and deliver, or cancel, a command of a batch, which D1 has. Repeated calls for the same
-    /// command change nothing else.
+    /// Store and deliver, or cancel, a command of a batch, which D1 has. Repeated calls for the
+    /// same command change nothing else.
     RunOfBatch(Box<BatchCommand>),
     /// Replay the response to the first request with an Idempotency-Key. Waits if the first request
     /// is in progress. Returns [`Created`].
@@ -37,8 +37,8 @@ pub enum LinkRequest {
     CancelOfSessions(RevokedSessions),
     /// Kill a command. Returns its live fields.
     Kill(UserAction),
-    /// Kill a command of a batch. Returns its live fields. If the agent is not connected, it gets the
-    /// kill when it connects.
+    /// Kill a command of a batch. Returns its live fields. If the agent is not connected, it gets
+    /// the kill when it connects.
     KillOfBatch(UserAction),
     /// Read a page of a command's output. Returns [`OutputPage`].
     #[serde(rename = "Chunks")]
@@ -165,8 +165,8 @@ pub struct Create {
     pub origin: Origin,
     /// Its environment, standard input and working directory.
     pub inputs: Option<Inputs>,
-    /// The script that it runs, for an immediate delivery; `None`: it runs none, or the object reads
-    /// the script from D1 when the command is due.
+    /// The script that it runs, for an immediate delivery; `None`: it runs none, or the object
+    /// reads the script from D1 when the command is due.
     #[serde(default)]
     pub script: Option<Script>,
     /// How long it may run, in seconds.

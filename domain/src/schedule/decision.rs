@@ -1,9 +1,9 @@
 //! Decides what happens to a schedule now. There is no other state than the row in D1.
 //!
-//! The caller writes a [`Decision`] in one transaction: the new `next_due` and `queued`, the entries
-//! of the run history, and the batch of the run that starts. The transaction fails if the row has
-//! changed since it was read, or if the history already has the due time. So each due time is
-//! handled once, and starts at most one batch, even if the caller crashes or is called twice.
+//! The caller writes a [`Decision`] in one transaction: the new `next_due` and `queued`, the
+//! entries of the run history, and the batch of the run that starts. The transaction fails if the
+//! row has changed since it was read, or if the history already has the due time. So each due time
+//! is handled once, and starts at most one batch, even if the caller crashes or is called twice.
 
 use serde::{Deserialize, Serialize};
 

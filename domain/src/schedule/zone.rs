@@ -5,8 +5,8 @@ const MAX_NAME_LENGTH: usize = 64;
 
 /// A time zone: how far its local time is ahead of UTC at each moment.
 ///
-/// The Worker reads the offset from the runtime (`Intl.DateTimeFormat`), so that the bundle contains
-/// no time zone data. The offset must not change twice within three days. A test checks
+/// The Worker reads the offset from the runtime (`Intl.DateTimeFormat`), so that the bundle
+/// contains no time zone data. The offset must not change twice within three days. A test checks
 /// this from 2020 to 2040 for zones of the IANA database.
 pub trait Zone {
     /// Local time minus UTC, in seconds. `moment` is in seconds since 1970.

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::inputs::Inputs;
 
 impl CommandSpec {
-    /// Copies the request with the script that it names, as `found` in D1. The inner result: whether
-    /// the script exists and the values of its parameters are valid.
+    /// Copies the request with the script that it names, as `found` in D1. The inner result:
+    /// whether the script exists and the values of its parameters are valid.
     pub fn frozen(&self, found: Option<&ScriptVersion>) -> (Self, Result<(), Error>) {
         let mut frozen = self.clone();
         let valid = match (&self.script, found) {

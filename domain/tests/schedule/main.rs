@@ -1,5 +1,5 @@
-//! Tests of schedules: compares due times with a walk minute by minute, and makes decisions in random
-//! orders of events, with crashes and repeats between any two of them.
+//! Tests of schedules: compares due times with a walk minute by minute, and makes decisions in
+//! random orders of events, with crashes and repeats between any two of them.
 //!
 //! - `FARHAND_SCHEDULE_CASES`: the number of expressions per time zone. Each is checked around one
 //!   change of the zone's clock.

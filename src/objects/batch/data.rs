@@ -54,8 +54,8 @@ struct BatchScript {
     payload: Option<Script>,
 }
 
-/// Maximum length of a body that a batch sends to the objects of its servers, in bytes. The calls of
-/// a wave are in memory together.
+/// Maximum length of a body that a batch sends to the objects of its servers, in bytes. The calls
+/// of a wave are in memory together.
 const MAX_SENT_BODY: usize = 64 * 1024;
 
 impl BatchScript {

@@ -849,7 +849,8 @@ async fn real_output_beyond_the_limit_is_cut_and_marked() {
 #[tokio::test]
 async fn the_stored_output_is_always_a_beginning() {
     let (workspace, _, mut agent) = workspace_with_agent().await;
-    // Sends 20 MiB in 10 chunks. Only 8 of them can be stored. The second order begins with the end.
+    // Sends 20 MiB in 10 chunks. Only 8 of them can be stored. The second order begins with the
+    // end.
     let piece =
         |seq: u32| char::from(b'a' + u8::try_from(seq).unwrap()).to_string().repeat(2 << 20);
     for order in [[0, 1, 2, 3, 4, 5, 6, 8, 7, 9], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]] {

@@ -65,8 +65,8 @@ async fn wait_for_batch(api: &Api, id: &Value) -> Value {
     .await
 }
 
-/// Makes a schedule due since some seconds ago, and lets the scheduler handle it. The change keeps a
-/// due time that was not handled yet.
+/// Makes a schedule due since some seconds ago, and lets the scheduler handle it. The change keeps
+/// a due time that was not handled yet.
 async fn make_due(instance: &Instance, owner: &Api, schedule: &Value, seconds: i64) -> Value {
     let (id, due_at) = (schedule["id"].as_str().unwrap(), now().plus_seconds(-seconds));
     instance.tamper_with_d1(&format!(

@@ -67,6 +67,7 @@ async fn a_token_shows_its_key_once() {
             "expires_at",
             "groups",
             "id",
+            "install",
             "key",
             "label_keys",
             "labels",
@@ -78,6 +79,11 @@ async fn a_token_shows_its_key_once() {
     );
     let key = plain["key"].as_str().unwrap();
     assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()));
+    let install = plain["install"].as_str().unwrap();
+    assert!(
+        install.ends_with(&format!("/install.sh | FARHAND_REGISTRATION_TOKEN={key} sh")),
+        "{install}"
+    );
     // A token expires, unless the request says null.
     let lifetime =
         Timestamp::parse(plain["expires_at"].as_str().unwrap()).unwrap().seconds_since(now());
@@ -104,7 +110,7 @@ async fn a_token_shows_its_key_once() {
     assert_eq!(full["expires_at"], json!(expires_at));
     let shown = |token: &Value| {
         let mut shown = token.clone();
-        shown.as_object_mut().unwrap().remove("key");
+        shown.as_object_mut().unwrap().retain(|name, _| name != "key" && name != "install");
         shown
     };
     // Staff see all tokens. The key is never shown again.

@@ -1,5 +1,6 @@
-// Generates a client from docs/openapi.yaml with a common generator, checks the types of a program that uses it (program.ts),
-// and bundles both into FOLDER/program.mjs. Usage: `node make.mjs FOLDER`.
+// Generates a client from docs/openapi.yaml with a common generator, checks the types of a program
+// that uses it (program.ts), and bundles both into FOLDER/program.mjs. Usage: `node make.mjs
+// FOLDER`.
 import { copyFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";

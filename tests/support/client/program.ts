@@ -1,4 +1,5 @@
-// Uses the generated client like a program would: logs in, creates an API token, and runs a command with it.
+// Uses the generated client like a program would: logs in, creates an API token, and runs a command
+// with it.
 import { createCommand, createToken, isAuthenticated, listCommands, logIn, retrieveCommand, status } from "./client";
 import { client } from "./client/client.gen";
 

@@ -1,5 +1,5 @@
-// Runs the program that make.mjs created: `node run.mjs FOLDER ADDRESS BASE_URL USERNAME PASSWORD SERVER LINE`.
-// Resolves every host to ADDRESS, because the workspaces of tests have no DNS names.
+// Runs the program that make.mjs created: `node run.mjs FOLDER ADDRESS BASE_URL USERNAME PASSWORD
+// SERVER LINE`. Resolves every host to ADDRESS, because the workspaces of tests have no DNS names.
 import { isIP } from "node:net";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";

@@ -122,6 +122,13 @@ test("search, follow, wrap and download", async () => {
   await page.getByText("1 of 1").waitFor();
   await page.getByRole("button", { name: "Follow" }).click();
   await lines(page).getByText("5000", { exact: true }).waitFor();
+  // A line has an address, which opens the page at this line.
+  await page.locator(".output-number").getByText("9990", { exact: true }).click();
+  await page.waitForURL(/#L9990$/);
+  await page.goto(`/commands/${id}#L2500`);
+  await page.reload();
+  await page.locator(".output-line.current").getByText("2500", { exact: true }).first().waitFor();
+  await page.getByRole("button", { name: "Follow" }).click();
   // Only visible lines are in the page.
   assert.ok((await lines(page).count()) < 200);
   const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Download" }).click()]);

@@ -21,7 +21,9 @@ export interface StreamHandlers {
 
 const RETRY_FIRST_MS = 500;
 const RETRY_MOST_MS = 10_000;
-/** The service sends a comment every 15 s (contract 7.9), so a longer silence is a lost connection. */
+/**
+ * The service sends a comment every 15 s (contract 7.9), so a longer silence is a lost connection.
+ */
 const SILENCE_MS = 40_000;
 
 /**

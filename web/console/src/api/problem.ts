@@ -3,7 +3,7 @@
 /** A request that failed: a response with an error, or no response at all. */
 export class Problem extends Error {
   constructor(
-    /** The status, or 0 if there was no response. */
+    /** The status; 0 if there was no response, -1 if the page itself failed. */
     readonly status: number,
     /** The error code of the service, if it sent one. */
     readonly code: string | null,
@@ -15,7 +15,7 @@ export class Problem extends Error {
     super(detail);
   }
 
-  /** The connection is lost, not the request wrong. */
+  /** Whether there was no response, because the connection is lost. */
   get isOffline() {
     return this.status === 0;
   }

@@ -141,5 +141,7 @@ export const users = (query: ListQuery<"/api/iam/users/">) =>
     queryFn: ({ signal }) => read(api.GET("/api/iam/users/", { params: { query }, signal })),
   });
 
-/** Staff manage servers, groups, scripts and ordinary users. Superusers can do all that staff can. */
+/**
+ * Staff manage servers, groups, scripts and ordinary users. Superusers can do all that staff can.
+ */
 export const isStaff = (user: User | undefined) => user !== undefined && (user.is_staff || user.is_superuser);

@@ -16,7 +16,7 @@ const THEMES: readonly (readonly [Theme, string])[] = [["system", "Like the syst
 /** The workspace's name is the first label of its host name. An address of a machine names none. */
 const workspace = () => (/^[\d.:[\]]+$|^localhost$/.test(location.hostname) ? "Farhand" : location.hostname.split(".")[0]);
 
-/** The pages that the user may use, of one part of the rail. */
+/** The pages that the user may open, in one part of the rail or in both. */
 export const offered = (staff: boolean, rail?: PageRow["rail"]) =>
   pages.filter((page) => page.rail !== undefined && (rail === undefined || page.rail === rail) && (staff || !page.isForStaff));
 

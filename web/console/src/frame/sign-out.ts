@@ -10,7 +10,7 @@ export async function signOut() {
   session.signedOut();
 }
 
-/** Ends all sessions of the user, the own one last. */
+/** Ends all sessions of the user, the session of this tab last. */
 export async function signOutEverywhere() {
   try {
     for (;;) {

@@ -1,4 +1,4 @@
-// Dark and light. Without a choice of the user the system decides.
+// The dark and the light theme. If the user chose neither, the system decides.
 import { useState } from "react";
 
 export type Theme = "system" | "light" | "dark";

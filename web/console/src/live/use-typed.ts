@@ -1,7 +1,10 @@
 import { useEffect, useState } from "react";
 import { useSettled } from "./use-settled";
 
-/** A text that is typed, and handed on when typing pauses. Follows `value` when that changes elsewhere. */
+/**
+ * A text that is typed, and handed on when typing pauses. Follows `value` when that changes
+ * elsewhere.
+ */
 export function useTyped(value: string, onSettled: (value: string) => void): [string, (value: string) => void] {
   const [typed, setTyped] = useState(value);
   const [known, setKnown] = useState(value);

@@ -45,7 +45,10 @@ function withoutBackspaces(line: string) {
   return tokens.join("");
 }
 
-/** Carriage returns and backspaces as a terminal shows them at the end: progress bars, bold by overstriking. */
+/**
+ * Carriage returns and backspaces as a terminal shows them at the end: progress bars, bold by
+ * overstriking.
+ */
 function overwritten(line: string) {
   let end = line.length;
   while (line[end - 1] === "\r") end -= 1;

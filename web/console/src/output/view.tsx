@@ -1,7 +1,7 @@
 // Output of a command: live, with colours, follow, wrap, search, copy and download.
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { memo, useEffect, useLayoutEffect, useRef, useState, useSyncExternalStore, type CSSProperties, type ReactNode } from "react";
-import { Link, useLocation } from "react-router";
+import { memo, useEffect, useLayoutEffect, useRef, useState, useSyncExternalStore, type CSSProperties, type MouseEvent, type ReactNode } from "react";
+import { useLocation, useNavigate } from "react-router";
 import { Button } from "../ui/button";
 import { Copy } from "../ui/copy";
 import { number } from "../ui/words";
@@ -31,6 +31,7 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
   const { count } = buffer;
   const area = useRef<HTMLDivElement>(null);
   const { hash } = useLocation();
+  const navigate = useNavigate();
   const [isFollowing, setIsFollowing] = useState(true);
   const [isWrapped, setIsWrapped] = useState(true);
   const [search, setSearch] = useState("");
@@ -65,6 +66,13 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
     isNewSearch.current = false;
     goTo(0);
   }, [matches]);
+  /** One handler for all numbers, because a component for each is too slow for fast output. */
+  const onLineClick = (event: MouseEvent) => {
+    const link = (event.target as Element).closest("a[href]");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    void navigate({ hash: link.getAttribute("href")! }, { replace: true, preventScrollReset: true });
+  };
   const linked = hasLinks ? Number(/^#L(\d+)$/.exec(hash)?.[1] ?? 0) - 1 - buffer.dropped : -1;
   const isLinked = linked >= 0 && linked < count;
   useEffect(() => {
@@ -113,16 +121,18 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
         {count === 0 ? (
           <p className="output-nothing">{nothing}</p>
         ) : (
-          <div className="output-lines" style={{ height: virtualizer.getTotalSize(), "--digits": digits } as CSSProperties}>
+          <div className="output-lines" onClick={onLineClick} style={{ height: virtualizer.getTotalSize(), "--digits": digits } as CSSProperties}>
             {virtualizer.getVirtualItems().map(({ index, start }) => (
               <div
                 key={index}
                 data-index={index}
-                ref={virtualizer.measureElement}
+                ref={isWrapped && mayWrap(buffer.line(index), virtualizer.scrollRect?.width ?? 0) ? virtualizer.measureElement : undefined}
                 className={`output-line ${index === current ? "current" : ""}`}
                 style={{ transform: `translateY(${start}px)` }}
               >
-                <LineNumber number={index + 1 + buffer.dropped} isLink={hasLinks} />
+                <a className="output-number" href={hasLinks ? `#L${index + 1 + buffer.dropped}` : undefined} tabIndex={-1} aria-hidden="true">
+                  {index + 1 + buffer.dropped}
+                </a>
                 <Line text={buffer.line(index)} styles={buffer.styles(index)} />
               </div>
             ))}
@@ -138,21 +148,13 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
   );
 }
 
-/** The number of a line, for the eyes and the mouse only. */
-function LineNumber({ number, isLink }: { number: number; isLink: boolean }) {
-  if (!isLink) {
-    return (
-      <span className="output-number" aria-hidden="true">
-        {number}
-      </span>
-    );
-  }
-  return (
-    <Link to={{ hash: `L${number}` }} replace className="output-number" aria-hidden="true" tabIndex={-1} preventScrollReset>
-      {number}
-    </Link>
-  );
-}
+/** No character of the face is wider, in pixels. */
+const WIDEST_CHARACTER = 9;
+/** The number of a line and the space around it, in pixels. */
+const MARGIN = 130;
+
+/** Whether a line may need more than one row. Only such lines are measured, because measuring slows down fast output. */
+const mayWrap = (line: string, width: number) => line.length * WIDEST_CHARACTER > width - MARGIN || /[^ -~]/.test(line);
 
 /** One line. `bdi` keeps the direction of its letters from reordering what is around it. */
 const Line = memo(function Line({ text, styles }: { text: string; styles: string }) {

@@ -45,7 +45,9 @@ export function ActionError({ error }: { error: unknown }) {
   );
 }
 
-/** The data of a query, or what is shown instead. An error does not hide data that was read before. */
+/**
+ * The data of a query, or what is shown instead. An error does not hide data that was read before.
+ */
 export function Answer<Data>({ query, children }: { query: UseQueryResult<Data>; children: (data: Data) => ReactNode }) {
   if (query.data !== undefined) return children(query.data);
   if (query.error) return <Failure problem={asProblem(query.error)} retry={() => void query.refetch()} />;

@@ -10,7 +10,9 @@ const wording = () =>
     staleTime: Infinity,
   });
 
-/** What a cron line means, or null if it is not understood. The service decides whether it is valid. */
+/**
+ * What a cron line means, or null if it is not understood. The service decides whether it is valid.
+ */
 export function useCronWords(cron: string): string | null {
   const { data: library } = useQuery(wording());
   if (!library || cron.trim() === "") return null;

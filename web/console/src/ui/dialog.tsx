@@ -30,7 +30,7 @@ interface ConfirmProps extends Omit<DialogProps, "children"> {
   children: ReactNode;
   /** The verb on the button. */
   verb: string;
-  /** A text that must be typed first. */
+  /** A text that the user must type first. */
   typed?: string;
   action: () => Promise<unknown>;
 }

@@ -2,8 +2,8 @@ import { useRef, type ComponentProps } from "react";
 import { visible } from "../output/visible";
 import "./editor.css";
 
-const LEAST_ROWS = 8;
-const MOST_ROWS = 28;
+const MIN_ROWS = 8;
+const MAX_ROWS = 28;
 
 /** The numbers beside a text, one on each line. */
 const numbers = (text: string) => Array.from({ length: text.split("\n").length }, (_, index) => index + 1).join("\n");
@@ -11,7 +11,7 @@ const numbers = (text: string) => Array.from({ length: text.split("\n").length }
 /** A text area with line numbers. */
 export function Editor({ value, ...rest }: Omit<ComponentProps<"textarea">, "value"> & { value: string }) {
   const gutter = useRef<HTMLPreElement>(null);
-  const rows = Math.min(Math.max(value.split("\n").length + 1, LEAST_ROWS), MOST_ROWS);
+  const rows = Math.min(Math.max(value.split("\n").length + 1, MIN_ROWS), MAX_ROWS);
   return (
     <div className="editor">
       <pre ref={gutter} className="editor-numbers" aria-hidden="true">

@@ -19,7 +19,10 @@ export function curl({ method, path, body }: Request): string {
   return parts.join(" \\\n  ");
 }
 
-/** Shows how to do without the console what its page does. `farhand` is null if that has no command for it. */
+/**
+ * Shows how to do without the console what its page does. `farhand` is null if that has no command
+ * for it.
+ */
 export function Same({ farhand, ...request }: Request & { farhand: string | null }) {
   return (
     <details className="same">

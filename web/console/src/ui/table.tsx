@@ -39,8 +39,9 @@ interface TableProps<Row> {
   markOf?: (row: Row) => string;
 }
 
-const ROW = 32;
-const CARD = 60;
+/** The estimated heights before a row is measured, in pixels. */
+const ROW_HEIGHT = 32;
+const CARD_HEIGHT = 60;
 
 export function Table<Row>({ label, columns, count, at, keyOf, nameOf, onRange, selection, ordering, onOrdering, markOf }: TableProps<Row>) {
   const body = useRef<HTMLDivElement>(null);
@@ -49,7 +50,7 @@ export function Table<Row>({ label, columns, count, at, keyOf, nameOf, onRange, 
   useLayoutEffect(() => {
     if (body.current) setOffset(body.current.getBoundingClientRect().top + window.scrollY);
   }, [isNarrow]);
-  const virtualizer = useWindowVirtualizer({ count, estimateSize: () => (isNarrow ? CARD : ROW), overscan: 8, scrollMargin: offset, useFlushSync: false });
+  const virtualizer = useWindowVirtualizer({ count, estimateSize: () => (isNarrow ? CARD_HEIGHT : ROW_HEIGHT), overscan: 8, scrollMargin: offset, useFlushSync: false });
   const items = virtualizer.getVirtualItems();
   const [first, last] = [items[0]?.index ?? 0, items.at(-1)?.index ?? 0];
   useEffect(() => onRange?.(first, last), [onRange, first, last]);

@@ -1,4 +1,4 @@
-// Short notes at the edge of the page, for the outcome of an action whose place is gone.
+// Short notes at the edge of the page, for the result of an action whose form was closed.
 import { useSyncExternalStore } from "react";
 
 interface Toast {

@@ -37,7 +37,10 @@ export function UserField({ label, value, onChange, className }: UserInputProps)
   );
 }
 
-/** The id of a user, which the filters of lists take. Undefined while it is looked up, null if there is no such user. */
+/**
+ * The id of a user, which the filters of lists take. Undefined while it is looked up, null if there
+ * is no such user.
+ */
 export function useUserId(username: string): number | undefined | null {
   const { data } = useQuery({ ...users({ username, page_size: 1 }), enabled: username !== "" });
   return username === "" ? undefined : data && (data.results[0]?.id ?? null);
