@@ -1,6 +1,7 @@
 import { queryOptions, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { api, read, type Schema } from "../../api/client";
+import { isRefused } from "../../api/problem";
 import { live } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { useNow } from "../../live/clock";
@@ -34,7 +35,8 @@ export default function Tokens() {
     <Page
       title="Tokens"
       actions={
-        !isCreating && (
+        !isCreating &&
+        !isRefused(query.error) && (
           <Button look="primary" onClick={() => setView({ new: "true" })}>
             Create a token
           </Button>
@@ -43,7 +45,7 @@ export default function Tokens() {
     >
       <div className="stack">
         <p className="muted">A token lets a program act for you: as much as you can do, or less.</p>
-        {isCreating && <CreateToken onClose={() => setView({ new: "" })} />}
+        {isCreating && !isRefused(query.error) && <CreateToken onClose={() => setView({ new: "" })} />}
         <Answer query={query}>
           {({ results }) =>
             results.length === 0 ? (
