@@ -21,7 +21,10 @@ interface TargetOutputProps {
 /** The output of one server of a batch, live. */
 export function TargetOutput({ target, mayStop, onClose }: TargetOutputProps) {
   const element = useRef<HTMLElement>(null);
-  useEffect(() => element.current?.scrollIntoView({ block: "nearest" }), [target.server]);
+  useEffect(() => {
+    // New browsers return a promise, which is no clean-up.
+    element.current?.scrollIntoView({ block: "nearest" });
+  }, [target.server]);
   const { server, server_name, state, exit_code, command } = target;
   const reason = reasonOf(target);
   return (

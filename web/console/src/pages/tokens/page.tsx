@@ -91,7 +91,7 @@ function Row({ token, isOpen, onOpen }: { token: Token; isOpen: boolean; onOpen:
         <State state={hasExpired ? "expired" : enabled ? "connected" : "offline"}>{hasExpired ? "expired" : enabled ? "valid" : "disabled"}</State>
         <span className="rows-text muted ellipsis">{limitsOf(acl).join("; ")}</span>
         <span className="muted rows-time">
-          used <Time at={last_used_at} />
+          {last_used_at === null ? "never used" : <>used <Time at={last_used_at} /></>}
         </span>
         <span className="muted rows-time">
           {expires_at === null ? "does not expire" : <>{hasExpired ? "expired" : "expires"} <Time at={expires_at} /></>}
