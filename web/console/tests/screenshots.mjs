@@ -62,6 +62,7 @@ try {
       await page.goto(address(facts));
       await page.getByRole("main").getByText(text).first().waitFor();
       const file = join(folder, isAll ? `${name}-${width}-${scheme}.png` : `${name}.webp`);
+      await page.locator(".loading").first().waitFor({ state: "detached" });
       // Without the hint of a pointer or of a focused field.
       await page.evaluate(() => document.activeElement?.blur());
       const picture = await page.screenshot();

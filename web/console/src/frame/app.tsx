@@ -25,10 +25,10 @@ export function App() {
     // Another user must not see what was read for this one.
     if (!session) queryClient.clear();
   }, [session]);
-  return session ? <Signed key={session.token} /> : <SignIn />;
+  return session ? <SignedIn key={session.token} /> : <SignIn />;
 }
 
-function Signed() {
+function SignedIn() {
   // Read first: an ended session leads to the sign-in page before a page shows its own errors.
   useQuery(me());
   useShortcuts();
