@@ -124,7 +124,7 @@ CREATE TABLE revoked_sessions (
 -- Serves: the deletion of a user's rows.
 CREATE INDEX revoked_sessions_by_user ON revoked_sessions (workspace_id, user_id);
 
--- Serves: the janitor's search for users whose commands are to be cancelled.
+-- Serves: the janitor's search for users whose commands it must cancel.
 CREATE INDEX revoked_sessions_open ON revoked_sessions (workspace_id, user_id, id) WHERE is_settled = 0;
 
 -- An API token. `acl` is its access control list as a JSON object, or null. `selector` has the

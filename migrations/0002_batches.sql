@@ -10,7 +10,7 @@ CREATE TABLE batches (
   session TEXT,
   remote_ip TEXT,
   schedule_id TEXT,
-  -- The batch whose targets without success this one repeats.
+  -- The batch whose unsuccessful targets this batch repeats.
   retry_of TEXT,
   shell TEXT NOT NULL,
   line TEXT NOT NULL,

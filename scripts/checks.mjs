@@ -4,8 +4,8 @@ import { GB, checkDisk, checkMachine } from "./machine.mjs";
 import { rustProblem } from "./toolchain.mjs";
 
 /**
- * Checks the machine and the compilers. Throws an error with what to do. `needsBuild` says whether
- * much is to be downloaded and compiled.
+ * Checks the machine and the compilers. Throws an error that says what to do. `needsBuild`: whether
+ * the start will download and compile much.
  */
 export async function check(port, needsBuild) {
   await checkMachine(port);

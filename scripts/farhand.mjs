@@ -1,6 +1,6 @@
 #!/usr/bin/env node
-// The program of the npm package `farhand`. `farhand start` serves Farhand on this machine, with
-// all arguments else it is the command line.
+// The program of the npm package `farhand`. `farhand start` serves Farhand on this machine. With
+// other arguments it runs the command line.
 import { spawn } from "node:child_process";
 import { constants } from "node:os";
 import { join, resolve } from "node:path";
@@ -29,7 +29,7 @@ async function start() {
   });
 }
 
-/** Runs the command line on this terminal. Exits as it does. */
+/** Runs the command line on this terminal, and exits with its status. */
 function run(args) {
   const child = spawn(commandLine, args, { stdio: "inherit" });
   // The terminal sends SIGINT to both processes. The command line decides what it means.

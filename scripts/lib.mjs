@@ -24,7 +24,7 @@ let receiver = print;
 /** Prints one line of progress to standard error, because standard output is for results. */
 export const say = (line) => receiver(line);
 
-/** Prints a line that a person must see, also if `say` writes into a log. */
+/** Prints a line that a person must see, even if `say` writes into a log. */
 export const announce = (line) => {
   print(`${process.stderr.isTTY ? "\r\x1b[K" : ""}${line}`);
   if (receiver !== print) receiver(line);
@@ -54,8 +54,8 @@ export function output(program, args, options = {}) {
 
 const releaseFile = join(root, "release.json");
 /**
- * The version and the commit of a release (scripts/release), in which everything is built. Null in
- * a checkout.
+ * The version and the commit of a release (scripts/release), which contains everything in built form.
+ * Null in a checkout.
  * @type {{version: string, commit: string} | null}
  */
 export const release = existsSync(releaseFile) ? JSON.parse(readFileSync(releaseFile, "utf8")) : null;

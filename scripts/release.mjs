@@ -23,6 +23,8 @@ function writeSums() {
   writeFileSync(join(dist, "SHA256SUMS"), lines.join(""));
 }
 
+// The files of packages have these modes. dpkg-deb refuses others.
+process.umask(0o022);
 const key = releaseKey();
 if (key === null) say("release: NOT SIGNED, because FARHAND_RELEASE_KEY_FILE is not set");
 await debianPackages(["dpkg", "rpm"], "deb and rpm are built with dpkg-deb and rpmbuild");

@@ -24,7 +24,7 @@ export function browserTests(name) {
 
 /** The number of passed and failed tests in the output of vitest, or of Node.js's test runner. */
 export function testCounts(text) {
-  // vitest colours its output if it believes to be in a terminal or in CI.
+  // vitest colours its output if it detects a terminal or a CI job.
   const plain = text.replace(/\u001b\[[0-9;]*m/g, "");
   const number = (...patterns) => Number(patterns.map((pattern) => pattern.exec(plain)?.[1]).find(Boolean) ?? 0);
   return { passed: number(/^ℹ pass (\d+)$/m, /^ *Tests .*?(\d+) passed/m), failed: number(/^ℹ fail (\d+)$/m, /^ *Tests +(\d+) failed/m) };

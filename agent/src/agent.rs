@@ -59,13 +59,13 @@ pub enum Exit {
     Drained,
     /// A second signal arrived during the shutdown, so the agent did not wait for commands.
     Immediately,
-    /// All commands have ended. The caller replaces this process by the program on disk.
+    /// All commands have ended. The caller replaces this process with the program on disk.
     Restart,
 }
 
 /// Runs until a signal or the service ends it. Then running commands get `drain_time` to end by
 /// themselves. Before a restart, waiting commands get `drain_time` too. The built-ins `restart` and
-/// `upgrade` are about `program`. `trial` is set at the first start after an upgrade.
+/// `upgrade` start and replace `program`. `trial` is set at the first start after an upgrade.
 ///
 /// # Errors
 /// The reason why the agent cannot start, in one line.

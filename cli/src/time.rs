@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 
 /// Reads seconds (`90`), or a number with a unit: `90s`, `30m`, `2h`, `7d`.
 pub fn parse_seconds(text: &str) -> std::result::Result<u64, String> {
-    let accepted = || format!("{text:?} is no duration. Examples: 90s, 30m, 2h, 7d.");
+    let accepted = || format!("{text:?} is not a duration. Examples: 90s, 30m, 2h, 7d.");
     let (number, unit) = match text.char_indices().last() {
         Some((at, 's')) => (&text[..at], 1),
         Some((at, 'm')) => (&text[..at], 60),
@@ -32,7 +32,7 @@ pub fn parse_time(text: &str, now: DateTime<Utc>) -> Result<String> {
     };
     let time = time.ok_or_else(|| {
         Error::local(format!(
-            "{text:?} is no time. Examples: 2026-12-01T02:00:00Z, 2026-12-01T02:00:00+09:00, +2h."
+            "{text:?} is not a time. Examples: 2026-12-01T02:00:00Z, 2026-12-01T02:00:00+09:00, +2h."
         ))
     })?;
     Ok(time.to_rfc3339_opts(SecondsFormat::Secs, true))
@@ -70,7 +70,7 @@ pub fn shown(time: &str) -> String {
     }
 }
 
-/// Like [`shown`]. Returns `missing` if there is no time.
+/// Like [`shown`]. Returns `missing` if there is not a time.
 pub fn shown_or(time: Option<&str>, missing: &str) -> String {
     time.map_or_else(|| missing.to_owned(), shown)
 }

@@ -1,7 +1,7 @@
 // Draws blocks of the language `mermaid` while the site is built.
 import { renderMermaidSVG } from "beautiful-mermaid";
 
-/** Lines without nodes, or with names that are no nodes. */
+/** Lines without nodes, or with names that are not nodes. */
 const OTHER_LINES = /^.*\b(flowchart|graph|subgraph|direction|style|classDef|class|end)\b.*$/gm;
 /** The colours of the site. */
 const COLOURS = {
@@ -47,7 +47,7 @@ export function diagrams(markdown) {
     const { info, content } = tokens[index];
     if (info.trim() !== "mermaid") return fence(tokens, index, options, environment, self);
     const drawn = renderMermaidSVG(withEarlyLabels(content), { ...COLOURS, font: "system-ui", transparent: true });
-    // It would load its font from another origin.
+    // The style in the SVG would load a font from another origin.
     const svg = drawn.replace(/@import url\([^)]*\);?/g, "");
     // Vue drops <style> from templates. It leaves the text of v-html alone.
     return `<div class="diagram" v-html="${markdown.utils.escapeHtml(JSON.stringify(svg))}"></div>\n`;

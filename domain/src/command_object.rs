@@ -22,7 +22,7 @@ pub struct Output {
 
 /// The fields of a command object that change during the command's life.
 ///
-/// If the server's object has a newer state than D1, the Worker replaces D1's fields by these.
+/// If the server's object has a newer state than D1, the Worker replaces D1's fields with these.
 pub fn live_fields(life: &Lifecycle, output: &Output, now: Timestamp) -> Map<String, Value> {
     let outcome = life.outcome();
     let fields = json!({
@@ -127,7 +127,7 @@ impl Serialize for OrderedCommand<'_> {
     }
 }
 
-/// SQL for the `state` field of a row of `commands c`. `now` is the SQL of the present time.
+/// SQL for the `state` field of a row of `commands c`. `now` is the SQL of the current time.
 pub fn state_sql(now: &str) -> String {
     let waiting = State::Waiting;
     format!(
@@ -138,7 +138,7 @@ pub fn state_sql(now: &str) -> String {
     )
 }
 
-/// SQL for the status object of a row of `commands c`, as JSON. `now` is the SQL of the present
+/// SQL for the status object of a row of `commands c`, as JSON. `now` is the SQL of the current
 /// time.
 ///
 /// It uses the same labels as [`Lifecycle::status`]. The Worker's tests compare both for each

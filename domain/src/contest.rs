@@ -66,7 +66,7 @@ mod tests {
         assert!(!history.is_contested(at(60)), "the first one is a minute old");
         history.record_replacement(at(61));
         assert!(history.is_contested(at(61)) && history.replaced_at.len() == MAX_REPLACEMENTS);
-        // The clock was set back: replacements after the present time do not count.
+        // The clock was set back: replacements after the current time do not count.
         assert!(!history.is_contested(at(10)));
     }
 

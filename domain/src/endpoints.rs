@@ -256,7 +256,7 @@ endpoints! {
     /// Which of the agent's facts the service lacks.
     AgentSyncCheck: Agent, [POST "/api/servers/servers/-/sync-check/"];
     AgentHeartbeat: Agent, [PATCH "/api/servers/servers/-/status/"];
-    /// The agent leaves for good, and its server is deleted.
+    /// An agent deletes its own server.
     AgentUnregister: Agent, [
         DELETE "/api/servers/servers/{id}/unregister/", DELETE "/api/servers/servers/-/unregister/"
     ] audits "server.unregister";

@@ -116,7 +116,7 @@ pub enum ErrorKind {
     TooLarge,
     /// The endpoint does not accept the media type of the request's body.
     UnsupportedMediaType,
-    /// The present state does not allow the request.
+    /// The current state does not allow the request.
     Conflict,
     /// The request contradicts an earlier one: its Idempotency-Key had another body.
     Unprocessable,

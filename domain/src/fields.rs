@@ -376,7 +376,7 @@ impl Fields {
     /// All recorded errors.
     pub fn finish_with<T>(self, value: Option<T>) -> Result<T, Error> {
         self.finish()?;
-        value.ok_or_else(|| Error::internal("a field is missing and nothing was noted"))
+        value.ok_or_else(|| Error::internal("a field is missing and no error was noted"))
     }
 }
 

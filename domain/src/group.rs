@@ -84,7 +84,7 @@ impl GroupPermissions {
 pub fn only_owner() -> Error {
     Error::field(
         NON_FIELD,
-        "The only owner of a group cannot be removed. Make somebody else an owner first.",
+        "The only owner of a group cannot be removed. Make another member an owner first.",
     )
 }
 
@@ -272,7 +272,7 @@ impl MembershipChange {
             [("group", self.group, membership.group), ("user", self.user, membership.user)]
         {
             if wanted.is_some_and(|wanted| wanted != present) {
-                fields.reject(name, "This cannot be changed. Make another membership.");
+                fields.reject(name, "This cannot be changed. Create another membership.");
             }
         }
         fields.finish()?;

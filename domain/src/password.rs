@@ -98,7 +98,7 @@ pub fn violations(password: &str, personal: PersonalTexts<'_>) -> Vec<Cow<'stati
 /// entry shares with the previous entry.
 fn is_common(password: &str) -> bool {
     let wanted = password.as_bytes();
-    // The number of bytes that the present entry shares with `wanted`.
+    // The number of bytes that the current entry shares with `wanted`.
     let mut matched = 0;
     let mut at = 0;
     while at < COMMON.len() {
@@ -163,7 +163,7 @@ const INITIAL: [u32; 8] = [
 
 /// The progress of a [`Derivation`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Progress {
+pub enum DerivationProgress {
     /// Some rounds are not computed yet.
     More,
     /// The derived key.
@@ -239,7 +239,7 @@ impl Derivation {
     }
 
     /// Computes at most this number of rounds.
-    pub fn step(&mut self, rounds: u32) -> Progress {
+    pub fn step(&mut self, rounds: u32) -> DerivationProgress {
         let now = self.left.min(rounds);
         for _ in 0..now {
             for keyed in [self.inner, self.outer] {
@@ -252,7 +252,7 @@ impl Derivation {
             }
         }
         self.left -= now;
-        if self.left == 0 { Progress::Done(self.key) } else { Progress::More }
+        if self.left == 0 { DerivationProgress::Done(self.key) } else { DerivationProgress::More }
     }
 }
 
@@ -384,7 +384,7 @@ mod tests {
     fn in_steps(rounds: u32) -> impl AsyncFn(Derivation) -> [u8; HASH_BYTES] {
         async move |mut derivation: Derivation| {
             loop {
-                if let Progress::Done(key) = derivation.step(rounds) {
+                if let DerivationProgress::Done(key) = derivation.step(rounds) {
                     return key;
                 }
             }
@@ -428,7 +428,7 @@ mod tests {
             let mut steps = 0;
             let key = loop {
                 steps += 1;
-                if let Progress::Done(key) = derivation.step(step) {
+                if let DerivationProgress::Done(key) = derivation.step(step) {
                     break key;
                 }
             };
@@ -444,10 +444,10 @@ mod tests {
             let mut expected = [0; HASH_BYTES];
             pbkdf2::pbkdf2_hmac::<Sha256>(password.as_bytes(), b"salt", 3, &mut expected);
             let mut derivation = Derivation::new(&password, b"salt", 3);
-            assert_eq!(derivation.step(0), Progress::More);
-            assert_eq!(derivation.step(1), Progress::More);
-            assert_eq!(derivation.step(9), Progress::Done(expected), "{length}");
-            assert_eq!(derivation.step(9), Progress::Done(expected));
+            assert_eq!(derivation.step(0), DerivationProgress::More);
+            assert_eq!(derivation.step(1), DerivationProgress::More);
+            assert_eq!(derivation.step(9), DerivationProgress::Done(expected), "{length}");
+            assert_eq!(derivation.step(9), DerivationProgress::Done(expected));
         }
     }
 

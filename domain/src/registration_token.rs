@@ -188,7 +188,7 @@ impl Registration {
         // Agents also send other facts about their hosts, which are not used here.
         fields.finish_lenient()?;
         let name =
-            name.ok_or_else(|| Error::internal("a name is missing and nothing was noted"))?;
+            name.ok_or_else(|| Error::internal("a name is missing and no error was noted"))?;
         Ok(Self { name, platform, labels })
     }
 }
@@ -211,7 +211,7 @@ mod tests {
     fn a_token_has_defaults_and_bounds() {
         let now = Timestamp::parse("2026-11-21T00:00:00Z").unwrap();
         let read = |body: Value| NewRegistrationToken::read(fields(&body), now);
-        let least = NewRegistrationToken {
+        let default = NewRegistrationToken {
             name: "web".into(),
             groups: vec![],
             expires_at: Some(now.plus_seconds(24 * 3600)),
@@ -222,8 +222,8 @@ mod tests {
             labels: Labels::default(),
             label_keys: BTreeSet::new(),
         };
-        assert_eq!(read(json!({"name": "web"})).unwrap(), least);
-        let endless = NewRegistrationToken { expires_at: None, uses: None, ..least };
+        assert_eq!(read(json!({"name": "web"})).unwrap(), default);
+        let endless = NewRegistrationToken { expires_at: None, uses: None, ..default };
         assert_eq!(
             read(json!({"name": "web", "expires_at": null, "uses": null})).unwrap(),
             endless

@@ -111,7 +111,8 @@ pub struct Share {
     /// the whole counter, so that an address cannot use its share twice in one window.
     pub key: String,
     /// Maximum number of failures of the address that count.
-    pub most: u32,
+    #[serde(rename = "most")]
+    pub max_failures: u32,
 }
 
 /// A counter and its limit.
@@ -120,7 +121,8 @@ pub struct AttemptLimit {
     /// The counter's key.
     pub key: String,
     /// Maximum number of failures in a window.
-    pub most: u32,
+    #[serde(rename = "most")]
+    pub max_failures: u32,
     /// The length of the window, in seconds.
     pub window_seconds: i64,
     /// How much of the counter the attempt's address may use; `None`: all of it.
@@ -143,7 +145,7 @@ pub struct Counter {
 /// Whether an attempt may begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum AttemptVerdict {
     /// The attempt may begin.
     Go,
     /// The attempt must wait until another attempt, or its lease, ends.
@@ -218,18 +220,18 @@ impl Attempt {
         };
         let pair = AttemptLimit {
             key: key("login-pair", &[scope, &username, &address]),
-            most: MAX_PAIR_FAILURES,
+            max_failures: MAX_PAIR_FAILURES,
             window_seconds: settings.login_seconds,
             share: None,
             cleared_by_success: true,
         };
         let everywhere = AttemptLimit {
             key: home.clone(),
-            most: MAX_USERNAME_FAILURES,
+            max_failures: MAX_USERNAME_FAILURES,
             window_seconds: settings.hour_seconds,
             share: Some(Share {
                 key: key("login-share", &[scope, &username, &site]),
-                most: MAX_ADDRESS_SHARE,
+                max_failures: MAX_ADDRESS_SHARE,
             }),
             cleared_by_success: false,
         };
@@ -276,7 +278,7 @@ impl Attempt {
         let home = key("operator", &[]);
         let limit = AttemptLimit {
             key: home.clone(),
-            most: MAX_OPERATOR_FAILURES,
+            max_failures: MAX_OPERATOR_FAILURES,
             window_seconds: OPERATOR_SECONDS,
             share: None,
             cleared_by_success: false,
@@ -298,9 +300,9 @@ impl Attempt {
             (counted_address(address, HOST_BITS), counted_address(address, SITE_BITS));
         let is_site = site.contains('/');
         let keys = [key(kinds[0], &[scope, &host]), key(kinds[1], &[scope, &site]), home.clone()];
-        let limit = |(key, most)| AttemptLimit {
+        let limit = |(key, max_failures)| AttemptLimit {
             key,
-            most,
+            max_failures,
             window_seconds,
             share: None,
             cleared_by_success: false,
@@ -333,22 +335,22 @@ impl Attempt {
         counters: &[Counter],
         under_way: &PendingAttempts,
         now: Timestamp,
-    ) -> Verdict {
+    ) -> AttemptVerdict {
         let failures = |limit: &AttemptLimit| {
             live(counters, &limit.key, now).map_or(0, |counter| counter.count)
         };
-        let full = self.limits.iter().filter(|limit| failures(limit) >= limit.most);
+        let full = self.limits.iter().filter(|limit| failures(limit) >= limit.max_failures);
         let seconds = full.filter_map(|limit| live(counters, &limit.key, now)).map(|counter| {
             let left = counter.ends_at.seconds_since(now).ceil();
             left.max(1.0) as u64
         });
         if let Some(retry_after) = seconds.max() {
-            return Verdict::Refused { retry_after };
+            return AttemptVerdict::Refused { retry_after };
         }
         let has_room = |limit: &AttemptLimit| {
-            failures(limit).saturating_add(under_way.number(&limit.key)) < limit.most
+            failures(limit).saturating_add(under_way.number(&limit.key)) < limit.max_failures
         };
-        if self.limits.iter().all(has_room) { Verdict::Go } else { Verdict::Wait }
+        if self.limits.iter().all(has_room) { AttemptVerdict::Go } else { AttemptVerdict::Wait }
     }
 
     /// The counters to store after the attempt has failed. An attempt that fails after its lease
@@ -364,7 +366,7 @@ impl Attempt {
             let mut counter = live(counters, &limit.key, now).cloned().unwrap_or_else(fresh);
             if let Some(share) = &limit.share {
                 let used = live(counters, &share.key, now).map_or(0, |counter| counter.count);
-                if used >= share.most {
+                if used >= share.max_failures {
                     continue;
                 }
                 stored.push(Counter {
@@ -406,9 +408,9 @@ impl PendingAttempts {
         attempt: &Attempt,
         counters: &[Counter],
         now: Timestamp,
-    ) -> Verdict {
+    ) -> AttemptVerdict {
         let verdict = attempt.verdict(counters, self, now);
-        if verdict == Verdict::Go {
+        if verdict == AttemptVerdict::Go {
             self.0.insert(
                 id,
                 AttemptInProgress {
@@ -462,8 +464,8 @@ mod tests {
         Timestamp::parse("2026-11-21T00:00:00Z").unwrap().plus_seconds(seconds)
     }
 
-    fn refused(retry_after: u64) -> Verdict {
-        Verdict::Refused { retry_after }
+    fn refused(retry_after: u64) -> AttemptVerdict {
+        AttemptVerdict::Refused { retry_after }
     }
 
     /// How an attempt ends.
@@ -487,7 +489,7 @@ mod tests {
             attempt.keys().filter_map(|key| self.rows.get(key)).cloned().collect()
         }
 
-        fn begin(&mut self, attempt: &Attempt, now: Timestamp) -> (Uuid, Verdict) {
+        fn begin(&mut self, attempt: &Attempt, now: Timestamp) -> (Uuid, AttemptVerdict) {
             self.last += 1;
             let id = Uuid::from_u128(self.last);
             for lapsed in self.under_way.take_lapsed(now) {
@@ -514,9 +516,9 @@ mod tests {
         }
 
         /// Begins an attempt and, if it may begin, ends it immediately.
-        fn run(&mut self, attempt: &Attempt, end: End, now: Timestamp) -> Verdict {
+        fn run(&mut self, attempt: &Attempt, end: End, now: Timestamp) -> AttemptVerdict {
             let (id, verdict) = self.begin(attempt, now);
-            if verdict == Verdict::Go {
+            if verdict == AttemptVerdict::Go {
                 self.end(id, attempt, end, now);
             }
             verdict
@@ -525,7 +527,7 @@ mod tests {
         #[track_caller]
         fn fail(&mut self, attempt: &Attempt, times: u32, now: Timestamp) {
             for _ in 0..times {
-                assert_eq!(self.run(attempt, End::Failure, now), Verdict::Go);
+                assert_eq!(self.run(attempt, End::Failure, now), AttemptVerdict::Go);
             }
         }
 
@@ -556,13 +558,13 @@ mod tests {
     #[test]
     fn an_address_has_fifty_failures_and_twenty_resets() {
         let settings = ThrottleSettings::default();
-        for (attempt, most, seconds) in [
+        for (attempt, max_failures, seconds) in [
             (Attempt::login_by_address("ws", ADDRESS, settings), 50, 300),
             (Attempt::reset_by_address("ws", ADDRESS, settings), 20, 3_600),
             (Attempt::operator(), 10, 60),
         ] {
             let mut object = Object::default();
-            object.fail(&attempt, most, at(0));
+            object.fail(&attempt, max_failures, at(0));
             assert_eq!(object.begin(&attempt, at(0)).1, refused(seconds));
             object.run(&attempt, End::Success, at(0));
             assert_eq!(
@@ -570,7 +572,7 @@ mod tests {
                 refused(seconds - 1),
                 "a success clears no address"
             );
-            assert_eq!(object.begin(&attempt, at(3_600)).1, Verdict::Go);
+            assert_eq!(object.begin(&attempt, at(3_600)).1, AttemptVerdict::Go);
         }
     }
 
@@ -610,15 +612,18 @@ mod tests {
             );
             object.fail(&from("2001:db8:1::1".into()), left - 1, at(0));
             let last = object.begin(&from(ADDRESS.into()), at(0));
-            assert_eq!(last.1, Verdict::Go);
+            assert_eq!(last.1, AttemptVerdict::Go);
             assert_eq!(
                 object.begin(&from(ADDRESS.into()), at(0)).1,
-                Verdict::Wait,
+                AttemptVerdict::Wait,
                 "one under way counts"
             );
             object.end(last.0, &from(ADDRESS.into()), End::Failure, at(0));
             assert_eq!(object.begin(&from("198.51.100.1".into()), at(0)).1, refused(seconds));
-            assert_eq!(object.begin(&kind("other", ADDRESS, settings), at(0)).1, Verdict::Go);
+            assert_eq!(
+                object.begin(&kind("other", ADDRESS, settings), at(0)).1,
+                AttemptVerdict::Go
+            );
         }
         // An IPv4 address has no site.
         assert_eq!(Attempt::login_by_address("ws", ADDRESS, settings).limits.len(), 2);
@@ -646,7 +651,7 @@ mod tests {
         object.fail(&alice, 9, at(0));
         let other = login("alice", "203.0.113.8");
         object.fail(&other, 9, at(0));
-        assert_eq!(object.run(&alice, End::Success, at(1)), Verdict::Go);
+        assert_eq!(object.run(&alice, End::Success, at(1)), AttemptVerdict::Go);
         assert_eq!(object.count(&alice.home), 18);
         object.fail(&other, 1, at(1));
         assert_eq!(object.begin(&other, at(1)).1, refused(299));
@@ -659,13 +664,16 @@ mod tests {
         let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
         object.fail(&alice, 8, at(0));
         let (first, second) = (object.begin(&alice, at(1)), object.begin(&alice, at(1)));
-        assert_eq!((first.1, second.1), (Verdict::Go, Verdict::Go));
-        assert_eq!(object.begin(&alice, at(1)).1, Verdict::Wait);
+        assert_eq!((first.1, second.1), (AttemptVerdict::Go, AttemptVerdict::Go));
+        assert_eq!(object.begin(&alice, at(1)).1, AttemptVerdict::Wait);
         object.end(first.0, &alice, End::GivenUp, at(1));
         let third = object.begin(&alice, at(1));
-        assert_eq!((third.1, object.begin(&alice, at(1)).1), (Verdict::Go, Verdict::Wait));
+        assert_eq!(
+            (third.1, object.begin(&alice, at(1)).1),
+            (AttemptVerdict::Go, AttemptVerdict::Wait)
+        );
         object.end(second.0, &alice, End::Failure, at(2));
-        assert_eq!(object.begin(&alice, at(2)).1, Verdict::Wait);
+        assert_eq!(object.begin(&alice, at(2)).1, AttemptVerdict::Wait);
         object.end(third.0, &alice, End::Failure, at(2));
         assert_eq!(object.begin(&alice, at(2)).1, refused(298));
     }
@@ -674,11 +682,11 @@ mod tests {
     fn an_attempt_that_never_ends_has_failed() {
         let (mut object, alice) = (Object::default(), login("alice", ADDRESS));
         for second in 0..10 {
-            assert_eq!(object.begin(&alice, at(second)).1, Verdict::Go);
+            assert_eq!(object.begin(&alice, at(second)).1, AttemptVerdict::Go);
         }
-        assert_eq!(object.begin(&alice, at(59)).1, Verdict::Wait);
+        assert_eq!(object.begin(&alice, at(59)).1, AttemptVerdict::Wait);
         // One attempt has failed, and nine attempts are in progress.
-        assert_eq!(object.begin(&alice, at(60)).1, Verdict::Wait);
+        assert_eq!(object.begin(&alice, at(60)).1, AttemptVerdict::Wait);
         assert_eq!((object.under_way.0.len(), object.count(&alice.home)), (9, 1));
         assert_eq!(object.begin(&alice, at(69)).1, refused(291));
         assert_eq!((object.under_way.0.len(), object.count(&alice.home)), (0, 10));
@@ -709,7 +717,7 @@ mod tests {
             Counter { key: pair.home.clone(), count: 100, ends_at: at(400) },
         );
         assert_eq!(object.begin(&pair, at(0)).1, refused(400));
-        assert_eq!(object.begin(&login("bob", ADDRESS), at(0)).1, Verdict::Go);
+        assert_eq!(object.begin(&login("bob", ADDRESS), at(0)).1, AttemptVerdict::Go);
     }
 
     #[test]
@@ -720,7 +728,7 @@ mod tests {
             assert_eq!(object.begin(&alice, at(300 * window)).1, refused(300));
         }
         assert_eq!(object.count(&alice.home), 20);
-        assert_eq!(object.begin(&login("alice", "203.0.113.8"), at(3_599)).1, Verdict::Go);
+        assert_eq!(object.begin(&login("alice", "203.0.113.8"), at(3_599)).1, AttemptVerdict::Go);
     }
 
     /// If the window of a share began with the address's own first failure, the address could use
@@ -884,20 +892,20 @@ mod tests {
                     }
                     Step::Begin { user, address } => {
                         let (by_username, by_address) = attempts(user, address);
-                        let full = keys(user, address).map(|(key, most)| tally.of(&key, now) >= most);
+                        let full = keys(user, address).map(|(key, max_failures)| tally.of(&key, now) >= max_failures);
                         let (first, verdict) = addresses.begin(&by_address, now);
-                        let expect_refusal = |verdict: Verdict, full: bool| match verdict {
-                            Verdict::Refused { retry_after } => full && (1..=120).contains(&retry_after),
-                            Verdict::Go => !full,
-                            Verdict::Wait => !full && !begun.is_empty(),
+                        let expect_refusal = |verdict: AttemptVerdict, full: bool| match verdict {
+                            AttemptVerdict::Refused { retry_after } => full && (1..=120).contains(&retry_after),
+                            AttemptVerdict::Go => !full,
+                            AttemptVerdict::Wait => !full && !begun.is_empty(),
                         };
                         prop_assert!(expect_refusal(verdict, full[2]), "{verdict:?} {full:?}");
-                        if verdict != Verdict::Go {
+                        if verdict != AttemptVerdict::Go {
                             continue;
                         }
                         let (second, verdict) = users.begin(&by_username, now);
                         prop_assert!(expect_refusal(verdict, full[0] || full[1]), "{verdict:?} {full:?}");
-                        if verdict == Verdict::Go {
+                        if verdict == AttemptVerdict::Go {
                             begun.push((now, first, second, user, address));
                         } else {
                             addresses.end(first, &by_address, End::GivenUp, now);
@@ -911,11 +919,11 @@ mod tests {
                         let bounds = keys(user, address);
                         match end {
                             End::Failure => {
-                                for ((key, most), (seconds, share)) in
+                                for ((key, max_failures), (seconds, share)) in
                                     bounds.into_iter().zip([(20, usize::MAX), (120, 20), (20, usize::MAX)])
                                 {
                                     let failures = tally.count(key.clone(), seconds, now, address, share);
-                                    prop_assert!(failures <= most, "{failures} of {key}");
+                                    prop_assert!(failures <= max_failures, "{failures} of {key}");
                                 }
                             }
                             End::Success => {

@@ -117,7 +117,7 @@ pub struct UserChanges {
     pub is_superuser: Option<bool>,
     /// The caller's current password. It is required to change the caller's own e-mail address.
     pub password: Option<Secret>,
-    /// Whether the request has an e-mail address, even if it equals the present address.
+    /// Whether the request has an e-mail address, even if it equals the current address.
     pub sends_email: bool,
     /// Whether the user remains the owner of their servers if the change lowers their rank.
     pub keep_servers: bool,

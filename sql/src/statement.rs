@@ -1,8 +1,8 @@
 //! Statements with named parameters.
 //!
 //! A statement's text has named parameters, such as `:server`. D1 accepts only numbered parameters.
-//! So [`Statement::build`] replaces each name by a number: the first name in the text becomes `?1`.
-//! A name that occurs twice gets one number.
+//! So [`Statement::build`] replaces each name with a number: the first name in the text becomes
+//! `?1`. A name that occurs twice gets one number.
 //!
 //! ```
 //! use farhand_sql::statement::Statement;

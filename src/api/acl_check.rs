@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::command_creation::Target;
+use super::command_creation::TargetServer;
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
@@ -29,7 +29,7 @@ struct CheckedToken {
 /// The JSON of [`api_tokens::for_check`].
 #[derive(Deserialize)]
 struct CheckLookup {
-    target: Option<Target>,
+    target: Option<TargetServer>,
     script: Option<ScriptVersion>,
     token: Option<CheckedToken>,
 }
@@ -53,7 +53,7 @@ fn require_own_list(caller: &Caller, tried: &CheckedAcl) -> Result<(), Error> {
 fn refusal_reason(
     check: &AclCheck,
     caller: &Caller,
-    target: Option<Target>,
+    target: Option<TargetServer>,
     script: Option<&ScriptVersion>,
     acl: Option<Acl>,
 ) -> Option<String> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farhand_domain::audit::AuditObject;
 use farhand_domain::batch_request::{
-    Amount, BatchSpec, Candidates, NewBatch, OfflineTargets, Plan, TargetSelection, authorize,
+    Amount, BatchPlan, BatchSpec, Candidates, NewBatch, OfflineTargets, TargetSelection, authorize,
 };
 use farhand_domain::caller::Caller;
 use farhand_domain::command::{CommandSpec, Shell};
@@ -96,7 +96,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 }
 
 /// The response to a dry run: the targets on which the batch would run.
-fn dry_run_object(plan: &Plan) -> Value {
+fn dry_run_object(plan: &BatchPlan) -> Value {
     let targets = plan.targets.iter().map(|target| {
         json!({
             "server": target.server,
@@ -120,7 +120,7 @@ pub async fn plan(
     call: &Call,
     credential: &Credential<'_>,
     new: &Submission<'_>,
-) -> Result<(Caller, Plan), Error> {
+) -> Result<(Caller, BatchPlan), Error> {
     let (caller, found) = credential.find::<Candidates>(batches::candidates(new.spec)).await?;
     let found = found.ok_or_else(|| Error::internal("D1 returned no row"))?;
     let origin = caller.origin(call.remote_ip(), new.spec.command.has_inputs());
@@ -144,7 +144,7 @@ pub async fn write(
     creation: &Creation<'_>,
     caller: &Caller,
     new: &Submission<'_>,
-    plan: &Plan,
+    plan: &BatchPlan,
 ) -> Result<Reply, Error> {
     let id = platform::new_id(call.now)?;
     let key = platform::secret_key(&call.env)?;

@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 4_096;
 const MAX_READS: usize = 50;
 
 /// A target whose command was started.
-struct Target {
+struct LiveTarget {
     command: Uuid,
     /// The lowest `seq` that was not read.
     next: u64,
@@ -29,7 +29,7 @@ struct Target {
 /// The targets that may have output, by their servers.
 #[derive(Default)]
 pub struct LiveOutput {
-    targets: BTreeMap<Uuid, Target>,
+    targets: BTreeMap<Uuid, LiveTarget>,
     /// The server that was read last.
     last: Option<Uuid>,
 }
@@ -39,7 +39,7 @@ impl LiveOutput {
     pub fn note(&mut self, event: &BatchEvent) {
         let (Some(server), Some(command)) = (event.server, event.command) else { return };
         let has_ended = !["queued", "sent", "running"].contains(&event.state.as_str());
-        let target = Target { command, next: 0, has_ended: false };
+        let target = LiveTarget { command, next: 0, has_ended: false };
         self.targets.entry(server).or_insert(target).has_ended = has_ended;
     }
 

@@ -30,7 +30,7 @@ struct Follower {
     id: Uuid,
     /// Reads which targets the caller can see.
     watch: Watch,
-    /// Reads the batch object for the `end` event.
+    /// Reads the batch as the data of the `end` event.
     batch: Watch,
     visible: VisibleTargets,
     /// The number of the last event that was read.
@@ -64,7 +64,7 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         watch: credential.watch(query),
         batch: credential.watch(batch_reads::by_id(id)),
         visible,
-        // All events say which targets run.
+        // Output needs all events, because they say which targets run.
         after: if has_output { 0 } else { sent },
         sent,
         output: has_output.then(LiveOutput::default),

@@ -3,9 +3,9 @@
 //! 1. **Find** the caller and the resource in one round trip ([`find`]).
 //! 2. **Decide**: check the permission first, then the input (contract 3.4).
 //! 3. **Write** the change and its audit event in one transaction. A store function returns the
-//!    [`crate::store::batch::Batch`], and [`Credential::write`] runs it. The statements check the
+//!    [`crate::store::transaction::Transaction`], and [`Credential::write`] runs it. The statements check the
 //!    conditions of step 2 again.
-//! 4. **Reply** with the result of the batch. If there is no result, the conditions failed, because
+//! 4. **Reply** with the result of the transaction. If there is no result, the conditions failed, because
 //!    another request changed something after step 1. Nothing was written, and [`retry`] makes
 //!    another attempt.
 

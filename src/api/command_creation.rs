@@ -30,7 +30,7 @@ use crate::store::commands;
 
 /// The server of a new command, if the caller can access it.
 #[derive(Deserialize)]
-pub struct Target {
+pub struct TargetServer {
     pub id: Uuid,
     pub name: String,
     /// Whether the caller may name any account there (contract 5.6).
@@ -42,7 +42,7 @@ pub struct Target {
     pub labels: Labels,
 }
 
-impl Target {
+impl TargetServer {
     /// The account for a command without `username`: the server's `default_username` if the caller
     /// may name that account, otherwise the caller's own username (contract 7.2).
     pub fn username_for(&self, caller: &Caller) -> String {
@@ -75,7 +75,7 @@ struct EarlierCommand {
 /// The JSON of [`commands::for_creation`].
 #[derive(Deserialize)]
 struct CreationLookup {
-    target: Option<Target>,
+    target: Option<TargetServer>,
     /// The script that the request names, if it exists.
     script: Option<ScriptVersion>,
     #[serde(rename = "used")]
@@ -282,7 +282,7 @@ fn authorize(
     call: &Call,
     new: &NewCommand,
     caller: &Caller,
-    (target, script): (Target, Option<ScriptVersion>),
+    (target, script): (TargetServer, Option<ScriptVersion>),
     key: Option<IdempotencyKey>,
     wait: Option<u32>,
 ) -> Result<Create, Error> {

@@ -56,7 +56,7 @@ pub fn respond(source: impl EventSource + 'static) -> Reply {
 /// The number of the last event that the client received. `None`: the request names no event.
 ///
 /// # Errors
-/// The header `Last-Event-ID` is no number of an event.
+/// The header `Last-Event-ID` is not the number of an event.
 pub fn last_event(call: &Call) -> Result<Option<u32>, Error> {
     let Some(text) = call.header("Last-Event-ID").filter(|id| !id.is_empty()) else {
         return Ok(None);

@@ -75,14 +75,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let event = call.audit_event()?.with_object(None, new.name.as_deref());
     let mut details = json!({});
     add_ids(&mut details, "servers", new.servers.as_deref().unwrap_or_default());
-    let batch = groups::insert(
+    let transaction = groups::insert(
         &credential.scope,
         &new,
         platform::new_id(call.now)?,
         &event.details(details),
     )?;
     let name = new.name.as_deref().unwrap_or_default();
-    match creation.write(&credential, name, batch).await.map_err(duplicate_name_error)? {
+    match creation.write(&credential, name, transaction).await.map_err(duplicate_name_error)? {
         CreationOutcome::Created(_, group) => {
             let location = location_from_json(call, RESOURCE.collection, &group)?;
             Ok(Reply::created_text(group, location))
@@ -153,8 +153,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             .audit_event()?
             .with_object(Some(id.to_string()), Some(&found.name))
             .details(audit_details(&changes));
-        let batch = groups::update(&credential.scope, id, &changes, &event)?;
-        let (_, group) = credential.write(batch).await.map_err(duplicate_name_error)?;
+        let transaction = groups::update(&credential.scope, id, &changes, &event)?;
+        let (_, group) = credential.write(transaction).await.map_err(duplicate_name_error)?;
         Ok(group.map(Reply::ok_text))
     };
     retry("group", attempt).await
@@ -234,8 +234,8 @@ pub async fn create_membership(call: &mut Call) -> Result<Reply, Error> {
         let event = call.audit_event()?.with_object(Some(id.to_string()), None);
         let event =
             event.details(json!({"group": new.group, "user": new.user, "role": new.role.as_str()}));
-        let batch = groups::insert_membership(&credential.scope, id, new, &event)?;
-        let outcome = creation.write(&credential, &id.to_string(), batch).await;
+        let transaction = groups::insert_membership(&credential.scope, id, new, &event)?;
+        let outcome = creation.write(&credential, &id.to_string(), transaction).await;
         Ok(match outcome.map_err(duplicate_membership_error)? {
             CreationOutcome::Created(_, membership) => Some(Reply::created_text(
                 membership,
@@ -286,8 +286,8 @@ pub async fn change_membership(call: &mut Call, extent: Extent) -> Result<Reply,
         let mut details = membership_audit_details(membership, role);
         details["old"] = json!({"role": membership.role.as_str()});
         let event = call.audit_event()?.with_object(Some(id.to_string()), None).details(details);
-        let batch = groups::update_membership(&credential.scope, membership, role, &event)?;
-        let (_, membership) = credential.write(batch).await?;
+        let transaction = groups::update_membership(&credential.scope, membership, role, &event)?;
+        let (_, membership) = credential.write(transaction).await?;
         Ok(membership.map(Reply::ok_text))
     };
     retry("membership", attempt).await
@@ -303,8 +303,8 @@ pub async fn delete_membership(call: &Call) -> Result<Reply, Error> {
         group::may_remove(standing, caller.user_id, membership, found.has_other_owner)?;
         let event = call.audit_event()?.with_object(Some(id.to_string()), None);
         let event = event.details(membership_audit_details(membership, membership.role));
-        let batch = groups::delete_membership(&credential.scope, membership, &event)?;
-        let (_, deleted) = credential.write(batch).await?;
+        let transaction = groups::delete_membership(&credential.scope, membership, &event)?;
+        let (_, deleted) = credential.write(transaction).await?;
         Ok(deleted.map(|_| Reply::no_content()))
     };
     retry("membership", attempt).await

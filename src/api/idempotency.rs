@@ -18,9 +18,9 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::Refusal;
 use crate::platform;
-use crate::store::batch::Batch;
 use crate::store::db::Failure;
 use crate::store::idempotency_keys::{self, ReplaySource};
+use crate::store::transaction::Transaction;
 
 /// The maximum length of an Idempotency-Key, in bytes.
 const MAX_KEY_BYTES: usize = 128;
@@ -164,19 +164,19 @@ impl<'a> Creation<'a> {
         &self,
         credential: &Credential<'_>,
         resource: &str,
-        batch: Batch,
+        transaction: Transaction,
     ) -> Result<CreationOutcome, Failure> {
-        let batch = match &self.hashes {
+        let transaction = match &self.hashes {
             Some(Hashes { key, request }) => idempotency_keys::insert(
-                batch,
+                transaction,
                 &credential.scope,
                 (key, request),
                 &self.kind.source,
                 resource,
             ),
-            None => batch,
+            None => transaction,
         };
-        match credential.write(batch).await {
+        match credential.write(transaction).await {
             Ok((caller, Some(created))) => Ok(CreationOutcome::Created(caller, created)),
             Ok((caller, None)) => Ok(CreationOutcome::Refused(caller)),
             // A concurrent request used the same key or the same name first.

@@ -79,8 +79,9 @@ async fn set_password(
         .with_object(Some(account.id.to_string()), Some(&account.username));
     let event = event.details(json!({"keep_scheduled": keep_scheduled}));
     let new = NewPassword { hash: &hash, keep_scheduled };
-    let batch = users::set_password(&credential.scope, caller, account.id, stored, &new, &event)?;
-    let (_, user) = credential.write(batch).await?;
+    let transaction =
+        users::set_password(&credential.scope, caller, account.id, stored, &new, &event)?;
+    let (_, user) = credential.write(transaction).await?;
     if user.is_some() && !keep_scheduled {
         credential::cancel_revoked(call);
     }

@@ -72,14 +72,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "label_keys": new.label_keys,
     });
     add_ids(&mut details, "groups", &new.groups);
-    let batch = registration_tokens::insert(
+    let transaction = registration_tokens::insert(
         &credential.scope,
         id,
         &new,
         &key_hash,
         &event.details(details),
     )?;
-    match creation.write(&credential, &id.to_string(), batch).await? {
+    match creation.write(&credential, &id.to_string(), transaction).await? {
         CreationOutcome::Created(_, token) => {
             let mut token: Value = serde_json::from_str(&token)?;
             let service = call.config.base_url_of(call.workspace()?);
@@ -151,7 +151,7 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
             .await?;
         return Err(Error::field(
             "name",
-            "Servers of this name have all the numbers that there are.",
+            "All numbers that can be appended to this name are in use.",
         ));
     };
     call.audited_chains.borrow_mut().push(registered.workspace_id);

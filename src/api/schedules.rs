@@ -124,8 +124,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     };
     let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&spec.name));
     let event = event.details(audit_details(&spec, found.servers.len(), &key)?);
-    let batch = schedules::insert(&credential.scope, &row, call.config.quotas, &event)?;
-    match creation.write(&credential, &id.to_string(), batch).await? {
+    let transaction = schedules::insert(&credential.scope, &row, call.config.quotas, &event)?;
+    match creation.write(&credential, &id.to_string(), transaction).await? {
         CreationOutcome::Created(caller, schedule) => {
             wake(call, &caller, next_due).await;
             Ok(Reply::created_text(schedule, location(call, RESOURCE.collection, id)))
@@ -247,8 +247,9 @@ async fn change_once(
     }
     let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&spec.name));
     let event = event.details(details);
-    let batch = schedules::update(&credential.scope, &row, stored.revision, takes_over, &event)?;
-    let (caller, schedule) = credential.write(batch).await?;
+    let transaction =
+        schedules::update(&credential.scope, &row, stored.revision, takes_over, &event)?;
+    let (caller, schedule) = credential.write(transaction).await?;
     if schedule.is_some() {
         wake(call, &caller, next_due).await;
     }

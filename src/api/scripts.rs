@@ -92,14 +92,18 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "sha256": sha256(&new.body),
         "params": new.params.iter().map(|parameter| &parameter.name).collect::<Vec<_>>(),
     }));
-    let most = call.config.quotas.scripts_of_workspace;
-    let batch = scripts::insert(&credential.scope, id, &new, most, &event)?;
-    match creation.write(&credential, &id.to_string(), batch).await.map_err(duplicate_name_error)? {
+    let max_scripts = call.config.quotas.scripts_of_workspace;
+    let transaction = scripts::insert(&credential.scope, id, &new, max_scripts, &event)?;
+    match creation
+        .write(&credential, &id.to_string(), transaction)
+        .await
+        .map_err(duplicate_name_error)?
+    {
         CreationOutcome::Created(_, script) => {
             Ok(Reply::created_text(script, location(call, RESOURCE.collection, id)))
         }
         CreationOutcome::Refused(caller) if caller.is_staff_or_superuser() => {
-            let detail = format!("The workspace has {most} scripts. Delete one first.");
+            let detail = format!("The workspace has {max_scripts} scripts. Delete one first.");
             Err(Error::quota_exceeded(detail, QUOTA_RETRY_AFTER))
         }
         CreationOutcome::Refused(_) => Err(staff_only_error()),
@@ -127,8 +131,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&found.name));
         let event = event
             .details(json!({"fields": changed, "version": found.version + 1, "sha256": sha256}));
-        let batch = scripts::update(&credential.scope, id, found.version, &changes, &event)?;
-        let (_, script) = credential.write(batch).await.map_err(duplicate_name_error)?;
+        let transaction = scripts::update(&credential.scope, id, found.version, &changes, &event)?;
+        let (_, script) = credential.write(transaction).await.map_err(duplicate_name_error)?;
         Ok(script.map(Reply::ok_text))
     };
     retry("script", attempt).await

@@ -129,8 +129,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     if !labels.is_empty() {
         details["labels"] = json!(labels);
     }
-    let batch = servers::insert(&credential.scope, &new, &event.details(details))?;
-    match creation.write(&credential, &id.to_string(), batch).await.map_err(duplicate_name_error)? {
+    let transaction = servers::insert(&credential.scope, &new, &event.details(details))?;
+    match creation
+        .write(&credential, &id.to_string(), transaction)
+        .await
+        .map_err(duplicate_name_error)?
+    {
         CreationOutcome::Created(caller, server) => {
             init_object(call, caller.workspace_id, id).await?;
             let server = serde_json::from_str(&server)?;
@@ -237,8 +241,8 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         let event =
             call.audit_event()?.with_object(Some(id.to_string()), found.server["name"].as_str());
         let event = event.details(audit_details(&changes, owner_before, &labels_before));
-        let batch = servers::update(&credential.scope, id, &changes, &labels_before, &event)?;
-        let (_, server) = credential.write(batch).await.map_err(duplicate_name_error)?;
+        let transaction = servers::update(&credential.scope, id, &changes, &labels_before, &event)?;
+        let (_, server) = credential.write(transaction).await.map_err(duplicate_name_error)?;
         if let (Some(_), Some(name)) = (&server, changes.name) {
             send_new_name(call, id, name);
         }

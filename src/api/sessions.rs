@@ -136,7 +136,7 @@ async fn create_session(
         user_agent: &user_agent,
         remote_ip: &call.remote_ip(),
         expires_at: session::expires_at(call.now),
-        most: call.config.quotas.sessions_of_user,
+        max_sessions: call.config.quotas.sessions_of_user,
     };
     let entry = Entry { session: new.id, expires_at: new.expires_at };
     let created = sessions::insert(&call.env, workspace, new, event, call.now).await?;
@@ -220,8 +220,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         .audit_event()?
         .with_object(Some(id.to_string()), None)
         .details(json!({"keep_scheduled": keep_scheduled}));
-    let batch = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;
-    let (_, ended) = credential.write(batch).await?;
+    let transaction = sessions::delete(&credential.scope, id, keep_scheduled, &event)?;
+    let (_, ended) = credential.write(transaction).await?;
     ended.ok_or_else(Error::not_found)?;
     if !keep_scheduled {
         credential::cancel_revoked(call);

@@ -43,8 +43,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         event.details(json!({"expires_at": new.expires_at, "has_acl": new.acl.is_some()}));
     api_tokens::add_acl_to_event(&mut event, new.acl.as_ref())?;
     let max_tokens = call.config.quotas.tokens_of_user;
-    let batch = api_tokens::insert(&credential.scope, id, &new, &key_hash, max_tokens, &event)?;
-    match creation.write(&credential, &id.to_string(), batch).await? {
+    let transaction =
+        api_tokens::insert(&credential.scope, id, &new, &key_hash, max_tokens, &event)?;
+    match creation.write(&credential, &id.to_string(), transaction).await? {
         CreationOutcome::Created(_, token) => {
             let mut token: Value = serde_json::from_str(&token)?;
             token["key"] = json!(key.expose());

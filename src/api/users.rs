@@ -73,8 +73,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "is_staff": rest.is_staff.unwrap_or(false),
         "is_superuser": rest.is_superuser.unwrap_or(false),
     }));
-    let batch = users::insert(&credential.scope, rank, &new, &rest, &hash, &event)?;
-    match creation.write(&credential, &new.username, batch).await {
+    let transaction = users::insert(&credential.scope, rank, &new, &rest, &hash, &event)?;
+    match creation.write(&credential, &new.username, transaction).await {
         Ok(CreationOutcome::Created(_, user)) => {
             let location = location_from_json(call, RESOURCE.collection, &user)?;
             Ok(Reply::created_text(user, location))
@@ -187,8 +187,9 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             .attribute(call.audit_event()?)
             .with_object(Some(account.id.to_string()), Some(&account.username));
         let event = event.details(audit_details(account, &changes));
-        let batch = users::update(&credential.scope, &caller, account, &changes, proved, &event)?;
-        match credential.write(batch).await {
+        let transaction =
+            users::update(&credential.scope, &caller, account, &changes, proved, &event)?;
+        match credential.write(transaction).await {
             Ok((_, user)) => Ok(user.map(Reply::ok_text)),
             Err(failure) => {
                 let (username, email) = (changes.username.as_ref(), changes.email.as_ref());
@@ -216,8 +217,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         let event = caller
             .attribute(call.audit_event()?)
             .with_object(Some(account.id.to_string()), Some(&account.username));
-        let batch = users::delete(&credential.scope, &caller, account, &event)?;
-        let (_, deleted) = credential.write(batch).await?;
+        let transaction = users::delete(&credential.scope, &caller, account, &event)?;
+        let (_, deleted) = credential.write(transaction).await?;
         if deleted.is_some() {
             janitor::wake(&call.env).await?;
         }

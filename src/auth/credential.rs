@@ -28,11 +28,11 @@ use crate::objects::janitor;
 use crate::platform;
 use crate::platform::hints::Hints;
 use crate::platform::log;
-use crate::store::batch::{Batch, BatchResult};
-use crate::store::db::{self, Failure, Items, Outcome};
+use crate::store::db::{self, Failure, Items, StatementResult};
 use crate::store::list::{self, List};
 use crate::store::login_tokens::{self, Entry};
 use crate::store::scope::{CallerRow, LimitedTokens, Query, Scope};
+use crate::store::transaction::{Transaction, TransactionResult};
 use crate::store::{api_tokens, sessions, workspaces};
 
 /// How long an isolate caches a [`CallerHint`].
@@ -85,7 +85,7 @@ pub struct Credential<'a> {
 }
 
 /// The column `body` of the first row.
-fn body(result: &Outcome) -> Result<Option<String>, Error> {
+fn body(result: &StatementResult) -> Result<Option<String>, Error> {
     #[derive(Deserialize)]
     struct BodyRow {
         body: Option<String>,
@@ -128,7 +128,7 @@ impl<'a> Credential<'a> {
         &self,
         who: impl Into<Statement>,
         rest: Vec<Statement>,
-    ) -> Result<(Caller, Outcome, Vec<Outcome>), Failure> {
+    ) -> Result<(Caller, StatementResult, Vec<StatementResult>), Failure> {
         let statements = std::iter::once(who.into()).chain(rest).collect::<Vec<_>>();
         let (outcomes, kv) =
             future::join(db::batch(&self.call.env, statements), self.kv_entry()).await;
@@ -152,7 +152,7 @@ impl<'a> Credential<'a> {
 
     /// Reads the caller from a D1 result, updates the hints, and checks the limits of a limited API
     /// token (contract 4.12). After the response, repairs the KV entry `kv` if it differs from D1.
-    fn authorize(&self, outcome: &Outcome, kv: KvLookup) -> Result<Caller, Error> {
+    fn authorize(&self, outcome: &StatementResult, kv: KvLookup) -> Result<Caller, Error> {
         let who = db::first::<CallerRow>(outcome)?.ok_or_else(|| Error::internal("D1: no row"))?;
         let Some(workspace_id) = who.workspace else {
             workspaces::forget(self.scope.workspace);
@@ -344,12 +344,15 @@ impl<'a> Credential<'a> {
     ///
     /// # Errors
     /// The credential is not valid, or a uniqueness rule is violated.
-    pub async fn write(&self, batch: Batch) -> Result<(Caller, Option<String>), Failure> {
-        let (parts, statements) = batch.into_parts();
+    pub async fn write(
+        &self,
+        transaction: Transaction,
+    ) -> Result<(Caller, Option<String>), Failure> {
+        let (parts, statements) = transaction.into_parts();
         let (caller, _, results) = self.run_with_check(self.scope.check(), statements).await?;
         self.call.audited_chains.borrow_mut().push(caller.workspace_id);
         let bodies = results.iter().map(body).collect::<Result<_, Error>>()?;
-        let BatchResult { reply, ended_tokens } = BatchResult::new(&parts, bodies);
+        let TransactionResult { reply, ended_tokens } = TransactionResult::new(&parts, bodies);
         forget_login_tokens(
             self.call,
             self.scope.workspace,

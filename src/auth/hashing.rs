@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::hashing_gate::{CallerClass, Gate, Ticket, Turn};
-use farhand_domain::password::{self, Derivation, PasswordCheck, Progress};
+use farhand_domain::password::{self, Derivation, DerivationProgress, PasswordCheck};
 use serde_json::json;
 use worker::Delay;
 
@@ -83,7 +83,7 @@ async fn enter(rank: &CallerClass) -> Result<GatePlace, Error> {
 /// Runs a derivation to its end. After each slice, other requests can run.
 async fn derive(place: &GatePlace, mut derivation: Derivation) -> [u8; 32] {
     loop {
-        if let Progress::Done(key) = derivation.step(ROUNDS_PER_SLICE) {
+        if let DerivationProgress::Done(key) = derivation.step(ROUNDS_PER_SLICE) {
             return key;
         }
         Delay::from(Duration::ZERO).await;

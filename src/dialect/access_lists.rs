@@ -112,13 +112,13 @@ fn read_id(fields: &mut Fields, name: &'static str) -> Option<Uuid> {
 }
 
 /// A request to allow a command.
-struct NewCommand {
+struct NewAllowedCommand {
     token: Uuid,
     command: String,
     username: Option<String>,
 }
 
-impl NewCommand {
+impl NewAllowedCommand {
     fn read(mut fields: Fields) -> Result<Self, Error> {
         let token = read_id(&mut fields, "token");
         let command = fields.text("command", 1..=usize::MAX);
@@ -133,8 +133,8 @@ impl NewCommand {
 
 /// `POST /api/security/command-acl/`.
 pub async fn add_command(exchange: &mut Exchange) -> Result<Reply, Reply> {
-    let input = exchange.fields().await.and_then(NewCommand::read);
-    let NewCommand { token, command, username } = exchange.require_input(input).await?;
+    let input = exchange.fields().await.and_then(NewAllowedCommand::read);
+    let NewAllowedCommand { token, command, username } = exchange.require_input(input).await?;
     // Tokens with an access control list may read their user, but not change tokens. So the token
     // is read first.
     exchange.get(&format!("{TOKENS}{token}/"), "").await?;

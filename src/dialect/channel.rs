@@ -102,14 +102,14 @@ pub async fn call<T: DeserializeOwned>(
 
 #[durable_object]
 pub struct Channel {
-    shell: Rc<Shell>,
+    shell: Rc<ChannelShell>,
 }
 
 /// Used through an `Rc`, because the subscriptions outlive the request that starts them.
-struct Shell {
+struct ChannelShell {
     state: State,
     env: Env,
-    /// The commands and servers that events are sent of.
+    /// The commands and servers whose events are sent.
     subscriptions: RefCell<BTreeSet<Uuid>>,
     /// The ends that were sent.
     ended: RefCell<BTreeSet<Uuid>>,
@@ -118,7 +118,7 @@ struct Shell {
 impl DurableObject for Channel {
     fn new(state: State, env: Env) -> Self {
         let (subscriptions, ended) = Default::default();
-        Self { shell: Rc::new(Shell { state, env, subscriptions, ended }) }
+        Self { shell: Rc::new(ChannelShell { state, env, subscriptions, ended }) }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
@@ -187,7 +187,7 @@ impl DurableObject for Channel {
     }
 }
 
-impl Shell {
+impl ChannelShell {
     fn sql(&self) -> SqlStorage {
         self.state.storage().sql()
     }

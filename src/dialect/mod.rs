@@ -14,7 +14,7 @@ mod steps;
 use farhand_domain::dialect::body;
 use farhand_domain::dialect::pages;
 use farhand_domain::dialect::reply::{self, Names, Shape};
-use farhand_domain::dialect::table::{self, Plan, Row, Steps};
+use farhand_domain::dialect::table::{self, DialectRow, Handling, Steps};
 use farhand_domain::dialect::{Client, body::Rules};
 use serde_json::Value;
 use worker::web_sys;
@@ -55,18 +55,18 @@ async fn respond_to(client: Client, mut call: Call) -> worker::Result<web_sys::R
 }
 
 /// Serves a row of the table.
-async fn answer(exchange: &mut Exchange, row: &'static Row) -> Result<Reply, Reply> {
+async fn answer(exchange: &mut Exchange, row: &'static DialectRow) -> Result<Reply, Reply> {
     match row.plan {
-        Plan::Same => {
+        Handling::Same => {
             rewrite_body(exchange, row.body).await;
             let sent = exchange.forward().await;
             converted(exchange, row.reply, sent).await
         }
-        Plan::Native(method, path) => {
+        Handling::Native(method, path) => {
             let sent = exchange.send(method, path, "", None).await.map(|(reply, _)| reply);
             converted(exchange, row.reply, sent).await
         }
-        Plan::Steps(steps) => run(exchange, steps, row.reply).await,
+        Handling::Steps(steps) => run(exchange, steps, row.reply).await,
     }
 }
 

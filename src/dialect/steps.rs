@@ -204,10 +204,16 @@ pub async fn registration_guide(exchange: &mut Exchange) -> Result<Reply, Reply>
 
 /// `GET /api/audit/activity/`: the audit log. The cursor is the number of a native page.
 pub async fn activity(exchange: &mut Exchange, shape: Shape) -> Result<Reply, Reply> {
+    // The client sends the user's id. The native filter compares the name.
+    let mut actor = last_value(&exchange.query, "user").map(str::to_owned);
+    if let Some(id) = actor.as_ref().and_then(|user| user.parse::<u64>().ok()) {
+        let (_, user) = exchange.get(&format!("/api/iam/users/{id}/"), "").await?;
+        actor = user["username"].as_str().map(str::to_owned);
+    }
     let value = |name: &str| last_value(&exchange.query, name).filter(|text| !text.is_empty());
     let mut query = form_urlencoded::Serializer::new(String::new());
-    let pairs =
-        [("page", value("cursor")), ("page_size", value("page_size")), ("actor", value("user"))];
+    let actor = actor.as_deref().filter(|name| !name.is_empty());
+    let pairs = [("page", value("cursor")), ("page_size", value("page_size")), ("actor", actor)];
     query.extend_pairs(pairs.iter().filter_map(|(name, value)| Some((name, (*value)?))));
     // A native filter compares the whole action, such as `api_token.create`. Filters that have no
     // native counterpart are refused: a list without them would show too much.

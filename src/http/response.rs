@@ -142,7 +142,7 @@ impl Reply {
         Self::new(308, Body::Empty).header("Location", location)
     }
 
-    /// 101, which hands the connection over to a WebSocket.
+    /// 101, which switches the connection to a WebSocket.
     pub fn web_socket(socket: WebSocket) -> Self {
         Self::new(101, Body::WebSocket(socket))
     }

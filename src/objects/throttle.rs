@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::throttle::{
-    Attempt, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, LEASE_SECONDS,
-    MAX_KNOWN_ADDRESSES, PendingAttempts, Verdict, shard,
+    Attempt, AttemptVerdict, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, LEASE_SECONDS,
+    MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
 };
 use farhand_domain::time::Timestamp;
 use futures_channel::oneshot;
@@ -69,13 +69,13 @@ impl ThrottleRequest {
 /// The response message of an object.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct ThrottleResponse {
-    verdict: Verdict,
+    verdict: AttemptVerdict,
     /// Whether the user logged in from the attempt's address within the last [`KNOWN_DAYS`].
     is_known: bool,
 }
 
-impl From<Verdict> for ThrottleResponse {
-    fn from(verdict: Verdict) -> Self {
+impl From<AttemptVerdict> for ThrottleResponse {
+    fn from(verdict: AttemptVerdict) -> Self {
         Self { verdict, is_known: false }
     }
 }
@@ -88,9 +88,9 @@ pub async fn call_throttle(env: &Env, message: ThrottleRequest) -> Result<bool, 
     let name = format!("throttle-{}", shard(message.home(), SHARDS));
     let answer: ThrottleResponse = objects::call(env, platform::THROTTLE, &name, &message).await?;
     match answer.verdict {
-        Verdict::Go => Ok(answer.is_known),
-        Verdict::Refused { retry_after } => Err(Error::throttled(retry_after)),
-        Verdict::Wait => Err(Error::throttled(1)),
+        AttemptVerdict::Go => Ok(answer.is_known),
+        AttemptVerdict::Refused { retry_after } => Err(Error::throttled(retry_after)),
+        AttemptVerdict::Wait => Err(Error::throttled(1)),
     }
 }
 
@@ -176,11 +176,11 @@ impl Throttle {
             }
             ThrottleRequest::End { id, attempt, outcome } => {
                 self.end(id, &attempt, outcome).await?;
-                Ok(Verdict::Go.into())
+                Ok(AttemptVerdict::Go.into())
             }
             ThrottleRequest::Count { id, attempt } => {
                 let verdict = self.try_begin(id, &attempt)?;
-                if verdict == Verdict::Go {
+                if verdict == AttemptVerdict::Go {
                     self.end(id, &attempt, AttemptOutcome::Failure).await?;
                 }
                 Ok(verdict.into())
@@ -235,7 +235,7 @@ impl Throttle {
 
     /// Begins an attempt, if it is allowed now. First counts attempts whose lease has expired as
     /// failures.
-    fn try_begin(&self, id: Uuid, attempt: &Attempt) -> worker::Result<Verdict> {
+    fn try_begin(&self, id: Uuid, attempt: &Attempt) -> worker::Result<AttemptVerdict> {
         let now = platform::now();
         for expired in self.under_way.borrow_mut().take_lapsed(now) {
             self.count_failure(&expired, now)?;
@@ -246,11 +246,11 @@ impl Throttle {
 
     /// Like [`Self::try_begin`], but while only attempts in progress block the attempt, waits for
     /// their end, at most [`MAX_WAIT_SECONDS`].
-    async fn begin(&self, id: Uuid, attempt: &Attempt) -> worker::Result<Verdict> {
+    async fn begin(&self, id: Uuid, attempt: &Attempt) -> worker::Result<AttemptVerdict> {
         let until = platform::now().plus_seconds(MAX_WAIT_SECONDS);
         loop {
             let verdict = self.try_begin(id, attempt)?;
-            if verdict != Verdict::Wait || platform::now() >= until {
+            if verdict != AttemptVerdict::Wait || platform::now() >= until {
                 return Ok(verdict);
             }
             let (wake, woken) = oneshot::channel();

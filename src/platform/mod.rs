@@ -292,8 +292,8 @@ pub const AUDIT_RETENTION: &str = "AUDIT_RETENTION_DAYS";
 /// The setting for [`retention_cutoff`]: the days for which anonymous audit events are kept.
 pub const ANONYMOUS_AUDIT_RETENTION: &str = "ANONYMOUS_AUDIT_RETENTION_DAYS";
 
-/// The cutoff of a retention setting: commands that ended and events that happened before it are to
-/// be deleted. Returns `None` if nothing is to be deleted.
+/// The cutoff of a retention setting, which deletes commands that ended and events that happened
+/// before it. Returns `None` if the setting deletes nothing.
 ///
 /// # Errors
 /// The setting is invalid.

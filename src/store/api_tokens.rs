@@ -13,11 +13,11 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::batch::Batch;
 use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
+use super::transaction::Transaction;
 use super::{scripts, servers};
 
 /// SQL for the token object (contract 4.8) of a row of `api_tokens t`, as JSON. It does not contain
@@ -134,7 +134,7 @@ pub fn insert(
     key_hash: &str,
     max_tokens: i64,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let insert = scope
         .statement(&format!(
             "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl, selector)
@@ -148,7 +148,7 @@ pub fn insert(
             id, name: &new.name, key_hash, expires_at: new.expires_at,
             acl: acl_text(new.acl.as_ref())?, selector: selector_terms(new.acl.as_ref()), max_tokens,
         });
-    Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
+    Ok(Transaction::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
 /// Changes a token of the caller, unless it would outlive the API token of the request, or its
@@ -159,7 +159,7 @@ pub fn update(
     changes: &TokenChanges,
     expected_acl: Option<&str>,
     event: AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let acl = changes.acl.as_ref().map(|acl| acl_text(acl.as_ref())).transpose()?;
     let update = scope
         .statement(&format!(
@@ -176,7 +176,7 @@ pub fn update(
         sets_acl: acl.is_some(), acl: acl.flatten(),
         selector: selector_terms(changes.acl.as_ref().and_then(Option::as_ref)),
     });
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .change_after_event(before_update(scope, event, changes, expected_acl)?, update))
 }
 
@@ -210,7 +210,7 @@ fn before_update(
 }
 
 /// Deletes a token of the caller. The audit event is written first: it reads the token's name.
-pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, Error> {
+pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Transaction, Error> {
     let insert = Insert { object_name: Some("d.name"), rest: EVENT_TOKEN, ..Insert::by_me() };
     let event = insert.statement(scope, event)?;
     let delete = scope
@@ -219,7 +219,7 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, 
              RETURNING id AS body",
         )
         .bind("id", id);
-    Ok(Batch::default().change_after_event(event, delete))
+    Ok(Transaction::default().change_after_event(event, delete))
 }
 
 /// Stores when a token was last used.

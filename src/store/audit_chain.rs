@@ -9,7 +9,7 @@ use farhand_sql::statement::{Statement, Value};
 use serde_json::json;
 use worker::Env;
 
-use super::db::{self, Outcome, params};
+use super::db::{self, StatementResult, params};
 
 /// The parameter for the workspace of a statement.
 const WORKSPACE: &str = ":workspace_id";
@@ -42,7 +42,7 @@ fn sealed(workspace: &str) -> String {
     highest("audit_seals", "last", workspace)
 }
 
-fn read_rows(result: &Outcome) -> Result<Vec<ChainEntry>, Error> {
+fn read_rows(result: &StatementResult) -> Result<Vec<ChainEntry>, Error> {
     let rows = db::column::<String>(result)?;
     Ok(rows.iter().map(|row| serde_json::from_str(row)).collect::<Result<_, _>>()?)
 }
@@ -257,7 +257,7 @@ pub async fn expire(env: &Env, workspace_id: i64, rows: &[ChainEntry]) -> Result
     db::execute_all(env, vec![statement(insert), statement(delete)]).await
 }
 
-/// The cutoffs of retention: events before these times are to be deleted. `None` means that events
+/// The cutoffs of retention: the times before which events are deleted. `None` means that events
 /// are kept forever.
 #[derive(Clone, Copy)]
 pub struct RetentionCutoffs {

@@ -20,8 +20,8 @@ const MAX_COMPARED: u32 = 1_000;
 const IS_OWN: &str = "b.workspace_id = me.workspace_id
     AND (me.is_staff OR me.is_superuser OR b.requested_by = me.user_id)";
 
-/// SQL for whether the API token, if its access control list limits the servers, can access a
-/// target of a row of `batches b`.
+/// SQL for whether the API token can access a target of a row of `batches b`. True if its access
+/// control list does not limit the servers.
 fn has_accessible_target() -> String {
     format!(
         "(me.acl_servers IS NULL AND me.acl_selector IS NULL OR EXISTS (SELECT 1 FROM batch_targets t
@@ -32,8 +32,8 @@ fn has_accessible_target() -> String {
 
 /// SQL for whether an access control list allows what a row of `batches b` runs. `is_within` is SQL
 /// for whether the list allows a row of `commands c`. A batch without `username` runs as several
-/// accounts. Their check is that of its creation, so only the token that created the batch may read
-/// it.
+/// accounts, which were checked when it was created. So if the list limits accounts, only the token
+/// that created the batch may read it.
 fn allows_batch(is_within: &str) -> String {
     format!(
         "EXISTS (SELECT 1 FROM (SELECT b.shell, b.line, b.argv, b.script, b.groupname, b.has_inputs,

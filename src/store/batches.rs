@@ -2,7 +2,7 @@
 //! and inserts the commands.
 
 use farhand_domain::audit::AuditEvent;
-use farhand_domain::batch_request::{BatchSpec, MAX_TARGETS, Plan};
+use farhand_domain::batch_request::{BatchPlan, BatchSpec, MAX_TARGETS};
 use farhand_domain::command::Origin;
 use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::link::call::Refusal;
@@ -16,12 +16,12 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::audit::{self, Insert};
-use super::batch::Batch;
 use super::db::params;
 use super::idempotency_keys::ReplaySource;
 use super::scope::{CallerTable, Query, Scope};
 use super::scripts;
 use super::servers::{IS_ACCESSIBLE, MAY_USE_ANY_ACCOUNT};
+use super::transaction::Transaction;
 use crate::platform::{self, Quotas};
 
 /// SQL for the batch object (contract 13.5) of a row of `batches b`, as JSON.
@@ -95,7 +95,7 @@ pub fn candidates(spec: &BatchSpec) -> Query {
 pub struct NewBatchRow<'a> {
     pub id: Uuid,
     pub name: &'a str,
-    pub plan: &'a Plan,
+    pub plan: &'a BatchPlan,
     /// The credential for the permission checks of its commands.
     pub origin: &'a Origin,
     /// The inputs as JSON, encrypted for the batch's id.
@@ -146,7 +146,11 @@ pub fn refusal(quota: Option<&str>) -> Error {
 }
 
 /// The inputs of a new batch, encrypted for its id.
-pub fn encrypt_inputs(key: &SecretKey, batch: Uuid, plan: &Plan) -> Result<Option<String>, Error> {
+pub fn encrypt_inputs(
+    key: &SecretKey,
+    batch: Uuid,
+    plan: &BatchPlan,
+) -> Result<Option<String>, Error> {
     let inputs = plan.spec.command.inputs.as_ref();
     inputs.map(|inputs| encrypt(key, batch, inputs)).transpose()
 }
@@ -165,7 +169,7 @@ pub fn insertion(
     new: &NewBatchRow<'_>,
     quotas: Quotas,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let NewBatchRow { id, plan, origin, .. } = *new;
     let (spec, command) = (&plan.spec, &plan.spec.command);
     let has_params = command.inputs.as_ref().is_some_and(|inputs| !inputs.params.is_empty());
@@ -205,7 +209,7 @@ pub fn insertion(
             "SELECT {OBJECT} AS body FROM me JOIN batches b ON b.id = :id AND b.workspace_id = me.workspace_id"
         ))
         .bind("id", id);
-    Ok(Batch::default().change(insert, event).then(insert_targets).returning(reply))
+    Ok(Transaction::default().change(insert, event).then(insert_targets).returning(reply))
 }
 
 /// How a user stops a batch.
@@ -219,7 +223,12 @@ pub enum Stop {
 
 /// Stops a batch of the caller, or any batch if the caller is staff, unless it has ended. The reply
 /// is its id.
-pub fn stop(scope: &Scope<'_>, id: Uuid, stop: Stop, event: &AuditEvent) -> Result<Batch, Error> {
+pub fn stop(
+    scope: &Scope<'_>,
+    id: Uuid,
+    stop: Stop,
+    event: &AuditEvent,
+) -> Result<Transaction, Error> {
     let is_changed = match stop {
         Stop::Cancel => "b.state IN ('scheduled', 'running')",
         Stop::Kill => "true",
@@ -233,5 +242,5 @@ pub fn stop(scope: &Scope<'_>, id: Uuid, stop: Stop, event: &AuditEvent) -> Resu
              RETURNING id AS body"
         ))
         .bind("id", id);
-    Ok(Batch::default().change(update, audit::after_change_by(scope, event)?))
+    Ok(Transaction::default().change(update, audit::after_change_by(scope, event)?))
 }

@@ -46,7 +46,7 @@ extern "C" {
 
 /// The result of a statement.
 #[derive(Deserialize)]
-pub struct Outcome {
+pub struct StatementResult {
     rows_read: Option<u64>,
     rows_written: Option<u64>,
     changes: Option<usize>,
@@ -54,7 +54,7 @@ pub struct Outcome {
     rows: Box<RawValue>,
 }
 
-impl Outcome {
+impl StatementResult {
     fn add_cost(&self) {
         let (rows_read, rows_written) =
             (self.rows_read.unwrap_or(0), self.rows_written.unwrap_or(0));
@@ -181,13 +181,13 @@ impl From<JsValue> for Failure {
 ///
 /// # Errors
 /// D1 did not run them, or a statement violated a rule of the schema.
-pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<Outcome>, Failure> {
+pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<StatementResult>, Failure> {
     let (texts, parameters) = build(statements)?;
     cost::add_d1_call();
     let json = run_all(env, &texts, &parameters).await?;
-    let outcomes: Vec<Outcome> =
+    let outcomes: Vec<StatementResult> =
         serde_json::from_str(&json.as_string().unwrap_or_default()).map_err(Error::from)?;
-    outcomes.iter().for_each(Outcome::add_cost);
+    outcomes.iter().for_each(StatementResult::add_cost);
     Ok(outcomes)
 }
 
@@ -195,7 +195,7 @@ pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<Outcome>
 ///
 /// # Errors
 /// See [`batch`].
-pub async fn run(env: &Env, statement: Statement) -> Result<Outcome, Failure> {
+pub async fn run(env: &Env, statement: Statement) -> Result<StatementResult, Failure> {
     let outcome = batch(env, vec![statement]).await?.pop();
     outcome.ok_or_else(|| Error::internal("D1 returned no result").into())
 }
@@ -209,11 +209,11 @@ pub async fn run_page(
     env: &Env,
     statement: &PageStatement,
     current: &[(&str, Value)],
-) -> Result<(Outcome, Items), Failure> {
+) -> Result<(StatementResult, Items), Failure> {
     cost::add_d1_call();
     let page: ListOutcome =
         run_list(env, &statement.text, &statement.parameters(current)).await?.unchecked_into();
-    let outcome: Outcome = serde_json::from_str(&page.outcome()).map_err(Error::from)?;
+    let outcome: StatementResult = serde_json::from_str(&page.outcome()).map_err(Error::from)?;
     outcome.add_cost();
     Ok((outcome, Items(page.items())))
 }
@@ -229,12 +229,12 @@ pub async fn execute_all(env: &Env, statements: Vec<Statement>) -> Result<(), Er
 }
 
 /// The rows of a result.
-pub fn rows<T: DeserializeOwned>(outcome: &Outcome) -> Result<Vec<T>, Error> {
+pub fn rows<T: DeserializeOwned>(outcome: &StatementResult) -> Result<Vec<T>, Error> {
     Ok(serde_json::from_str(outcome.rows.get())?)
 }
 
 /// The values of a result that has one column.
-pub fn column<T: DeserializeOwned>(outcome: &Outcome) -> Result<Vec<T>, Error> {
+pub fn column<T: DeserializeOwned>(outcome: &StatementResult) -> Result<Vec<T>, Error> {
     Ok(rows::<HashMap<String, T>>(outcome)?.into_iter().flat_map(HashMap::into_values).collect())
 }
 
@@ -245,17 +245,17 @@ pub fn returned(object: &str, alias: &str) -> String {
 }
 
 /// The number of rows that a statement changed, without rows that triggers changed.
-pub fn changes(outcome: &Outcome) -> Result<usize, Error> {
+pub fn changes(outcome: &StatementResult) -> Result<usize, Error> {
     outcome.changes.ok_or_else(|| Error::internal("D1 gave no number of changes"))
 }
 
 /// The first value of a result that has one column.
-pub fn first_value<T: DeserializeOwned>(outcome: &Outcome) -> Result<Option<T>, Error> {
+pub fn first_value<T: DeserializeOwned>(outcome: &StatementResult) -> Result<Option<T>, Error> {
     Ok(column(outcome)?.into_iter().next())
 }
 
 /// The first row of a result.
-pub fn first<T: DeserializeOwned>(outcome: &Outcome) -> Result<Option<T>, Error> {
+pub fn first<T: DeserializeOwned>(outcome: &StatementResult) -> Result<Option<T>, Error> {
     Ok(rows(outcome)?.into_iter().next())
 }
 

@@ -11,11 +11,11 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::audit::{self, NumberedResource};
-use super::batch::Batch;
 use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
+use super::transaction::Transaction;
 
 /// SQL for the group object (contract 5.4) of a row of `groups g`, as JSON.
 const OBJECT: &str = "json_object('id', g.id, 'name', g.name, 'display_name', g.display_name,
@@ -137,7 +137,7 @@ pub fn insert(
     new: &GroupChanges,
     membership: Uuid,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let [name, display_name, description] = [&new.name, &new.display_name, &new.description]
         .map(|text| text.as_deref().unwrap_or_default());
     let insert = scope
@@ -180,7 +180,7 @@ pub fn insert(
         ))
         .bind("membership", membership);
     let event = audit::after_insert_by(scope, NumberedResource::Group, event)?;
-    Ok(Batch::default().change(insert, event).then(own).then(join).returning(select))
+    Ok(Transaction::default().change(insert, event).then(own).then(join).returning(select))
 }
 
 /// Changes a group, if the caller still has the permission. Owners and staff may change the texts.
@@ -190,7 +190,7 @@ pub fn update(
     id: i64,
     changes: &GroupChanges,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE groups SET name = coalesce(:name, name), display_name = coalesce(:display_name, display_name),
@@ -208,7 +208,7 @@ pub fn update(
             folded_description: changes.description.as_ref().map(|text| text.to_lowercase()),
             keeps_servers: changes.servers.is_none(),
         });
-    let mut batch = Batch::default().change(update, audit::after_change_by(scope, event)?);
+    let mut batch = Transaction::default().change(update, audit::after_change_by(scope, event)?);
     if let Some(servers) = &changes.servers {
         let servers = Value::list(servers);
         let leave = scope.statement(
@@ -235,13 +235,13 @@ pub fn update(
 }
 
 /// Deletes a group, if the caller still has the permission.
-pub fn delete(scope: &Scope<'_>, id: i64, event: &AuditEvent) -> Result<Batch, Error> {
+pub fn delete(scope: &Scope<'_>, id: i64, event: &AuditEvent) -> Result<Transaction, Error> {
     let sql = format!(
         "DELETE FROM groups WHERE id = :id AND workspace_id = (SELECT me.workspace_id FROM me WHERE {})
          RETURNING name AS body",
         is_editable(":id")
     );
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .change(scope.statement(&sql).bind("id", id), audit::after_change_by(scope, event)?))
 }
 
@@ -333,7 +333,7 @@ pub fn insert_membership(
     id: Uuid,
     new: NewMembership,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let sql = format!(
         "INSERT INTO memberships (id, workspace_id, group_id, user_id, role)
          SELECT :id, me.workspace_id, g.id, u.id, :role FROM me
@@ -348,7 +348,7 @@ pub fn insert_membership(
     let insert = scope
         .statement(&sql)
         .bind_all(params! { id, group: new.group, user: new.user, role: new.role.as_str() });
-    Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?))
+    Ok(Transaction::default().change(insert, audit::after_change_by(scope, event)?))
 }
 
 /// The data that the checks of a membership change need.
@@ -380,7 +380,7 @@ pub fn update_membership(
     membership: Membership,
     role: Role,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let sql = format!(
         "UPDATE memberships AS m SET role = :role WHERE m.id = :id AND m.role = :old_role
          AND m.workspace_id = (SELECT me.workspace_id FROM me WHERE {})
@@ -392,7 +392,7 @@ pub fn update_membership(
     let update = scope.statement(&sql).bind_all(params! {
         id: membership.id, old_role: membership.role.as_str(), role: role.as_str(),
     });
-    Ok(Batch::default().change(update, audit::after_change_by(scope, event)?))
+    Ok(Transaction::default().change(update, audit::after_change_by(scope, event)?))
 }
 
 /// Deletes a membership, if the membership is unchanged since it was read and the caller still has
@@ -401,7 +401,7 @@ pub fn delete_membership(
     scope: &Scope<'_>,
     membership: Membership,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let sql = format!(
         "DELETE FROM memberships AS m WHERE m.id = :id AND m.role = :role
          AND m.workspace_id = (SELECT me.workspace_id FROM me
@@ -414,5 +414,5 @@ pub fn delete_membership(
     let delete = scope.statement(&sql).bind_all(params! {
         id: membership.id, role: membership.role.as_str(),
     });
-    Ok(Batch::default().change(delete, audit::after_change_by(scope, event)?))
+    Ok(Transaction::default().change(delete, audit::after_change_by(scope, event)?))
 }

@@ -7,9 +7,9 @@ use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
 use worker::Env;
 
-use super::batch::Batch;
 use super::db::{self, params};
 use super::scope::{Query, Scope};
+use super::transaction::Transaction;
 use crate::platform;
 
 /// Reads the caller's earlier request with the same key, made after `since`, as
@@ -41,19 +41,19 @@ pub struct ReplaySource {
 /// A second row with the same key violates a uniqueness rule. So of concurrent requests with the
 /// same key, only one creates a resource.
 pub fn insert(
-    batch: Batch,
+    transaction: Transaction,
     scope: &Scope<'_>,
     (key_hash, request_hash): (&str, &str),
     ReplaySource { object, row }: &ReplaySource,
     resource: &str,
-) -> Batch {
+) -> Transaction {
     let expired = "DELETE FROM idempotency_keys WHERE key_hash = :key_hash AND added_at <= :until
         AND (workspace_id, user_id) IN (SELECT workspace_id, user_id FROM me)";
     let insert = format!(
         "INSERT INTO idempotency_keys (workspace_id, user_id, key_hash, request_hash, answer, added_at)
          SELECT me.workspace_id, me.user_id, :key_hash, :request_hash, {object}, :now FROM me CROSS JOIN {row}"
     );
-    batch
+    transaction
         .then(scope.statement(expired).bind_all(params! {
             key_hash, until: platform::now().plus_seconds(-IDEMPOTENCY_KEY_TTL),
         }))

@@ -5,7 +5,7 @@ use farhand_domain::page::Page;
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
 
-use super::db::{self, Outcome};
+use super::db::{self, StatementResult};
 
 /// The statements that read a page of a list.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ pub fn bind_page(statement: Statement, page: Page) -> Statement {
 }
 
 /// The number of all items, from the first row of [`Select::text`].
-pub fn total(outcome: &Outcome) -> Result<Option<u64>, Error> {
+pub fn total(outcome: &StatementResult) -> Result<Option<u64>, Error> {
     #[derive(Deserialize)]
     struct TotalRow {
         total: Option<u64>,

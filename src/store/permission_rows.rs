@@ -1,4 +1,4 @@
-//! The present permissions of stored requesters on servers, for the check before a command is
+//! The current permissions of stored requesters on servers, for the check before a command is
 //! delivered (contract 7.5).
 
 use farhand_domain::acl::Acl;

@@ -13,12 +13,12 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::batch::Batch;
 use super::db::{self, Failure, boolean, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::List;
 use super::scope::{Query, Scope};
 use super::servers;
+use super::transaction::Transaction;
 
 /// SQL for the registration token object (contract 6.4) of a row of `registration_tokens t`, as
 /// JSON. It does not contain the key.
@@ -45,7 +45,7 @@ pub fn insert(
     new: &NewRegistrationToken,
     key_hash: &str,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let insert = scope
         .statement(
             "INSERT INTO registration_tokens (id, workspace_id, creator_id, name, key_hash, expires_at, uses, name_pattern,
@@ -71,7 +71,7 @@ pub fn insert(
         )
         .bind_all(params! { id, groups: Value::list(&new.groups) });
     let select = scope.statement(&format!("SELECT {} AS body FROM me", by_id_sql())).bind("id", id);
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .change(insert, audit::after_change_by(scope, event)?)
         .then(join)
         .returning(select))
@@ -95,7 +95,7 @@ pub fn by_id(id: Uuid) -> Query {
 
 /// Deletes a token, if the caller is staff. The audit event is written first: it reads the token's
 /// name.
-pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, Error> {
+pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Transaction, Error> {
     let delete = scope
         .statement(
             "DELETE FROM registration_tokens WHERE id = :id
@@ -107,7 +107,7 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, 
         AND t.workspace_id = me.workspace_id WHERE me.is_staff OR me.is_superuser";
     let insert = Insert { object_name: Some("t.name"), rest, ..Insert::by_me() };
     let event = insert.statement(scope, event)?;
-    Ok(Batch::default().change_after_event(event, delete))
+    Ok(Transaction::default().change_after_event(event, delete))
 }
 
 /// SQL for the condition that a row of `registration_tokens t` is the valid token with the hash

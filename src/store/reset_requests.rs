@@ -69,14 +69,14 @@ pub async fn insert(
         "INSERT INTO reset_requests (id, workspace_id, address_hash, user_id, requested_at, expires_at)
          SELECT :id, w.id, :address_hash, (SELECT u.id FROM users u WHERE u.workspace_id = w.id AND u.email = :address AND u.is_active = 1),
             :now, :expires_at
-         FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL AND :most > (
+         FROM workspaces w WHERE w.slug = :slug AND w.deleted_at IS NULL AND :max_pending > (
             SELECT count(*) FROM reset_requests r
             WHERE r.workspace_id = w.id AND r.address_hash = :address_hash AND r.expires_at > :now)
          RETURNING id",
     )
     .bind_all(params! {
         slug: workspace, id, address_hash, address, now,
-        expires_at: now.plus_seconds(LIFETIME_SECONDS), most: MAX_PENDING,
+        expires_at: now.plus_seconds(LIFETIME_SECONDS), max_pending: MAX_PENDING,
     });
     let events = anonymous_events::after_reset_request(id, event, now)?;
     let statements = [exists, purge, insert].into_iter().chain(events).collect::<Vec<_>>();

@@ -1,5 +1,6 @@
 //! Finds commands that ended long ago, and deletes them together with the rows that exist only for
-//! commands (contract 7.13; docs/contributing/scaling.md).
+//! commands (contract 7.13; docs/contributing/retention.md).
+//!
 //! A command's id begins with the time of its creation, and a command ends after its creation. So
 //! old commands are among the first ids of a workspace. The search also reads commands that were
 //! created long ago but are not old: they have not ended, or ended recently.

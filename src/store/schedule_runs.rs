@@ -9,7 +9,7 @@
 use farhand_domain::error::Error;
 use farhand_domain::schedule::Timing;
 use farhand_domain::schedule::claim::MISSED_AFTER_SECONDS;
-use farhand_domain::schedule::decision::{Decision, Progress, Skipped};
+use farhand_domain::schedule::decision::{Decision, ScheduleProgress, Skipped};
 use farhand_domain::schedule::request::{ScheduleSpec, StoredBatch};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
@@ -71,10 +71,10 @@ impl StoredSchedule {
     }
 
     /// What a decision needs.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> ScheduleProgress {
         let Self { timing, next_due, queued, is_running, .. } = self;
         let timing = timing.clone();
-        Progress { timing, next_due: *next_due, queued: *queued, is_running: *is_running }
+        ScheduleProgress { timing, next_due: *next_due, queued: *queued, is_running: *is_running }
     }
 
     /// The owner, as whom the runs start.

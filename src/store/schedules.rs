@@ -9,15 +9,15 @@ use serde_json::{Map, json};
 use uuid::Uuid;
 
 use super::audit::{self, Insert};
-use super::batch::Batch;
 use super::db::params;
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
+use super::transaction::Transaction;
 use crate::platform::Quotas;
 
 /// SQL for whether a row of `schedules s` is enabled. An expired API token disables the schedules
-/// that it created; the row follows when the next run is due.
+/// that it created, although `enabled` itself changes only when the next run is due.
 macro_rules! is_enabled {
     () => {
         "(s.enabled AND NOT EXISTS (SELECT 1 FROM api_tokens t WHERE t.workspace_id = s.workspace_id
@@ -124,7 +124,7 @@ pub struct ScheduleRow<'a> {
     pub inputs: Option<&'a str>,
     /// The first due time about which nothing is decided.
     pub next_due: Option<Timestamp>,
-    /// The next due times, for people.
+    /// The next due times, which responses show.
     pub next_runs: &'a [Timestamp],
     /// The caller's address.
     pub remote_ip: &'a str,
@@ -149,7 +149,7 @@ pub fn insert(
     row: &ScheduleRow<'_>,
     quotas: Quotas,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let sql = "INSERT INTO schedules (id, workspace_id, name, owner_id, api_token, session, remote_ip, cron, timezone,
             enabled, starts_at, ends_at, misfire, overlap, definition, inputs, next_due, next_runs, added_at, updated_at)
          SELECT :id, workspace_id, :name, user_id, iif(kind = 'api_token', credential_id, NULL),
@@ -164,7 +164,9 @@ pub fn insert(
     });
     let reply =
         scope.statement(&format!("SELECT {} AS body FROM me", by_id_sql())).bind("id", row.id);
-    Ok(Batch::default().change(insert, audit::after_change_by(scope, event)?).returning(reply))
+    Ok(Transaction::default()
+        .change(insert, audit::after_change_by(scope, event)?)
+        .returning(reply))
 }
 
 /// Changes a schedule, if it still has the `revision` that was read. `takes_over`: the caller
@@ -175,7 +177,7 @@ pub fn update(
     revision: i64,
     takes_over: bool,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let sql = format!(
         "UPDATE schedules AS s SET name = :name, cron = :cron, timezone = :timezone, enabled = :enabled,
             starts_at = :starts_at, ends_at = :ends_at, misfire = :misfire, overlap = :overlap, definition = :definition,
@@ -191,11 +193,13 @@ pub fn update(
         scope.statement(&sql).bind_all(row.parameters()).bind_all(params! { revision, takes_over });
     let reply =
         scope.statement(&format!("SELECT {} AS body FROM me", by_id_sql())).bind("id", row.id);
-    Ok(Batch::default().change(update, audit::after_change_by(scope, event)?).returning(reply))
+    Ok(Transaction::default()
+        .change(update, audit::after_change_by(scope, event)?)
+        .returning(reply))
 }
 
 /// Deletes a schedule. The audit event is written first: it reads the schedule's name.
-pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, Error> {
+pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Transaction, Error> {
     let rest = format!(
         "FROM me CROSS JOIN schedules s ON s.id = :event ->> '$.object.id' AND {IS_VISIBLE}"
     );
@@ -207,7 +211,7 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, 
              RETURNING id AS body"
         ))
         .bind("id", id);
-    Ok(Batch::default().change_after_event(event, delete))
+    Ok(Transaction::default().change_after_event(event, delete))
 }
 
 /// The run history of a schedule, newest first.

@@ -13,11 +13,11 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::audit::{self, Insert};
-use super::batch::Batch;
 use super::db::params;
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
+use super::transaction::Transaction;
 
 /// SQL for a user as JSON. `id` is the column of a row of `script_versions v`, or of its script.
 macro_rules! user {
@@ -194,23 +194,23 @@ pub fn for_change(id: Uuid) -> Query {
 }
 
 /// Creates a script owned by the caller, if the caller is staff and the workspace has fewer than
-/// `most` scripts. The reply is the script.
+/// `max_scripts` scripts. The reply is the script.
 pub fn insert(
     scope: &Scope<'_>,
     id: Uuid,
     new: &NewScript,
-    most: i64,
+    max_scripts: i64,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let insert = scope
         .statement(&format!(
             "INSERT INTO scripts (id, workspace_id, name, owner_id, version, added_at)
              SELECT :id, me.workspace_id, :name, me.user_id, {FIRST_VERSION}, :now FROM me
-             WHERE {IS_STAFF} AND :most > (SELECT count(*) FROM scripts s
+             WHERE {IS_STAFF} AND :max_scripts > (SELECT count(*) FROM scripts s
                 WHERE s.workspace_id = me.workspace_id AND s.hidden_at IS NULL)
              RETURNING id AS body"
         ))
-        .bind_all(params! { id, name: &new.name, most });
+        .bind_all(params! { id, name: &new.name, max_scripts });
     let version = scope
         .statement(&format!(
             "INSERT INTO script_versions (workspace_id, script_id, version, name, description, folded_name, folded_description,
@@ -226,7 +226,7 @@ pub fn insert(
             folded_description: new.description.to_lowercase(), interpreter: &new.interpreter,
             body: &new.body, sha256: sha256(&new.body), params: json!(new.params).to_string(),
         });
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .change(insert, audit::after_change_by(scope, event)?)
         .then(version)
         .returning(select(scope, id)))
@@ -245,7 +245,7 @@ pub fn update(
     latest: i64,
     changes: &ScriptChanges,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE scripts SET version = version + 1, name = coalesce(:name, name)
@@ -275,14 +275,14 @@ pub fn update(
             sha256: changes.body.as_deref().map(sha256),
             params: changes.params.as_ref().map(|params| json!(params).to_string()),
         });
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .change(update, audit::after_change_by(scope, event)?)
         .then(version)
         .returning(select(scope, id)))
 }
 
 /// Hides a script, if the caller is staff. Its versions are kept.
-pub fn hide(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, Error> {
+pub fn hide(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Transaction, Error> {
     let hide = scope
         .statement(&format!(
             "UPDATE scripts SET hidden_at = :now WHERE id = :id AND hidden_at IS NULL
@@ -293,5 +293,5 @@ pub fn hide(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Batch, Er
     let name = "(SELECT s.name FROM scripts s
         WHERE s.id = :event ->> '$.object.id' AND s.workspace_id = me.workspace_id)";
     let event = Insert { object_name: Some(name), ..Insert::by_me() }.statement(scope, event)?;
-    Ok(Batch::default().change(hide, event))
+    Ok(Transaction::default().change(hide, event))
 }

@@ -17,11 +17,11 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::audit::after_change_by;
-use super::batch::Batch;
 use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
+use super::transaction::Transaction;
 
 /// SQL for the server object (contract 6.1) of a row of `servers s`, as JSON, as the caller `me`
 /// sees it.
@@ -109,7 +109,11 @@ pub struct NewServer<'a> {
 
 /// Creates a server owned by the caller, if the caller is staff and [`group_problem`] finds no
 /// problem. The reply is the server.
-pub fn insert(scope: &Scope<'_>, new: &NewServer<'_>, event: &AuditEvent) -> Result<Batch, Error> {
+pub fn insert(
+    scope: &Scope<'_>,
+    new: &NewServer<'_>,
+    event: &AuditEvent,
+) -> Result<Transaction, Error> {
     let insert = scope
         .statement(&format!(
             "INSERT INTO servers (id, workspace_id, name, agent_key_hash, owner_id, added_at, updated_at, default_username, labels)
@@ -121,7 +125,7 @@ pub fn insert(scope: &Scope<'_>, new: &NewServer<'_>, event: &AuditEvent) -> Res
             id: new.id, name: new.name, key_hash: new.key_hash, groups: Value::list(new.groups),
             default_username: new.default_username, labels: new.labels.json(),
         });
-    let batch = Batch::default().change(insert, after_change_by(scope, event)?);
+    let batch = Transaction::default().change(insert, after_change_by(scope, event)?);
     Ok(batch.then(join_groups(scope, new.id, new.groups)).returning(select(scope, new.id)))
 }
 
@@ -216,7 +220,7 @@ pub fn update(
     changes: &ServerChanges,
     labels_before: &Labels,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let update = scope
         .statement(&format!(
             "UPDATE servers AS s SET name = coalesce(:name, s.name), owner_id = iif(:sets_owner, :owner, s.owner_id), updated_at = :now,
@@ -236,7 +240,7 @@ pub fn update(
             labels: changes.labels.as_ref().map(Labels::json),
             labels_before: labels_before.json(),
         });
-    let mut batch = Batch::default().change(update, after_change_by(scope, event)?);
+    let mut batch = Transaction::default().change(update, after_change_by(scope, event)?);
     if let Some(groups) = &changes.groups {
         let leave = scope.statement(
             "DELETE FROM server_groups WHERE server_id = :id
@@ -275,7 +279,7 @@ pub fn approve(
     id: Uuid,
     fingerprint: &str,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let approve = scope.statement(
         "UPDATE servers SET registration = 'active', updated_at = :now
          WHERE id = :id AND registration = 'pending' AND fingerprint = :fingerprint
@@ -283,7 +287,7 @@ pub fn approve(
          RETURNING id AS body",
     );
     let approve = approve.bind_all(params! { id, fingerprint });
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .change(approve, after_change_by(scope, event)?)
         .returning(select(scope, id)))
 }

@@ -11,10 +11,10 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::audit::{self, Insert};
-use super::batch::Batch;
 use super::db::{self, params};
 use super::list::List;
 use super::scope::{Query, Scope};
+use super::transaction::Transaction;
 
 /// SQL for the session object (contract 4.7) of a row of `sessions s`, as JSON.
 const OBJECT: &str = "json_object('id', s.id, 'user_agent', s.user_agent, 'remote_ip', s.remote_ip,
@@ -59,7 +59,7 @@ pub struct NewSession<'a> {
     /// When the token expires, unless a request extends the session.
     pub expires_at: Timestamp,
     /// The maximum number of sessions of the user. The oldest sessions beyond it are deleted.
-    pub most: i64,
+    pub max_sessions: i64,
 }
 
 /// Creates a session, with the audit event of the login. Returns the workspace's id, or `None` if
@@ -106,10 +106,10 @@ pub async fn insert(
          AND workspace_id = (SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL)
          AND (expires_at <= :dead_until OR id IN (
             SELECT s.id FROM workspaces w JOIN sessions s ON s.workspace_id = w.id AND s.user_id = :user_id
-            WHERE w.slug = :slug AND w.deleted_at IS NULL ORDER BY s.id DESC LIMIT -1 OFFSET :most + 0))",
+            WHERE w.slug = :slug AND w.deleted_at IS NULL ORDER BY s.id DESC LIMIT -1 OFFSET :max_sessions + 0))",
     )
     .bind_all(params! {
-        slug: workspace, user_id: new.user_id, dead_until: session::oldest_accepted_expiry(now), most: new.most,
+        slug: workspace, user_id: new.user_id, dead_until: session::oldest_accepted_expiry(now), max_sessions: new.max_sessions,
     });
     let results = db::batch(env, vec![insert, insert_event, update_user, delete_old]).await?;
     results.first().map_or(Ok(None), db::first_value)
@@ -117,7 +117,7 @@ pub async fn insert(
 
 /// Deletes the session of the caller's login token. If the credential is an API token, nothing
 /// changes.
-pub fn delete_own(scope: &Scope<'_>, event: &AuditEvent) -> Result<Batch, Error> {
+pub fn delete_own(scope: &Scope<'_>, event: &AuditEvent) -> Result<Transaction, Error> {
     let id = Some("me.credential_id");
     let insert =
         Insert { object_id: id, rest: "FROM me WHERE me.kind = 'session'", ..Insert::by_me() };
@@ -126,7 +126,7 @@ pub fn delete_own(scope: &Scope<'_>, event: &AuditEvent) -> Result<Batch, Error>
         "DELETE FROM sessions WHERE (workspace_id, id) IN (SELECT workspace_id, credential_id FROM me WHERE kind = 'session')
          RETURNING json_array(token_hash) AS body",
     );
-    Ok(Batch::default().delete_session_after_event(event, delete))
+    Ok(Transaction::default().delete_session_after_event(event, delete))
 }
 
 /// Deletes a live session of the caller, which may be the session of the request. Unless
@@ -137,7 +137,7 @@ pub fn delete(
     id: Uuid,
     keep_scheduled: bool,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let rest = "FROM me CROSS JOIN sessions s ON s.id = :event ->> '$.object.id' AND s.expires_at > :dead_until
         AND s.workspace_id = me.workspace_id AND s.user_id = me.user_id";
     let insert = Insert { rest, ..Insert::by_me() };
@@ -149,9 +149,12 @@ pub fn delete(
              RETURNING json_array(token_hash) AS body",
         )
         .bind("id", id);
-    let batch =
-        if keep_scheduled { Batch::default() } else { Batch::default().then(revoke(scope, id)) };
-    Ok(batch.delete_session_after_event(event, delete))
+    let transaction = if keep_scheduled {
+        Transaction::default()
+    } else {
+        Transaction::default().then(revoke(scope, id))
+    };
+    Ok(transaction.delete_session_after_event(event, delete))
 }
 
 /// The statement that marks a live session of the caller as revoked.
@@ -175,7 +178,7 @@ pub fn revoke_all(users: &str, now: &str, dead_until: &str) -> String {
     )
 }
 
-/// A user's revoked sessions whose waiting commands are to be cancelled.
+/// A user's revoked sessions whose waiting commands the janitor must cancel.
 #[derive(Debug)]
 pub struct Revoked {
     pub workspace_id: i64,

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::db::{self, Outcome, params};
+use super::db::{self, StatementResult, params};
 use super::scope::{CallerTable, Query, caller_json};
 
 /// The common table `requesters`, with a row for each of some stored requesters. It has the columns
@@ -112,7 +112,7 @@ impl StoredScope {
     ///
     /// # Errors
     /// D1 returned another form.
-    pub fn result(outcome: &Outcome) -> Result<Option<Result<StoredRead, Denial>>, Error> {
+    pub fn result(outcome: &StatementResult) -> Result<Option<Result<StoredRead, Denial>>, Error> {
         #[derive(Deserialize)]
         struct Row {
             me: Option<String>,

@@ -11,12 +11,12 @@ use serde::Deserialize;
 use worker::Env;
 
 use super::audit::{self, Insert, NumberedResource};
-use super::batch::Batch;
 use super::db::{self, params};
 use super::groups::is_only_owner;
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
+use super::transaction::Transaction;
 use super::{Progress, sessions};
 
 /// SQL for the user object (contract 5.1) of a row of `users u`, as JSON.
@@ -156,7 +156,7 @@ pub fn insert(
     rest: &UserChanges,
     password: &str,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let (first_name, last_name) = (
         rest.first_name.as_deref().unwrap_or_default(),
         rest.last_name.as_deref().unwrap_or_default(),
@@ -180,7 +180,7 @@ pub fn insert(
             is_staff: rest.is_staff.unwrap_or(false),
             is_superuser: rest.is_superuser.unwrap_or(false),
         });
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .change(insert, audit::after_insert_by(scope, NumberedResource::User, event)?))
 }
 
@@ -221,7 +221,7 @@ pub fn update(
     changes: &UserChanges,
     proved: Option<&str>,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let ends_superuser = changes.is_active == Some(false) || changes.is_superuser == Some(false);
     let sql = format!(
         "UPDATE users SET username = coalesce(:username, username), email = coalesce(:email, email),
@@ -244,12 +244,12 @@ pub fn update(
         });
     let ends_sessions = changes.is_active == Some(false) || changes.lowers_rank(account);
     let event = update_event(caller.workspace_id, account, changes, event)?;
-    let batch = Batch::default()
+    let transaction = Transaction::default()
         .ending(token_hashes(scope, account.id, ends_sessions))
         .change(update, event);
     Ok(match changes.releases_servers(account) {
-        true => batch.then(release_servers(caller.workspace_id, account, scope.now)),
-        false => batch,
+        true => transaction.then(release_servers(caller.workspace_id, account, scope.now)),
+        false => transaction,
     })
 }
 
@@ -300,7 +300,7 @@ pub fn delete(
     caller: &Caller,
     account: &Account,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let is_only_owner = is_only_owner("users");
     // `me` is empty after the deletion if the caller is the deleted user. So this statement comes
     // first.
@@ -312,7 +312,7 @@ pub fn delete(
         "DELETE FROM users WHERE {IS_UNCHANGED} AND NOT {is_only_owner} RETURNING username AS body"
     ));
     let rank = caller.rank();
-    Ok(Batch::default()
+    Ok(Transaction::default()
         .ending(token_hashes(scope, account.id, true))
         .then(bind_unchanged(insert_deleted, rank, account, true))
         .change(
@@ -334,7 +334,7 @@ pub fn set_password(
     stored: Option<&str>,
     new: &NewPassword<'_>,
     event: &AuditEvent,
-) -> Result<Batch, Error> {
+) -> Result<Transaction, Error> {
     let sql = format!(
         "UPDATE users SET password = :hash, password_changed_at = :now
          WHERE id = :user_id AND (:stored IS NULL OR password = :stored)
@@ -343,14 +343,14 @@ pub fn set_password(
         db::returned(OBJECT, "u")
     );
     let update = scope.statement(&sql).bind_all(params! { user_id, hash: new.hash, stored });
-    let mut batch = Batch::default().ending(token_hashes(scope, user_id, true));
+    let mut transaction = Transaction::default().ending(token_hashes(scope, user_id, true));
     if !new.keep_scheduled {
         let users = "SELECT id, workspace_id FROM users WHERE id = :user_id AND (:stored IS NULL OR password = :stored)
             AND workspace_id = (SELECT workspace_id FROM me WHERE (:stored IS NULL AND is_superuser) OR user_id = :user_id)";
         let revoke = scope.statement(&sessions::revoke_all(users, ":now", ":dead_until"));
-        batch = batch.then(revoke.bind_all(params! { user_id, stored }));
+        transaction = transaction.then(revoke.bind_all(params! { user_id, stored }));
     }
-    Ok(batch.change(update, audit::after_change(caller.workspace_id, event)?))
+    Ok(transaction.change(update, audit::after_change(caller.workspace_id, event)?))
 }
 
 /// A password to be set.

@@ -84,8 +84,8 @@ impl Host {
     }
 }
 
-/// Copies a program by another process: a process that another test forks at this moment would have
-/// the file open for writing, so that it cannot be executed.
+/// Copies a program with `install`. If this process wrote the file, a process that another test
+/// forks could inherit it open for writing, and the program could not be executed.
 fn install(from: &Path, to: &Path) {
     let status =
         std::process::Command::new("install").args(["-m", "755"]).args([from, to]).status();

@@ -234,7 +234,7 @@ async fn requests_that_the_runtime_rejects_change_nothing() {
         get(b"/api/status/", &[&many[..many.len() - 2]]),
         // Two `Host` headers.
         get(b"/api/status/", &[b"Host: evil.example"]),
-        // A target that is no path. Cloudflare's edge accepts the absolute form, and workerd alone
+        // A target that is not a path. Cloudflare's edge accepts the absolute form, and workerd alone
         // does not.
         get(b"http://evil.example/api/status/", &[]),
         get(b"*", &[]),
@@ -266,7 +266,7 @@ async fn requests_that_the_runtime_rejects_change_nothing() {
         }
         workspace.admin.get("/api/status/").await.expect(200);
     }
-    // No workspace has a name that is no valid host name.
+    // No workspace has a name that is not a valid host name.
     for host in [&b"a@b"[..], b"[", b"\xff"] {
         let bytes = [b"GET /api/status/ HTTP/1.1\r\nHost: ", host, b"\r\n\r\n"].concat();
         if let Some(answer) = exchange(api, &bytes).await {

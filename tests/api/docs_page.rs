@@ -118,7 +118,7 @@ impl Visit {
         field.send_keys(credential).await.unwrap();
     }
 
-    /// Asserts that the console is empty. It would show violations of the Content Security Policy.
+    /// Asserts that the browser's console is empty. It would show violations of the policy.
     async fn end(self) {
         assert_eq!(self.browser.console().await, Vec::<Value>::new());
     }
@@ -174,7 +174,7 @@ async fn the_page_asks_its_own_origin_only() {
 }
 
 #[tokio::test]
-async fn the_page_suits_everyone() {
+async fn the_page_is_accessible() {
     let visit = Visit::new().await;
     for scheme in ["light", "dark"] {
         visit.browser.set_color_scheme(scheme).await;

@@ -432,7 +432,7 @@ async fn an_invalid_link_offers_a_new_one() {
     let post = requests.iter().find(|request| request["method"] == "POST").unwrap();
     assert_eq!(post["url"], visit.url("/api/auth/reset-password/confirm/a%2F..%3Fb%26c/"));
 
-    // The browser itself rejects text that is no address.
+    // The browser itself rejects text that is not an address.
     visit.submit_email("someone").await;
     assert_eq!(
         visit.browser.value("document.querySelector('#email').validity.patternMismatch").await,
@@ -471,7 +471,9 @@ async fn each_limit_of_link_requests_has_its_own_message() {
     }
     visit.open(&format!("{PAGE}?error=invalid")).await;
     visit.submit_email("someone@example.com").await;
-    visit.wait_for_message("invalid", "Too many links were asked for this address lately.").await;
+    visit
+        .wait_for_message("invalid", "Too many links were requested for this address recently.")
+        .await;
     let mut requests = 0;
     while request_link(api, &format!("someone-{requests}@example.com"), &visit.client).await.status
         != 429

@@ -106,7 +106,9 @@ async fn the_audit_log_has_a_cursor() {
         workspace.user_with(name, &json!({})).await;
     }
     let cli = Alpacon::cli(&workspace.admin);
-    let path = "/api/audit/activity/?page_size=2&user=boss";
+    let boss = cli.user_id("boss").await;
+    let path = format!("/api/audit/activity/?page_size=2&user={boss}");
+    let path = path.as_str();
     let first: Activities = cli.get(path).await;
     assert_eq!(first.results.len(), 2);
     let event = &first.results[0];
@@ -118,7 +120,11 @@ async fn the_audit_log_has_a_cursor() {
     assert_eq!(event.user.as_ref().unwrap().name.as_deref(), Some("boss"));
     let next: Activities = cli.get(&format!("{path}&cursor={}", first.next.unwrap())).await;
     assert!(next.results.iter().all(|other| other.id != event.id));
+    let idle = format!("/api/audit/activity/?user={}", cli.user_id("a").await);
+    let none: Activities = cli.get(&idle).await;
+    assert!(none.results.is_empty() && none.next.is_none());
     let of = async |api: &Api, path: &str| Alpacon::cli(api).api.get(path).await;
+    of(&workspace.admin, "/api/audit/activity/?user=999999").await.expect_detail(404, None);
     of(&workspace.admin, "/api/audit/activity/?app=iam").await.expect_fields(400, &["app"]);
     let user = workspace.user("plain").await;
     of(&user, path).await.expect_detail(403, None);

@@ -3,6 +3,7 @@
 
 mod access_lists;
 mod commands;
+mod cost;
 mod live;
 mod login;
 mod mcp;

@@ -22,14 +22,16 @@ struct McpServer {
 impl McpServer {
     /// Starts the program `FARHAND_ALPACON_MCP` with a token for the workspace `here`.
     async fn start(folder: &std::path::Path, url: &str, token: &str) -> Self {
-        let config = folder.join("token.json");
-        let tokens = json!({"local": {"here": {"token": token, "url": url}}});
+        let config = folder.join(".alpacon-mcp/token.json");
+        // The program accepts only regions that it knows. The URL decides.
+        let tokens = json!({"us1": {"here": {"token": token, "url": url}}});
+        std::fs::create_dir(folder.join(".alpacon-mcp")).unwrap();
         std::fs::write(&config, tokens.to_string()).unwrap();
         let mut command = Command::new(setting("FARHAND_ALPACON_MCP"));
         command
             .env("HOME", folder)
-            .arg("--config-file")
-            .arg(&config)
+            // It writes its log to the current folder.
+            .current_dir(folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
@@ -68,7 +70,7 @@ impl McpServer {
     async fn call(&mut self, tool: &str, arguments: Value) -> Value {
         let mut arguments = arguments;
         arguments["workspace"] = json!("here");
-        arguments["region"] = json!("local");
+        arguments["region"] = json!("us1");
         let params = json!({"name": tool, "arguments": arguments});
         let result = self.request("tools/call", params).await;
         let text = result["content"][0]["text"].as_str().unwrap();

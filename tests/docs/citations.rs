@@ -12,7 +12,7 @@ const CITED_DOCUMENTS: [(&str, &str); 2] =
 /// Folders that are not searched: they hold tools, caches, fuzzing inputs and build results.
 const SKIPPED_FOLDERS: [&str; 7] =
     [".git", ".tools", ".wrangler", "build", "corpus", "node_modules", "target"];
-const EXTENSIONS: [&str; 8] = ["html", "js", "md", "mjs", "rs", "sql", "toml", "ts"];
+const EXTENSIONS: [&str; 10] = ["html", "js", "md", "mjs", "rs", "sh", "sql", "toml", "ts", "tsx"];
 
 fn collect_files(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
     for entry in fs::read_dir(folder).unwrap().flatten() {
@@ -136,7 +136,8 @@ fn every_link_within_the_repository_works() {
                 if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
             let exists = match fs::read_to_string(&file) {
                 Ok(text) => anchor.is_empty() || anchors(&text).contains(anchor),
-                Err(_) => file.is_dir() && anchor.is_empty(),
+                // A folder or a picture.
+                Err(_) => file.exists() && anchor.is_empty(),
             };
             if !exists {
                 broken.push(format!("{}: {target}", path.display()));

@@ -127,7 +127,7 @@ fn the_action_refuses_inputs_that_contradict() {
 }
 
 #[test]
-fn the_pipelines_with_the_command_line_use_what_there_is() {
+fn the_pipelines_use_existing_inputs_and_options() {
     let github = document("examples/github-actions/command-line.yml");
     let step = &github["jobs"]["deploy"]["steps"][0];
     assert!(step["uses"].as_str().unwrap().contains("/farhand/.github/actions/run@v"));
@@ -143,7 +143,7 @@ fn the_pipelines_with_the_command_line_use_what_there_is() {
         let checked = Command::new("bash").args(["-nc", line.as_str().unwrap()]).output().unwrap();
         assert!(checked.status.success(), "{line}");
     }
-    // The command line accepts the options: it gets as far as to need a workspace.
+    // The command line accepts the options: it fails only because it has no workspace.
     let line = gitlab["deploy"]["script"][0].as_str().unwrap().strip_prefix("farhand ").unwrap();
     let output = Command::new(farhand_tests::setting("FARHAND_CLI"))
         .args(line.split(' '))

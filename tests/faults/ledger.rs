@@ -289,7 +289,7 @@ mod tests {
             |_, observed| unended(observed),
             &[Finding::Unended("a".into()), Finding::Unended("b".into())],
         );
-        // A command that has not ended is no violation before `is_settled`.
+        // A command that has not ended is not a violation before `is_settled`.
         assert_findings(
             |_, observed| {
                 unended(observed);

@@ -118,7 +118,7 @@ async fn only_operators_get_in_and_only_on_the_bare_domain() {
         user.call(method, path).await.expect_detail(403, Some("INVALID_AUTHORIZATION"));
     }
     workspace.admin.get("/api/status/").await.expect(200);
-    // The operator token is no user's credential.
+    // The operator token is not a user's credential.
     operator
         .with_host(&workspace.anonymous.host)
         .get("/api/status/")

@@ -1,6 +1,6 @@
-//! Retention (docs/contributing/scaling.md): a cron trigger deletes old commands in bounded steps.
-//! In these tests, the trigger fires when an instance starts. Commands are created through the API,
-//! and then their times are moved into the past, in D1 and in the object of their server.
+//! Retention (docs/contributing/retention.md): a cron trigger deletes old commands in bounded
+//! steps. In these tests, the trigger fires when an instance starts. Commands are created through
+//! the API, and then their times are moved into the past, in D1 and in the object of their server.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -5,6 +5,7 @@ import { spawn, spawnSync } from "node:child_process";
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
+import { installDebian } from "./debian.mjs";
 import { connected, createServerFor, dist, installPackage, run, runOn, start, temporary, version } from "./support.mjs";
 
 const UNIT = "/usr/lib/systemd/system/farhand-agent.service";
@@ -16,15 +17,13 @@ let instance;
 const inDebian = (...args) => run("chroot", [debian, ...args], { env: { PATH: "/usr/sbin:/usr/bin:/sbin:/bin", DEBIAN_FRONTEND: "noninteractive" } });
 
 before(async () => {
-  debian = join(temporary(), "debian");
-  run("debootstrap", ["--variant=minbase", "--include=curl,openssl", "bookworm", debian]);
+  debian = installDebian(["curl", "openssl"]);
   for (const name of ["proc", "dev"]) run("mount", ["--bind", `/${name}`, join(debian, name)]);
   instance = await start(installPackage());
 });
 after(async () => {
   await instance?.stop();
   for (const name of ["proc", "dev"]) spawnSync("umount", ["--lazy", join(debian, name)]);
-  run("rm", ["-rf", "--one-file-system", debian]);
 });
 
 /** Starts an agent with a command in the clean Debian, until it has run a command of the service. */
@@ -47,7 +46,7 @@ async function packagedAgentRuns(name) {
   const config = join(debian, CONFIG);
   mkdirSync(join(config, ".."), { recursive: true });
   const server = await createServerFor(instance, name, (text) => writeFileSync(config, text, { mode: 0o600 }));
-  await agentRuns(server, "/usr/bin/farhand-agent", "run", "--state-dir", `/var/lib/${name}`);
+  await agentRuns(server, "/usr/bin/farhand-agent", "run", "--config", CONFIG, "--state-dir", `/var/lib/${name}`);
 }
 
 test("the deb brings agent and unit, runs nothing, and the agent works", async () => {

@@ -13,7 +13,16 @@ export const dist = join(root, "dist");
 export const { version } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
 export const ARCHITECTURES = ["x86_64", "aarch64"];
 
-export const temporary = () => mkdtempSync(join(tmpdir(), "farhand-release-"));
+const temporaries = [];
+// Not beyond a mount that a failed test left in a folder.
+process.once("exit", () => spawnSync("rm", ["-rf", "--one-file-system", ...temporaries]));
+
+/** Creates a folder, which is removed at the end of the test file. */
+export function temporary() {
+  const folder = mkdtempSync(join(tmpdir(), "farhand-release-"));
+  temporaries.push(folder);
+  return folder;
+}
 
 /** Runs a program to its end. Fails unless it succeeds. Returns its standard output. */
 export function run(program, args, options = {}) {

@@ -158,7 +158,7 @@ async fn invalid_tokens(
         ("expired session", token(&forgotten)),
         ("revoked session", token(&revoked)),
         ("session after logout", token(&logged_out)),
-        ("session of before a new password", token(&changed)),
+        ("session from before a new password", token(&changed)),
         ("deactivated user's session", token(&off.api)),
         ("deactivated user's API token", quoted(key(&off_token))),
         ("deleted user's session", token(&gone.api)),
@@ -187,10 +187,10 @@ async fn invalid_agent_keys(
         ("unknown agent", with(&json!(UNKNOWN_UUID), &wrong)),
         ("wrong key", with(&own["id"], &wrong)),
         ("key of another server", with(&other["id"], &own["key"])),
-        ("key of before another", credential(&rotated)),
+        ("key from before a rotation", credential(&rotated)),
         ("agent of a deleted server", credential(&deleted)),
         ("agent of another workspace", credential(&strange)),
-        ("its key with an id from here", with(&own["id"], &strange["key"])),
+        ("another workspace's key with an id from here", with(&own["id"], &strange["key"])),
     ]
 }
 
@@ -226,7 +226,7 @@ async fn invalid_registration_tokens(
         ("expired registration token", quoted(&expired)),
         ("registration token that was used up", quoted(&used)),
         ("deleted registration token", quoted(&deleted)),
-        ("registration token of who is no staff any more", quoted(&by_demoted)),
+        ("registration token of a demoted user", quoted(&by_demoted)),
         ("registration token of another workspace", quoted(&strange)),
     ]
 }
@@ -294,7 +294,7 @@ async fn each_endpoint_rejects_credentials_of_other_kinds() {
             ("empty", quoted("")),
             ("too long", quoted(&"A".repeat(600))),
             ("of another scheme", format!("Basic {bare}")),
-            ("agent whose id is none", "id=\"x\", key=\"y\"".to_owned()),
+            ("agent with an invalid id", "id=\"x\", key=\"y\"".to_owned()),
             ("agent without a key", format!("id={}", own["id"])),
         ],
     );

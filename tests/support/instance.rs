@@ -403,12 +403,16 @@ impl Instance {
         connection.execute_batch(&format!("BEGIN IMMEDIATE; {sql}; COMMIT")).unwrap();
     }
 
-    /// Executes SQL on every object of a class while the service runs.
+    /// Executes SQL on every object of a class while the service runs. Objects that were wiped have
+    /// no table; they are skipped.
     pub fn tamper_with_objects(&self, class: &str, sql: &str) {
         for file in databases(&self.objects(class)) {
             let connection = Connection::open(file).unwrap();
             connection.busy_timeout(PATIENCE).unwrap();
-            connection.execute_batch(sql).unwrap();
+            match connection.execute_batch(sql) {
+                Err(error) if is_wiped(&error) => {}
+                executed => executed.unwrap(),
+            }
         }
     }
 
@@ -452,7 +456,7 @@ impl Instance {
 
     /// Waits until the runtime has evicted all objects of a class.
     pub async fn wait_until_objects_are_evicted(&self, class: &str) {
-        eventually_within(EVICTION_TIMEOUT, "the objects to fall asleep", || async {
+        eventually_within(EVICTION_TIMEOUT, "the objects to be evicted", || async {
             (!self.has_objects_in_memory(class)).then_some(())
         })
         .await;

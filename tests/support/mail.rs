@@ -85,7 +85,7 @@ pub async fn reset_link(
     assert_eq!(ask.await.expect(200), Value::Null);
     let mail = eventually("the mail", || async { mine().into_iter().nth(before) }).await;
     let link = mail.link();
-    let path = link.find("/api/").unwrap_or_else(|| panic!("{link} is no link to the API"));
+    let path = link.find("/api/").unwrap_or_else(|| panic!("{link} is not a link to the API"));
     link[path..].to_owned()
 }
 

@@ -91,7 +91,7 @@ fn resolved_if_present(pointer: String) -> Option<(String, &'static Value)> {
     DOCUMENT.pointer(&pointer).is_some().then(|| resolved(pointer))
 }
 
-/// The members of an object, or nothing if the value is no object.
+/// The members of an object, or nothing if the value is not an object.
 fn members(value: &'static Value) -> impl Iterator<Item = (&'static String, &'static Value)> {
     value.as_object().into_iter().flatten()
 }

@@ -28,7 +28,7 @@ pub fn item_path(list: &str, object: &Value) -> String {
 pub fn group_path(group: &Value) -> String {
     format!(
         "{GROUPS}{}/",
-        group["id"].as_i64().unwrap_or_else(|| panic!("the id is no number: {group}"))
+        group["id"].as_i64().unwrap_or_else(|| panic!("the id is not a number: {group}"))
     )
 }
 

@@ -120,7 +120,9 @@ connect() {
         set -- register --url "$service" --config "$config" $labels $plain_http
         [ -z "$name" ] || set -- "$@" --name "$name"
         [ -z "$token_file" ] || set -- "$@" --token-file "$token_file"
-        "$agent" "$@" </dev/null
+        registered=$("$agent" "$@" </dev/null) || exit 1
+        # This script does the next step, which the agent suggests.
+        printf '%s\n' "$registered" | sed '/^to run it as a service/d'
     fi || exit 1
 }
 

@@ -84,7 +84,7 @@ const email = byId("email");
 onSubmit(byId("invalid").querySelector("form"), async () => {
   const address = email.value.trim();
   const { status } = await post("", { email: address });
-  if (status === 403) return ["Too many links were asked for this address lately. Use the last mail that came, or try again tomorrow."];
+  if (status === 403) return ["Too many links were requested for this address recently. Use the latest mail, or try again tomorrow."];
   if (status === 429) return ["Too many requests came from your network. Please try again in an hour."];
   if (status !== 200) return [RETRY];
   byId("address").textContent = address;

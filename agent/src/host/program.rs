@@ -72,7 +72,7 @@ impl Program {
         }
     }
 
-    /// Replaces this process by the program, which keeps the process number, arguments and
+    /// Replaces this process with the program, which keeps the process number, arguments and
     /// environment. Returns only if that fails.
     pub fn replace(&self) -> io::Error {
         Command::new(&self.path).args(&self.arguments).exec()

@@ -13,7 +13,7 @@ use crate::upgrade::{Upgraded, Upgrader};
 
 /// The `shell` of orders for built-ins.
 pub const BUILTIN_SHELL: &str = "internal";
-/// The built-in that replaces the agent's program. A host allows it in its policy only.
+/// The built-in that replaces the agent's program. It runs only if the host's policy allows it.
 pub const UPGRADE: &str = "upgrade";
 /// The reason why the agent does not restart without a durable journal.
 const NOT_DURABLE: &str =

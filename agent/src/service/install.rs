@@ -60,7 +60,7 @@ fn misuse<T>(why: impl Into<String>) -> Result<T, Failure> {
 }
 
 /// Where the agent is installed.
-struct Target {
+struct InstallTarget {
     binary: PathBuf,
     unit_file: PathBuf,
     /// The systemd that manages the unit. `None` if nothing is started.
@@ -76,7 +76,7 @@ enum Manager {
     OwnAccount,
 }
 
-impl Target {
+impl InstallTarget {
     fn find(prefix: Option<&Path>, own_account: bool) -> Result<Self, Failure> {
         if own_account {
             let home = own_home()?;
@@ -115,7 +115,8 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
     let Installation { config, user, prefix, own_account, start } = installation;
     check_path(config)?;
     let account = user.as_deref().map(find_account).transpose()?;
-    let Target { binary, unit_file, manager } = Target::find(prefix.as_deref(), *own_account)?;
+    let InstallTarget { binary, unit_file, manager } =
+        InstallTarget::find(prefix.as_deref(), *own_account)?;
     let mut report = Vec::new();
     if prefix.is_none() {
         check_config(config)?;
@@ -176,7 +177,8 @@ fn without_systemd(mut report: Vec<String>, start: bool, command: &str) -> Resul
 /// # Errors
 /// The reason.
 pub fn uninstall(prefix: Option<PathBuf>, own_account: bool) -> Result<String, Failure> {
-    let Target { binary, unit_file, manager } = Target::find(prefix.as_deref(), own_account)?;
+    let InstallTarget { binary, unit_file, manager } =
+        InstallTarget::find(prefix.as_deref(), own_account)?;
     if !unit_file.exists() {
         return Ok(format!("there is no {}: nothing to do", unit_file.display()));
     }

@@ -186,8 +186,8 @@ fn describe_refusal(status: u16, body: &Value) -> String {
     format!("status {status}{hint}{words}")
 }
 
-/// Makes a text from the service safe to print: replaces control characters by blanks, and cuts the
-/// text after [`MAX_TEXT_CHARS`].
+/// Makes a text from the service safe to print: replaces control characters with blanks, and cuts
+/// the text after [`MAX_TEXT_CHARS`].
 fn printable(text: &str) -> String {
     text.chars().take(MAX_TEXT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -25,7 +25,7 @@ pub struct Arguments {
 pub fn execute(options: &Options, arguments: &Arguments) -> Result<()> {
     let method = arguments.method.to_ascii_uppercase();
     if !["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"].contains(&method.as_str()) {
-        return Err(Error::local(format!("{method:?} is no method of the API.")));
+        return Err(Error::local(format!("{method:?} is not a method of the API.")));
     }
     if !arguments.path.starts_with('/') {
         return Err(Error::local("The path begins with a slash, such as /api/status/."));

@@ -84,7 +84,7 @@ fn amount(text: &str) -> Result<Value, String> {
     match number {
         Ok(_) if text.ends_with('%') => Ok(json!(text)),
         Ok(number) => Ok(json!(number)),
-        Err(_) => Err(format!("{text:?} is no number or percentage. Examples: 5, 25%.")),
+        Err(_) => Err(format!("{text:?} is not a number or a percentage. Examples: 5, 25%.")),
     }
 }
 

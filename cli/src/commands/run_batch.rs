@@ -102,7 +102,7 @@ pub fn print_new(json: &Value, format: Format) -> Result<u8> {
     Ok(0)
 }
 
-/// A command whose output is to be shown.
+/// A command whose output this call shows.
 struct CommandToShow {
     command: String,
     server: String,

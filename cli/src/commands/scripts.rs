@@ -150,8 +150,10 @@ impl Details {
         fields.extend(body.map(|body| ("body".to_owned(), json!(body))));
         fields.extend(self.description.as_ref().map(|text| ("description".into(), json!(text))));
         if let Some(params) = &self.params {
-            let params: Value = serde_json::from_slice(&api::read_body(params)?)
-                .map_err(|error| Error::local(format!("The parameters are no JSON ({error}).")))?;
+            let params: Value =
+                serde_json::from_slice(&api::read_body(params)?).map_err(|error| {
+                    Error::local(format!("The parameters are not valid JSON ({error})."))
+                })?;
             fields.insert("params".into(), params);
         }
         Ok(fields)

@@ -16,10 +16,10 @@ pub fn check(data: &[u8]) {
     let stored = serde_json::to_string(&acl).expect("a list is JSON");
     assert_eq!(serde_json::from_str::<Acl>(&stored).expect("what is stored can be read"), acl);
     let is_inside = address.parse().is_ok_and(|address: IpAddr| {
-        let (address, of_four) = (as_bits(address), is_mapped(as_bits(address)));
+        let (address, is_ipv4) = (as_bits(address), is_mapped(as_bits(address)));
         // An IPv6 network that is larger than the range of all IPv4 addresses contains no IPv4
         // address.
-        let is_comparable = !of_four || length >= 96;
+        let is_comparable = !is_ipv4 || length >= 96;
         is_comparable && (length == 0 || address >> (128 - length) == bits >> (128 - length))
     });
     assert_eq!(acl.allows_address(address), is_inside, "{network:?} {address:?}");

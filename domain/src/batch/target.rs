@@ -194,7 +194,7 @@ impl Target {
     }
 }
 
-/// A server's object reports: D1 has this state of a target's command.
+/// A notice of a server's object: D1 has this state of a target's command.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Change {
     /// The server's id.

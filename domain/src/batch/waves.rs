@@ -16,11 +16,11 @@ const MIN_CHECKED: usize = 150;
 /// Maximum time of a wait, in seconds.
 const MAX_WAIT: u64 = 60;
 
-/// A part of the time that the batch has run, in whole seconds, at least `least`. What waits for
+/// A part of the time that the batch has run, in whole seconds, at least `min`. What waits for
 /// this time is done often in short batches, and rarely in long ones.
-pub(super) fn fraction(since: Timestamp, now: Timestamp, part: u64, least: u64) -> Duration {
+pub(super) fn fraction(since: Timestamp, now: Timestamp, part: u64, min: u64) -> Duration {
     let elapsed = now.as_millis().saturating_sub(since.as_millis()) / 1_000;
-    Duration::from_secs((elapsed / part).clamp(least, MAX_WAIT))
+    Duration::from_secs((elapsed / part).clamp(min, MAX_WAIT))
 }
 
 /// The timing of waves.

@@ -74,7 +74,7 @@ pub struct PlannedTarget {
 
 /// A batch that the caller may run.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Plan {
+pub struct BatchPlan {
     /// What to run, where and how. The version of the script is frozen.
     pub spec: BatchSpec,
     /// At least one target, in the order in which they start.
@@ -211,7 +211,7 @@ pub fn authorize(
     origin: &Origin,
     found: &Candidates,
     is_immediate: bool,
-) -> Result<Plan, Error> {
+) -> Result<BatchPlan, Error> {
     let (command, valid_script) = spec.command.frozen(found.script.as_ref());
     let spec = BatchSpec { command, ..spec.clone() };
     let is_unknown = spec.command.script.is_some() && found.script.is_none();
@@ -239,7 +239,7 @@ pub fn authorize(
         username: server.account(&spec, caller),
         is_connected: server.is_connected != 0,
     };
-    Ok(Plan {
+    Ok(BatchPlan {
         targets: found.servers.iter().map(target).collect(),
         max_concurrency: spec.max_concurrency.rounded_up(total).max(1),
         max_errors: spec.max_errors.map(|max| max.rounded_down(total)),
@@ -295,7 +295,7 @@ mod tests {
         Candidates { servers, unknown_servers: vec![], unknown_groups: vec![], script: None }
     }
 
-    fn check(spec: &BatchSpec, caller: &Caller, found: &Candidates) -> Result<Plan, Error> {
+    fn check(spec: &BatchSpec, caller: &Caller, found: &Candidates) -> Result<BatchPlan, Error> {
         let origin = caller.origin("192.0.2.1".into(), spec.command.inputs.is_some());
         authorize(spec, caller, &origin, found, true)
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 pub use amount::Amount;
-pub use authorize::{Candidate, Candidates, Plan, PlannedTarget, authorize};
+pub use authorize::{BatchPlan, Candidate, Candidates, PlannedTarget, authorize};
 pub use selection::TargetSelection;
 
 use crate::audit::add_ids;

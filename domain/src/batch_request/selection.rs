@@ -69,7 +69,7 @@ impl TargetSelection {
             all,
         };
         if selection.is_empty() {
-            fields.reject("targets", "Select servers by servers, groups, selector or all.");
+            fields.reject("targets", "Use at least one of servers, groups, selector and all.");
             return None;
         }
         Some(selection)

@@ -59,7 +59,7 @@ fn id(value: Value) -> Value {
     }
 }
 
-/// Applies a function to the items of a list. A value that is no list stays as it is.
+/// Applies a function to the items of a list. A value that is not a list stays unchanged.
 fn each(value: Value, item: impl Fn(Value) -> Value) -> Value {
     match value {
         Value::Array(items) => Value::Array(items.into_iter().map(item).collect()),

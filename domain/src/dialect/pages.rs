@@ -26,7 +26,7 @@ pub fn requested_page(query: &[(String, String)], is_of_servers: bool) -> Page {
     Page::from_query_up_to(query, max_size).unwrap_or(Page::FIRST)
 }
 
-/// Converts the members of a native list. Returns `None` if the response is no list.
+/// Converts the members of a native list. Returns `None` if the response is not a list.
 pub fn convert(list: &mut Map<String, Value>, page: Page) -> Option<Value> {
     let count = list.get("count")?.as_u64()?;
     Some(envelope(page, count, list.remove("results")?))

@@ -13,7 +13,7 @@ use super::reply::Shape::{RegistrationToken, Same, Server, User};
 
 /// How the dialect serves an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Plan {
+pub enum Handling {
     /// One native request, to the same path and method.
     Same,
     /// One native request, to this method and path. The path has no parameters.
@@ -61,13 +61,13 @@ pub enum Steps {
 }
 
 /// A row of the table.
-pub struct Row {
+pub struct DialectRow {
     /// The method. A row of GET also serves HEAD.
     pub method: &'static str,
     /// The path, with parameters in braces.
     pub path: &'static str,
     /// What serves the row.
-    pub plan: Plan,
+    pub plan: Handling,
     /// What happens to the fields of the body.
     pub body: Rules,
     /// What the response shows.
@@ -77,17 +77,24 @@ pub struct Row {
     pub refuses_limited_tokens: bool,
 }
 
-const fn row(method: &'static str, path: &'static str) -> Row {
-    Row { method, path, plan: Plan::Same, body: &[], reply: Same, refuses_limited_tokens: false }
+const fn row(method: &'static str, path: &'static str) -> DialectRow {
+    DialectRow {
+        method,
+        path,
+        plan: Handling::Same,
+        body: &[],
+        reply: Same,
+        refuses_limited_tokens: false,
+    }
 }
 
-impl Row {
+impl DialectRow {
     const fn at(self, method: &'static str, path: &'static str) -> Self {
-        Self { plan: Plan::Native(method, path), ..self }
+        Self { plan: Handling::Native(method, path), ..self }
     }
 
     const fn by(self, steps: Steps) -> Self {
-        Self { plan: Plan::Steps(steps), ..self }
+        Self { plan: Handling::Steps(steps), ..self }
     }
 
     const fn body(self, body: Rules) -> Self {
@@ -132,7 +139,7 @@ const TOKEN: Rules = &[(IgnoredIfEmpty, &["scopes"])];
 const NEW_COMMAND: Rules = &[
     // A description, and the offer to answer a question about it.
     (Ignored, &["purpose", "purpose_demand_supported"]),
-    (IgnoredIfEmpty, &["username", "data", "run_after", "work_session"]),
+    (IgnoredIfEmpty, &["username", "env", "data", "run_after", "work_session"]),
     (Groupname, &["groupname"]),
 ];
 const NEW_REGISTRATION_TOKEN: Rules =
@@ -140,7 +147,7 @@ const NEW_REGISTRATION_TOKEN: Rules =
 
 /// All rows. A path that is not in the table is served by the native API as it is.
 #[rustfmt::skip]
-pub const TABLE: &[Row] = &[
+pub const TABLE: &[DialectRow] = &[
     row("GET", "/api/auth/env/").at("GET", "/api/auth/is-authenticated/").shows(Fixed(200, ENVIRONMENT)),
     row("POST", "/api/auth/login/").body(&[(Ignored, &["workspace_url"])]),
     row("POST", "/api/auth/logout/").shows(Shape::Logout),
@@ -201,8 +208,8 @@ pub const TABLE: &[Row] = &[
     row("GET", "/api/workspaces/access-control/-/").at("GET", "/api/status/").shows(Fixed(200, ACCESS_CONTROL)),
 ];
 
-static ROUTER: LazyLock<Router<Vec<&'static Row>>> = LazyLock::new(|| {
-    let mut paths: Vec<(&str, Vec<&Row>)> = Vec::new();
+static ROUTER: LazyLock<Router<Vec<&'static DialectRow>>> = LazyLock::new(|| {
+    let mut paths: Vec<(&str, Vec<&DialectRow>)> = Vec::new();
     for row in TABLE {
         match paths.iter_mut().find(|(path, _)| *path == row.path) {
             Some((_, rows)) => rows.push(row),
@@ -217,7 +224,7 @@ static ROUTER: LazyLock<Router<Vec<&'static Row>>> = LazyLock::new(|| {
 });
 
 /// The row of a request, and the values of the path's parameters.
-pub fn find(method: &str, path: &str) -> Option<(&'static Row, Vec<(String, String)>)> {
+pub fn find(method: &str, path: &str) -> Option<(&'static DialectRow, Vec<(String, String)>)> {
     let method = if method == "HEAD" { "GET" } else { method };
     let found = ROUTER.at(path).ok()?;
     let row = found.value.iter().find(|row| row.method == method)?;
@@ -267,12 +274,12 @@ mod tests {
         };
         for row in TABLE {
             match row.plan {
-                Plan::Same => {
+                Handling::Same => {
                     let path = row.path.replace(['{', '}'], "");
                     assert!(has_endpoint(row.method, &path), "{} {path}", row.method);
                 }
-                Plan::Native(method, path) => assert!(has_endpoint(method, path), "{path}"),
-                Plan::Steps(_) => {}
+                Handling::Native(method, path) => assert!(has_endpoint(method, path), "{path}"),
+                Handling::Steps(_) => {}
             }
         }
     }
@@ -289,10 +296,10 @@ mod tests {
     #[test]
     fn parameters_have_their_values() {
         let (row, parameters) = find("GET", "/api/events/commands/a/7/").unwrap();
-        assert_eq!(row.plan, Plan::Steps(Steps::CommandList));
+        assert_eq!(row.plan, Handling::Steps(Steps::CommandList));
         assert_eq!(parameters, [("id".into(), "a".into()), ("user".into(), "7".into())]);
         let (row, _) = find("GET", "/api/events/commands/a/chunks/").unwrap();
-        assert_eq!(row.plan, Plan::Steps(Steps::Chunks));
+        assert_eq!(row.plan, Handling::Steps(Steps::Chunks));
     }
 
     #[test]

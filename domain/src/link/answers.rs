@@ -26,7 +26,7 @@ const MAX_DELETED_PER_CALL: u64 = 8_000;
 impl<S: Store> LinkMachine<S> {
     fn live_fields(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         let output = self.store.output(stored)?;
-        Ok(command_object::live_fields(&stored.life, &output, self.scene.now))
+        Ok(command_object::live_fields(&stored.life, &output, self.input.now))
     }
 
     /// The whole command object.
@@ -48,9 +48,9 @@ impl<S: Store> LinkMachine<S> {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
         };
-        let most = ReadLimit { chunks: page.limit, bytes: usize::MAX, until_gap: false };
+        let limit = ReadLimit { chunks: page.limit, bytes: usize::MAX, until_gap: false };
         let chunks = match self.store.find_chunk(&stored, page.from, page.offset)? {
-            Some(first) => self.store.chunks(&stored, first, most)?,
+            Some(first) => self.store.chunks(&stored, first, limit)?,
             None => vec![],
         };
         let count = self.store.count_chunks(&stored, page.from)?;
@@ -60,7 +60,7 @@ impl<S: Store> LinkMachine<S> {
 
     /// Replies with the next output of a command when it arrives, or with the command's end.
     pub(super) fn follow(&mut self, ticket: Ticket, follow: FollowOutput) -> Result<()> {
-        let until = self.scene.now.plus_millis(follow.wait_millis);
+        let until = self.input.now.plus_millis(follow.wait_millis);
         self.follow_until(ticket, follow, until, false)
     }
 
@@ -73,14 +73,14 @@ impl<S: Store> LinkMachine<S> {
         until: Timestamp,
         is_end_in_d1: bool,
     ) -> Result<()> {
-        let now = self.scene.now;
+        let now = self.input.now;
         let Some(stored) = self.find(follow.id)? else {
             self.refuse(ticket, Refusal::NotFound);
             return Ok(());
         };
         let complete_at = stored.output_complete_at();
         let is_complete = complete_at.is_some_and(|at| at <= now);
-        let most = ReadLimit {
+        let limit = ReadLimit {
             chunks: MAX_STREAM_CHUNKS,
             bytes: MAX_STREAM_BYTES,
             until_gap: !is_complete,
@@ -89,7 +89,7 @@ impl<S: Store> LinkMachine<S> {
         // Output after a gap is held back until the gap is filled.
         let chunks = match first {
             Some(first) if first == follow.from || is_complete || follow.skips_gap => {
-                self.store.chunks(&stored, first, most)?
+                self.store.chunks(&stored, first, limit)?
             }
             _ => vec![],
         };

@@ -92,7 +92,7 @@ impl<S: Store> LinkMachine<S> {
         let AfterVerification::Connect { ticket, kind, was_pinged } = call.then else {
             return Ok(());
         };
-        let now = self.scene.now;
+        let now = self.input.now;
         let replaces = self.open_of(kind).is_some();
         if replaces && !was_pinged && self.state().connection(kind).replacements.is_contested(now) {
             return self.ping_older(call);
@@ -108,9 +108,9 @@ impl<S: Store> LinkMachine<S> {
         let features = call.claimed.features;
         self.effects.push(Effect::Accept { ticket, kind, generation, features });
         match kind {
-            ConnectionKind::Control => self.scene.control = Some(generation),
+            ConnectionKind::Control => self.input.control = Some(generation),
             ConnectionKind::Backhaul => {
-                self.scene.backhaul = Some((generation, features));
+                self.input.backhaul = Some((generation, features));
                 self.connected(call, server)?;
                 if features.kill {
                     self.send_kills(generation)?;
@@ -122,7 +122,7 @@ impl<S: Store> LinkMachine<S> {
     }
 
     fn connected(&mut self, call: UnverifiedCall, server: &ServerIdentity) -> Result<()> {
-        let now = self.scene.now;
+        let now = self.input.now;
         let ping = now.plus_seconds(self.settings.ping_every);
         let timers = &mut self.state().timers;
         (timers.ping, timers.pong) = (Some(ping), None);
@@ -151,7 +151,7 @@ impl<S: Store> LinkMachine<S> {
             message,
             before: None,
         });
-        let until = self.scene.now.plus(OLDER_PONG_TIMEOUT);
+        let until = self.input.now.plus(OLDER_PONG_TIMEOUT);
         self.wait(call.ticket(), Some(until), WaitsFor::Pong(generation, Box::new(call)));
         Ok(())
     }
@@ -184,7 +184,7 @@ impl<S: Store> LinkMachine<S> {
 
     /// Records that a connection was refused because the older agent is alive.
     fn record_conflict(&mut self, kind: ConnectionKind, source: Source) -> Result<()> {
-        let now = self.scene.now;
+        let now = self.input.now;
         self.state().connection(kind).replacements.record_refusal(now);
         let is_recorded = |at: Timestamp| at <= now && at.plus(CONFLICT_EVENT_INTERVAL) > now;
         let Some(server) = self.identity().cloned() else { return Ok(()) };
@@ -205,7 +205,7 @@ impl<S: Store> LinkMachine<S> {
     /// Clears a conflict that was last recorded more than `CONFLICT_SHOWN_FOR` ago.
     fn clear_old_conflict(&mut self) {
         let at = self.state().facts.identity_conflict_at;
-        if at.is_some_and(|at| at.plus(CONFLICT_SHOWN_FOR) <= self.scene.now) {
+        if at.is_some_and(|at| at.plus(CONFLICT_SHOWN_FOR) <= self.input.now) {
             self.change_facts(|facts| facts.identity_conflict_at = None);
         }
     }
@@ -249,7 +249,7 @@ impl<S: Store> LinkMachine<S> {
             let message = MessageToAgent::Ping;
             self.effects.push(Effect::Send { kind, generation, message, before: None });
         }
-        let now = self.scene.now;
+        let now = self.input.now;
         let ping = now.plus_seconds(self.settings.ping_every);
         let timers = &mut self.state().timers;
         timers.pong.get_or_insert(now.plus(PONG_TIMEOUT));

@@ -38,7 +38,7 @@ impl<S: Store> LinkMachine<S> {
         create: Option<Box<Create>>,
     ) -> Result<()> {
         let stored = match self.server {
-            Some(_) => self.store.idempotent_request(&key.hash, self.scene.now)?,
+            Some(_) => self.store.idempotent_request(&key.hash, self.input.now)?,
             None => None,
         };
         let Some(stored) = stored else {
@@ -74,7 +74,7 @@ impl<S: Store> LinkMachine<S> {
             self.refuse(ticket, Refusal::NoServer);
             return Ok(());
         }
-        let now = self.scene.now;
+        let now = self.input.now;
         let backhaul = self.backhaul();
         let features = backhaul.map(|(_, features)| features);
         let script = create.script.take();
@@ -145,7 +145,7 @@ impl<S: Store> LinkMachine<S> {
             _ => None,
         };
         self.ensure_tables()?;
-        let now = self.scene.now;
+        let now = self.input.now;
         let life = Lifecycle::new(new.added_at, None, Some(new.expires_at), new.timeout);
         let stored = StoredCommand {
             phase: Phase::Accepted,
@@ -205,7 +205,7 @@ impl<S: Store> LinkMachine<S> {
     /// Accepts a command that D1 has, and delivers it if it is due.
     fn accept(&mut self, ticket: Ticket, mut recording: Recording) -> Result<()> {
         let id = recording.id;
-        let now = self.scene.now;
+        let now = self.input.now;
         let Some(stored) = self.find(id)?.filter(|stored| stored.phase == Phase::Recording) else {
             self.refuse(ticket, Refusal::NoServer);
             return Ok(());
@@ -279,7 +279,7 @@ impl<S: Store> LinkMachine<S> {
             // It was never delivered, even if D1 has it as delivered.
             let life = Lifecycle { delivered_at: None, ..life };
             let new = StoredCommand::new(workspace_id, command, origin, None, life);
-            self.store.insert(&new, self.scene.now)?;
+            self.store.insert(&new, self.input.now)?;
         }
         self.withdraw(id)
     }
@@ -287,7 +287,7 @@ impl<S: Store> LinkMachine<S> {
     /// Stores a changed command, and schedules a flush. At the end of the step, the calls that wait
     /// for the command resume.
     pub(super) fn save(&mut self, stored: &StoredCommand) -> Result<()> {
-        self.store.save(stored, self.scene.now)?;
+        self.store.save(stored, self.input.now)?;
         self.changed_commands.insert(stored.command.id);
         self.schedule_flush_for(stored.life.state());
         Ok(())

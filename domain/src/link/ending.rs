@@ -106,7 +106,7 @@ impl<S: Store> LinkMachine<S> {
         why: Cancellation,
         event: Option<AuditEvent>,
     ) -> Result<()> {
-        if stored.life.cancel(self.scene.now, why.clone()) {
+        if stored.life.cancel(self.input.now, why.clone()) {
             let event = match event {
                 Some(event) => AuditEvent { action: CANCEL_ACTION.to_owned(), ..event },
                 None => {
@@ -230,7 +230,7 @@ impl<S: Store> LinkMachine<S> {
     ) -> Result<()> {
         for mut stored in self.store.open_commands()? {
             let is_older = stored.life.delivered_at.is_some_and(|delivered| delivered < before);
-            if is_older && mark(&mut stored.life, self.scene.now) {
+            if is_older && mark(&mut stored.life, self.input.now) {
                 self.save(&stored)?;
             }
         }

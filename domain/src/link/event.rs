@@ -209,7 +209,7 @@ pub enum D1Request {
         /// delivered, so it never counts as waiting.
         life: Lifecycle,
     },
-    /// Read the present permissions of the commands' requesters, and the scripts of the commands.
+    /// Read the current permissions of the commands' requesters, and the scripts of the commands.
     FindPermissions(Vec<StoredCommand>),
     /// Write entries of the outbox.
     Flush {

@@ -169,7 +169,7 @@ impl<S: Store> LinkMachine<S> {
                 return self.finish_change(None);
             }
         } else {
-            let answered_by = self.scene.now.plus(D1_TIMEOUT);
+            let answered_by = self.input.now.plus(D1_TIMEOUT);
             let state = self.state();
             state.unconfirmed = Some(of.clone());
             state.timers.revalidate = Some(answered_by);
@@ -275,7 +275,7 @@ impl<S: Store> LinkMachine<S> {
             self.state().timers.revalidate = None;
             return Ok(());
         };
-        self.state().timers.revalidate = Some(self.scene.now.plus(D1_TIMEOUT));
+        self.state().timers.revalidate = Some(self.input.now.plus(D1_TIMEOUT));
         if self.queued_changes.is_empty() {
             let then = AfterChange::Nothing;
             return self.queue_change(QueuedChange { of, change: ServerChange::ReadOnly, then });
@@ -323,7 +323,7 @@ impl<S: Store> LinkMachine<S> {
         for stored in self.store.waiting()? {
             self.cancel_by_id(stored.command.id, Cancellation::ServerDeleted, None)?;
         }
-        self.mark_delivered_before(self.scene.now.plus_millis(1), Lifecycle::mark_server_deleted)?;
+        self.mark_delivered_before(self.input.now.plus_millis(1), Lifecycle::mark_server_deleted)?;
         self.wipe_if_unused()
     }
 

@@ -53,7 +53,7 @@ pub struct LinkMachine<S> {
     saved_server: Option<ServerState>,
     is_loaded: bool,
     pub(super) plan: Plan,
-    pub(super) scene: StepInput,
+    pub(super) input: StepInput,
     pub(super) effects: Vec<Effect>,
     pub(super) waits: BTreeMap<Ticket, WaitingCall>,
     /// Commands that this step changed. At the end of the step, the calls that wait for them
@@ -77,7 +77,7 @@ impl<S> fmt::Debug for LinkMachine<S> {
 
 impl<S: Store> LinkMachine<S> {
     /// Creates a machine. Its first step reads the storage.
-    pub fn new(store: S, settings: Settings, random: Random, scene: StepInput) -> Self {
+    pub fn new(store: S, settings: Settings, random: Random, input: StepInput) -> Self {
         Self {
             store,
             settings,
@@ -86,7 +86,7 @@ impl<S: Store> LinkMachine<S> {
             saved_server: None,
             server: None,
             plan: Plan::default(),
-            scene,
+            input,
             effects: Vec::new(),
             waits: BTreeMap::new(),
             changed_commands: BTreeSet::new(),
@@ -108,8 +108,8 @@ impl<S: Store> LinkMachine<S> {
     }
 
     /// Handles an event: writes to the storage, and returns the effects.
-    pub fn step(&mut self, event: LinkEvent, scene: StepInput) -> Vec<Effect> {
-        self.scene = scene;
+    pub fn step(&mut self, event: LinkEvent, input: StepInput) -> Vec<Effect> {
+        self.input = input;
         let ticket = match &event {
             LinkEvent::Call { ticket, .. }
             | LinkEvent::Connect { ticket, .. }
@@ -149,7 +149,7 @@ impl<S: Store> LinkMachine<S> {
         self.is_loaded = false;
         self.log_error("step_failed", json!({}), &failed.0);
         // The alarm repeats the work that is due.
-        self.effects.push(Effect::SetAlarm(self.scene.now.plus(FAILED_STEP_RETRY_DELAY)));
+        self.effects.push(Effect::SetAlarm(self.input.now.plus(FAILED_STEP_RETRY_DELAY)));
     }
 
     fn handle(&mut self, event: LinkEvent) -> Result<()> {
@@ -302,7 +302,7 @@ impl<S: Store> LinkMachine<S> {
     /// The open backhaul connection, and its agent's features.
     pub(super) fn backhaul(&self) -> Option<(u64, Features)> {
         let open = self.server.as_ref()?.backhaul.open?;
-        self.scene.backhaul.filter(|(generation, _)| *generation == open)
+        self.input.backhaul.filter(|(generation, _)| *generation == open)
     }
 
     /// The number of the open connection of a kind.
@@ -311,7 +311,7 @@ impl<S: Store> LinkMachine<S> {
             ConnectionKind::Backhaul => self.backhaul().map(|(generation, _)| generation),
             ConnectionKind::Control => {
                 let open = self.server.as_ref()?.control.open?;
-                self.scene.control.filter(|generation| *generation == open)
+                self.input.control.filter(|generation| *generation == open)
             }
         }
     }
@@ -324,8 +324,8 @@ impl<S: Store> LinkMachine<S> {
 
     /// An audit event of the service itself.
     pub(super) fn service_event(&mut self, action: &str) -> Result<AuditEvent> {
-        let id = id::new(self.scene.now, self.random()?);
-        let event = AuditEvent::new(id, self.scene.now, Source::default(), action);
+        let id = id::new(self.input.now, self.random()?);
+        let event = AuditEvent::new(id, self.input.now, Source::default(), action);
         Ok(event.with_actor(ActorType::Service, None, None))
     }
 

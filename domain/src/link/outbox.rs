@@ -28,7 +28,7 @@ const MAX_BATCHED_FAILURES: u32 = 3;
 /// failure.
 const MAX_RETRY_DELAY: i64 = 60;
 
-/// The notification to a command's batch when D1 has the command's present state.
+/// The notification to a command's batch when D1 has the command's current state.
 fn batch_notice(stored: &StoredCommand) -> Option<BatchNotice> {
     let (life, batch) = (&stored.life, stored.command.batch?);
     let state = life.state();
@@ -42,7 +42,7 @@ fn batch_notice(stored: &StoredCommand) -> Option<BatchNotice> {
 impl<S: Store> LinkMachine<S> {
     /// Schedules a flush, unless one is scheduled.
     pub(super) fn schedule_flush(&mut self) {
-        self.plan.flush.get_or_insert(self.scene.now.plus(FLUSH_DELAY));
+        self.plan.flush.get_or_insert(self.input.now.plus(FLUSH_DELAY));
     }
 
     /// Schedules a flush for a command in this state, unless one is scheduled.
@@ -52,7 +52,7 @@ impl<S: Store> LinkMachine<S> {
         } else {
             FLUSH_DELAY
         };
-        self.plan.flush.get_or_insert(self.scene.now.plus(delay));
+        self.plan.flush.get_or_insert(self.input.now.plus(delay));
     }
 
     /// Flushes the outbox. One flush runs at a time. While commands are being restored, D1 may not
@@ -66,7 +66,7 @@ impl<S: Store> LinkMachine<S> {
         }
         let is_one_by_one = server.failures >= MAX_BATCHED_FAILURES;
         let (mut flushed, mut entries) = (Vec::new(), Vec::new());
-        let reported_by = self.scene.now.minus(RUNNING_FLUSH_DELAY);
+        let reported_by = self.input.now.minus(RUNNING_FLUSH_DELAY);
         for stored in self.store.unflushed(reported_by, MAX_BATCH)? {
             let (id, revision) = (stored.command.id, stored.revision);
             if stored.phase == Phase::Withdrawing {
@@ -128,7 +128,7 @@ impl<S: Store> LinkMachine<S> {
         // Resumes the calls that wait for D1. If D1 failed, they get their reply without waiting
         // for D1.
         self.changed_commands.extend(self.awaited_in_d1());
-        let now = self.scene.now;
+        let now = self.input.now;
         let state = self.state();
         let Some(error) = failure else {
             state.failures = 0;
@@ -146,7 +146,7 @@ impl<S: Store> LinkMachine<S> {
     /// Schedules the next flush if the outbox has entries.
     pub(super) fn plan_flush(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
-        let now = self.scene.now;
+        let now = self.input.now;
         let lacks_facts = server.identity.is_some() && server.facts.revision > server.facts.flushed;
         self.plan.flush = match self.store.next_unflushed()? {
             _ if lacks_facts => Some(now),

@@ -37,7 +37,7 @@ impl<S: Store> LinkMachine<S> {
     ) -> Result<()> {
         loop {
             let Some((generation, features)) = self.backhaul() else { return Ok(()) };
-            let due = self.store.due_waiting(self.scene.now, MAX_CHECKED_TOGETHER)?;
+            let due = self.store.due_waiting(self.input.now, MAX_CHECKED_TOGETHER)?;
             let room = self.settings.max_open_commands.saturating_sub(self.store.count_open()?);
             let due: Vec<_> =
                 due.into_iter().take(usize::try_from(room).unwrap_or(usize::MAX)).collect();
@@ -48,7 +48,7 @@ impl<S: Store> LinkMachine<S> {
                     due.into_iter().take_while(|stored| !is_allowed(&stored)).collect();
                 if !unchecked.is_empty() {
                     // If no answer comes, the alarm repeats the check.
-                    self.plan.deliver = Some(self.scene.now);
+                    self.plan.deliver = Some(self.input.now);
                     if !self.is_request_pending(|request| {
                         matches!(request, PendingRequest::CheckPermissions(_))
                     }) {
@@ -81,7 +81,7 @@ impl<S: Store> LinkMachine<S> {
                 if let Err(error) = other {
                     self.log_error("rights_not_checked", json!({}), &error);
                 }
-                self.plan.deliver = Some(self.scene.now.plus(CHECK_RETRY_DELAY));
+                self.plan.deliver = Some(self.input.now.plus(CHECK_RETRY_DELAY));
                 return Ok(());
             }
         };
@@ -120,7 +120,7 @@ impl<S: Store> LinkMachine<S> {
         };
         if let Some(feature) = stored.command.lacks(inputs.as_ref(), script.as_ref(), features) {
             // When the command was created, another agent was connected, or none.
-            if stored.life.fail_undeliverable(self.scene.now, feature) {
+            if stored.life.fail_undeliverable(self.input.now, feature) {
                 self.add_finish_event(&mut stored)?;
                 self.save(&stored)?;
             }
@@ -128,7 +128,7 @@ impl<S: Store> LinkMachine<S> {
         }
         let before = stored.clone();
         // At most once: `delivered_at` is durable before the message leaves.
-        if stored.life.deliver(self.scene.now) {
+        if stored.life.deliver(self.input.now) {
             let timeout = stored.life.timeout;
             let order = stored.command.order(inputs.as_ref(), script, timeout, features);
             self.save(&stored)?;
@@ -163,7 +163,7 @@ impl<S: Store> LinkMachine<S> {
 
     /// Sets the delivery timer to now if a waiting command is due.
     pub(super) fn schedule_delivery(&mut self) -> Result<()> {
-        let now = self.scene.now;
+        let now = self.input.now;
         if !self.store.due_waiting(now, 1)?.is_empty() {
             self.plan.deliver = Some(now);
         }
@@ -173,13 +173,13 @@ impl<S: Store> LinkMachine<S> {
     /// Whether a new command can be delivered immediately: no due command waits before it, and the
     /// agent has room.
     pub(super) fn has_room(&self) -> Result<bool> {
-        let is_first = self.store.due_waiting(self.scene.now, 1)?.is_empty();
+        let is_first = self.store.due_waiting(self.input.now, 1)?.is_empty();
         self.has_room_if(is_first)
     }
 
     /// Whether an accepted command can be delivered immediately.
     pub(super) fn has_room_for(&self, id: Uuid) -> Result<bool> {
-        let due = self.store.due_waiting(self.scene.now, 1)?;
+        let due = self.store.due_waiting(self.input.now, 1)?;
         self.has_room_if(due.iter().all(|stored| stored.command.id == id))
     }
 

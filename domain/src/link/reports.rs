@@ -30,7 +30,7 @@ impl<S: Store> LinkMachine<S> {
         report: Report,
     ) -> Result<()> {
         self.mark_seen();
-        let now = self.scene.now;
+        let now = self.input.now;
         let answer = match report {
             Report::Whoami => {
                 let commissioned = self.state().facts.commissioned;
@@ -104,7 +104,7 @@ impl<S: Store> LinkMachine<S> {
         chunk: &Chunk,
     ) -> Result<LinkResponse> {
         let Some(stored) = self.find(id)? else { return Ok(self.unknown_command(server, id)) };
-        let now = self.scene.now;
+        let now = self.input.now;
         if stored.accepts_chunk(chunk.seq.into(), now)
             && self.store.add_chunk(&stored, chunk, now)?
         {
@@ -121,7 +121,7 @@ impl<S: Store> LinkMachine<S> {
     /// The reply to a report about a command that the object does not have. The reply is success if
     /// retention may have deleted the command.
     fn unknown_command(&self, server: &ServerIdentity, command: Uuid) -> LinkResponse {
-        if retention::may_be_deleted(command, server.server, self.scene.now) {
+        if retention::may_be_deleted(command, server.server, self.input.now) {
             return LinkResponse::EMPTY;
         }
         LinkResponse::Refused(Refusal::NotFound)
@@ -131,7 +131,7 @@ impl<S: Store> LinkMachine<S> {
     /// may be late. So a connection that was just opened may belong to the new process or to the
     /// previous process.
     fn agent_started(&mut self) -> Result<()> {
-        let now = self.scene.now;
+        let now = self.input.now;
         let facts = &self.state().facts;
         let opened = facts
             .connected_at
@@ -144,7 +144,7 @@ impl<S: Store> LinkMachine<S> {
     /// delivered before the report went to the older process.
     pub(super) fn apply_pending_start(&mut self) -> Result<()> {
         match self.state().agent_started_at.take() {
-            Some(started) if started.plus(START_REPORT_WINDOW) > self.scene.now => {
+            Some(started) if started.plus(START_REPORT_WINDOW) > self.input.now => {
                 self.mark_delivered_before(started, Lifecycle::mark_agent_restarted)
             }
             _ => Ok(()),
@@ -153,7 +153,7 @@ impl<S: Store> LinkMachine<S> {
 
     /// Records that the agent is alive, at most once in each [`Self::seen_interval`].
     pub(super) fn mark_seen(&mut self) {
-        let (now, every) = (self.scene.now, self.seen_interval());
+        let (now, every) = (self.input.now, self.seen_interval());
         let is_recent = |seen: Timestamp| seen.plus_seconds(every) > now;
         if !self.state().facts.last_seen_at.is_some_and(is_recent) {
             self.change_facts(|facts| facts.last_seen_at = Some(now));
@@ -169,7 +169,7 @@ impl<S: Store> LinkMachine<S> {
     /// Records the load of a heartbeat. A heartbeat without a load clears a load that is older than
     /// two heartbeats.
     fn heartbeat(&mut self, load: Option<f64>) {
-        let (now, every) = (self.scene.now, self.seen_interval());
+        let (now, every) = (self.input.now, self.seen_interval());
         let load_at = self.state().facts.load_at;
         let is_older = |seconds| load_at.is_none_or(|at| at.plus_seconds(seconds) <= now);
         let is_due = match load {

@@ -33,7 +33,7 @@ impl<S: Store> LinkMachine<S> {
     /// Starts to restore commands, after the object has applied D1's row of the server. Does
     /// nothing if the object was wiped because D1 has no server and the object has no commands.
     pub(super) fn begin_resync(&mut self, ticket: Ticket) -> Result<()> {
-        let now = self.scene.now;
+        let now = self.input.now;
         if let Some(server) = &mut self.server {
             server.resync = Some(Resync { requested_at: now, after: String::new() });
             server.timers.resync = Some(now);
@@ -50,7 +50,7 @@ impl<S: Store> LinkMachine<S> {
         }) {
             return Ok(());
         }
-        let now = self.scene.now;
+        let now = self.input.now;
         let state = self.state();
         state.timers.resync = None;
         let Some(resync) = state.resync.clone() else { return Ok(()) };
@@ -81,7 +81,7 @@ impl<S: Store> LinkMachine<S> {
         commands: &[StoredCommand],
         answer: D1Result,
     ) -> Result<()> {
-        let now = self.scene.now;
+        let now = self.input.now;
         if let Err(error) = answer {
             self.log_error("d1_not_told", json!({}), &error);
             self.state().timers.resync = Some(now.plus(RESTORE_RETRY_DELAY));
@@ -103,7 +103,7 @@ impl<S: Store> LinkMachine<S> {
     /// the meantime are deleted from D1 again.
     pub(super) fn restored_late(&mut self, commands: &[StoredCommand]) -> Result<()> {
         if self.server.is_some() {
-            let requested_at = self.scene.now;
+            let requested_at = self.input.now;
             let state = self.state();
             state.resync = Some(Resync { requested_at, after: String::new() });
             state.timers.resync = Some(requested_at);

@@ -143,7 +143,7 @@ pub trait Store {
     /// Skips `offset` kept chunks, starting at `from`. Returns the `seq` of the next kept chunk.
     fn find_chunk(&self, stored: &StoredCommand, from: u64, offset: u64) -> Result<Option<u64>>;
     /// Kept chunks, starting at `from`, ordered by `seq`.
-    fn chunks(&self, stored: &StoredCommand, from: u64, most: ReadLimit) -> Result<Vec<Chunk>>;
+    fn chunks(&self, stored: &StoredCommand, from: u64, limit: ReadLimit) -> Result<Vec<Chunk>>;
     /// The output of a command that has arrived so far.
     fn output(&self, stored: &StoredCommand) -> Result<Output>;
     /// The SHA-256 of a command's output. Returns `None` while more output is expected. `is_late`:

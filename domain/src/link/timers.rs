@@ -19,7 +19,7 @@ impl<S: Store> LinkMachine<S> {
     pub(super) fn alarm(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
         let timers = server.timers.clone();
-        let now = self.scene.now;
+        let now = self.input.now;
         let is_due = |at: Option<_>| at.is_some_and(|at| at <= now);
         if is_due(timers.revalidate) {
             self.revalidate_identity()?;
@@ -45,7 +45,7 @@ impl<S: Store> LinkMachine<S> {
     }
 
     fn serve_due_commands(&mut self) -> Result<()> {
-        let now = self.scene.now;
+        let now = self.input.now;
         let mut is_agent_silent = false;
         for mut stored in self.store.with_due_timer(now, MAX_BATCH)? {
             let id = stored.command.id;
@@ -90,7 +90,7 @@ impl<S: Store> LinkMachine<S> {
     pub(super) fn set_alarm(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };
         let timers = server.timers.clone();
-        let answered_by = self.scene.now.plus(D1_TIMEOUT);
+        let answered_by = self.input.now.plus(D1_TIMEOUT);
         let unless = |at: Option<Timestamp>, is_of_kind: fn(&PendingRequest) -> bool| {
             at.map(|at| if self.is_request_pending(is_of_kind) { at.max(answered_by) } else { at })
         };

@@ -91,12 +91,12 @@ impl<S: Store> LinkMachine<S> {
     /// timer ran out.
     pub(super) fn resume(&mut self, ticket: Ticket, is_timer: bool) -> Result<()> {
         let Some(wait) = self.waits.remove(&ticket) else { return Ok(()) };
-        if is_timer && let Some(until) = wait.until.filter(|until| *until > self.scene.now) {
+        if is_timer && let Some(until) = wait.until.filter(|until| *until > self.input.now) {
             self.effects.push(Effect::StartCallTimer(ticket, until));
             self.waits.insert(ticket, wait);
             return Ok(());
         }
-        let is_timed_out = wait.until.is_some_and(|until| until <= self.scene.now);
+        let is_timed_out = wait.until.is_some_and(|until| until <= self.input.now);
         match wait.waits_for {
             WaitsFor::Recorded(live) if is_timed_out || !self.is_recording(live.id) => {
                 self.answer_live(ticket, live)
@@ -114,12 +114,12 @@ impl<S: Store> LinkMachine<S> {
                     Ok(())
                 }
                 _ => {
-                    let until = self.scene.now.plus(LATE_OUTPUT_TIMEOUT);
+                    let until = self.input.now.plus(LATE_OUTPUT_TIMEOUT);
                     self.await_output(ticket, id, until, then)
                 }
             },
             WaitsFor::Output(id, then) => {
-                let until = wait.until.unwrap_or(self.scene.now);
+                let until = wait.until.unwrap_or(self.input.now);
                 self.await_output(ticket, id, until, then)
             }
             WaitsFor::D1Copy(id, then) => {
@@ -127,7 +127,7 @@ impl<S: Store> LinkMachine<S> {
                 if is_timed_out || is_failing {
                     return self.finish(ticket, id, then);
                 }
-                let until = wait.until.unwrap_or(self.scene.now);
+                let until = wait.until.unwrap_or(self.input.now);
                 self.await_d1_until(ticket, id, until, then)
             }
             WaitsFor::NextOutput(follow, until) => self.follow_until(ticket, follow, until, false),
@@ -142,7 +142,7 @@ impl<S: Store> LinkMachine<S> {
     /// Replies with a command's live fields, after the command is recorded.
     pub(super) fn live(&mut self, ticket: Ticket, live: ReadLiveFields) -> Result<()> {
         if self.is_recording(live.id) {
-            let until = self.scene.now.plus(RECORDED_TIMEOUT);
+            let until = self.input.now.plus(RECORDED_TIMEOUT);
             self.wait(ticket, Some(until), WaitsFor::Recorded(live));
             return Ok(());
         }
@@ -165,7 +165,7 @@ impl<S: Store> LinkMachine<S> {
         if let Some(seconds) = seconds.filter(|seconds| *seconds > 0)
             && self.find(id)?.is_some_and(|stored| !stored.life.state().is_final())
         {
-            let until = self.scene.now.plus_seconds(seconds.into());
+            let until = self.input.now.plus_seconds(seconds.into());
             self.wait(ticket, Some(until), WaitsFor::End(id, then));
             return Ok(());
         }
@@ -180,7 +180,7 @@ impl<S: Store> LinkMachine<S> {
         until: Timestamp,
         then: AfterWait,
     ) -> Result<()> {
-        if until > self.scene.now && self.find(id)?.is_some_and(|stored| stored.awaits_output()) {
+        if until > self.input.now && self.find(id)?.is_some_and(|stored| stored.awaits_output()) {
             self.wait(ticket, Some(until), WaitsFor::Output(id, then));
             return Ok(());
         }
@@ -191,7 +191,7 @@ impl<S: Store> LinkMachine<S> {
     /// (contract 8.1). If D1 does not answer in time, the call gets its reply without D1, and the
     /// outbox continues.
     pub(super) fn await_d1(&mut self, ticket: Ticket, id: Uuid, then: AfterWait) -> Result<()> {
-        self.await_d1_until(ticket, id, self.scene.now.plus(D1_COPY_TIMEOUT), then)
+        self.await_d1_until(ticket, id, self.input.now.plus(D1_COPY_TIMEOUT), then)
     }
 
     fn await_d1_until(
@@ -239,7 +239,7 @@ impl<S: Store> LinkMachine<S> {
                 }
             }
             AfterWait::EndStream(follow) => {
-                let now = self.scene.now;
+                let now = self.input.now;
                 self.follow_until(ticket, follow, now, true)
             }
         }

@@ -29,22 +29,22 @@ const WEEKDAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
 /// What one field of an expression accepts.
 struct Field {
     name: &'static str,
-    least: u32,
-    most: u32,
-    /// Names of the values, starting with `least`.
+    min: u32,
+    max: u32,
+    /// Names of the values, starting with `min`.
     names: &'static [&'static str],
     accepted: &'static str,
 }
 
 const FIELDS: [Field; 5] = [
-    Field { name: "minute", least: 0, most: 59, names: &[], accepted: "0-59" },
-    Field { name: "hour", least: 0, most: 23, names: &[], accepted: "0-23" },
-    Field { name: "day of month", least: 1, most: 31, names: &[], accepted: "1-31 and L" },
-    Field { name: "month", least: 1, most: 12, names: &MONTHS, accepted: "1-12 and JAN-DEC" },
+    Field { name: "minute", min: 0, max: 59, names: &[], accepted: "0-59" },
+    Field { name: "hour", min: 0, max: 23, names: &[], accepted: "0-23" },
+    Field { name: "day of month", min: 1, max: 31, names: &[], accepted: "1-31 and L" },
+    Field { name: "month", min: 1, max: 12, names: &MONTHS, accepted: "1-12 and JAN-DEC" },
     Field {
         name: "day of week",
-        least: 0,
-        most: 7,
+        min: 0,
+        max: 7,
         names: &WEEKDAYS,
         accepted: "0-7, SUN-SAT, the last (FRIL) and the nth of the month (FRI#2)",
     },
@@ -79,7 +79,7 @@ pub enum Clock {
 /// A cron expression: the set of local minutes that match.
 ///
 /// If the day of the month and the day of the week are both restricted, a day needs to match only
-/// one of them. Only a bare `*` is no restriction: `*/2` is one.
+/// one of them. Only a bare `*` restricts nothing. `*/2` is a restriction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Expression {
     /// Bit n stands for minute n.
@@ -284,9 +284,9 @@ fn check_item(
         None => (item, None),
     };
     if let Some(step) = step {
-        let most = field.most - field.least + 1;
-        if !number(step).is_some_and(|step| (1..=most).contains(&step)) {
-            return wrong(&format!("needs a step of 1 to {most}"));
+        let max_step = field.max - field.min + 1;
+        if !number(step).is_some_and(|step| (1..=max_step).contains(&step)) {
+            return wrong(&format!("needs a step of 1 to {max_step}"));
         }
         if base != "*" && !base.contains('-') {
             return wrong("has a step without a range; use */n or a-b/n");
@@ -303,7 +303,7 @@ fn check_item(
         }
         if let Some(day) = last.or(nth.map(|(day, _)| day)) {
             return match value(field, day, false) {
-                Some(day) if day <= field.most => Ok(()),
+                Some(day) if day <= field.max => Ok(()),
                 _ if day.is_empty() => wrong("needs a day, such as FRIL"),
                 _ => unknown(),
             };
@@ -314,8 +314,8 @@ fn check_item(
     let (Some(first), Some(last)) = (value(field, from, false), value(field, to, is_range)) else {
         return unknown();
     };
-    if first < field.least || last < field.least || first > field.most || last > field.most {
-        return wrong(&format!("is outside {}-{}", field.least, field.most));
+    if first < field.min || last < field.min || first > field.max || last > field.max {
+        return wrong(&format!("is outside {}-{}", field.min, field.max));
     }
     if first > last {
         return wrong("runs backwards; write it as two ranges");
@@ -326,8 +326,8 @@ fn check_item(
 /// Converts a name or a number to the value. At the end of a range, `SUN` is 7.
 fn value(field: &Field, word: &str, is_end: bool) -> Option<u32> {
     match field.names.iter().position(|name| name.eq_ignore_ascii_case(word)) {
-        Some(0) if is_end && field.most == 7 => Some(7),
-        Some(position) => Some(field.least + u32::try_from(position).ok()?),
+        Some(0) if is_end && field.max == 7 => Some(7),
+        Some(position) => Some(field.min + u32::try_from(position).ok()?),
         None => number(word),
     }
 }

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::claim::{Admission, MISSED_AFTER_SECONDS, PassedDueTimes, admit};
-use super::{Outcome, Timing};
+use super::{RunOutcome, Timing};
 use crate::time::Timestamp;
 
 const DISABLED_REASON: &str = "The schedule was disabled before the run could start.";
@@ -17,7 +17,7 @@ const ENDED_REASON: &str = "The schedule ended before the run could start.";
 
 /// What a decision needs to know about a schedule.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Progress {
+pub struct ScheduleProgress {
     #[serde(flatten)]
     pub timing: Timing,
     /// The first due time about which nothing was decided.
@@ -32,7 +32,7 @@ pub struct Progress {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Skipped {
     pub due_at: Timestamp,
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     pub reason: String,
 }
 
@@ -46,7 +46,7 @@ pub struct Decision {
     pub queued: Option<Timestamp>,
 }
 
-impl Progress {
+impl ScheduleProgress {
     /// Decides about the queued run, or else about the due times up to `now`. Returns `None` if
     /// there is nothing to decide. `next` returns the first due time after a moment.
     pub fn decide(
@@ -72,7 +72,7 @@ impl Progress {
         decision.next_due = passed.next;
         let (start, missed) = passed.decide(timing.misfire);
         if let Some((due_at, reason)) = missed {
-            decision.skip(due_at, Outcome::Missed, &reason);
+            decision.skip(due_at, RunOutcome::Missed, &reason);
         }
         let Some(due_at) = start else { return Some(decision) };
         if let Some((outcome, reason)) = timing.obstacle(due_at, now) {
@@ -82,7 +82,7 @@ impl Progress {
         match admit(timing.overlap, is_running, queued.is_some()) {
             Admission::Start => decision.start = Some(due_at),
             Admission::Wait => decision.queued = Some(due_at),
-            Admission::Skip(reason) => decision.skip(due_at, Outcome::Skipped, reason),
+            Admission::Skip(reason) => decision.skip(due_at, RunOutcome::Skipped, reason),
         }
         Some(decision)
     }
@@ -90,7 +90,7 @@ impl Progress {
 
 impl Decision {
     /// Adds a history entry for a due time without a start.
-    fn skip(&mut self, due_at: Timestamp, outcome: Outcome, reason: &str) {
+    fn skip(&mut self, due_at: Timestamp, outcome: RunOutcome, reason: &str) {
         self.skipped.push(Skipped { due_at, outcome, reason: reason.to_owned() });
     }
 
@@ -98,7 +98,7 @@ impl Decision {
     #[must_use]
     pub fn refused(mut self, reason: &str) -> Self {
         if let Some(due_at) = self.start.take() {
-            self.skip(due_at, Outcome::Refused, reason);
+            self.skip(due_at, RunOutcome::Refused, reason);
         }
         self
     }
@@ -119,16 +119,16 @@ impl Timing {
     }
 
     /// Why a run must not start now, if there is a reason.
-    fn obstacle(&self, due_at: Timestamp, now: Timestamp) -> Option<(Outcome, &'static str)> {
+    fn obstacle(&self, due_at: Timestamp, now: Timestamp) -> Option<(RunOutcome, &'static str)> {
         let Self { enabled, starts_at, ends_at, .. } = *self;
         let is_outside = starts_at.is_some_and(|start| due_at < start)
             || ends_at.is_some_and(|end| end < due_at);
         if !enabled {
-            Some((Outcome::Skipped, DISABLED_REASON))
+            Some((RunOutcome::Skipped, DISABLED_REASON))
         } else if is_outside {
-            Some((Outcome::Skipped, OUTSIDE_REASON))
+            Some((RunOutcome::Skipped, OUTSIDE_REASON))
         } else if ends_at.is_some_and(|end| end.plus_seconds(MISSED_AFTER_SECONDS) < now) {
-            Some((Outcome::Missed, ENDED_REASON))
+            Some((RunOutcome::Missed, ENDED_REASON))
         } else {
             None
         }

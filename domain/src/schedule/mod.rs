@@ -47,7 +47,7 @@ pub enum Overlap {
 /// What happened at a due time, as the run history shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum RunOutcome {
     Started,
     /// Not started because of `overlap`, or because the schedule was disabled or changed.
     Skipped,

@@ -91,7 +91,7 @@ fn next_fixed(expression: &Expression, zone: &impl Zone, after: i64) -> Option<i
 }
 
 /// Returns the highest reading up to a moment. If the clock was set back shortly before, it is
-/// higher than the present reading.
+/// higher than the current reading.
 fn highest_reading(zone: &impl Zone, moment: i64) -> i64 {
     let present = moment + zone.offset_at(moment);
     if zone.offset_at(moment - MAX_OFFSET_CHANGE) <= zone.offset_at(moment) {

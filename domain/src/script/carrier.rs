@@ -12,8 +12,8 @@ pub const MAX_CARRIED_BODY: usize = 90 * 1024;
 /// A line that writes the body to a private file, runs it and deletes the file. A shell reads no
 /// character of the body: it is base64.
 ///
-/// The last command is `exit`, so that no shell replaces itself by the interpreter and forgets the
-/// trap. A body of more than [`MAX_CARRIED_BODY`] does not fit.
+/// The last command is `exit`, so that no shell replaces itself with the interpreter and forgets
+/// the trap. A body of more than [`MAX_CARRIED_BODY`] does not fit.
 pub fn carrier_line(script: &Script) -> String {
     let interpreter: Vec<String> =
         script.interpreter.split_ascii_whitespace().map(str::to_owned).collect();

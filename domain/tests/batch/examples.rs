@@ -1,4 +1,4 @@
-//! Examples.
+//! Batches whose inputs are written down step by step.
 
 use farhand_domain::batch::event::{BatchState, Event};
 use farhand_domain::batch::limits::Limits;

@@ -67,7 +67,7 @@ pub enum Op {
     },
     DisconnectAndWipe,
     Suspend(bool),
-    /// An agent reports. `age` chooses the present key (0) or an older key.
+    /// An agent reports. `age` chooses the current key (0) or an older key.
     Ack {
         command: u8,
         age: u8,
@@ -128,7 +128,7 @@ pub enum Op {
     Fill,
     /// D1 refuses users' changes of the server, or accepts them again.
     Forbid(bool),
-    /// The present state of D1 is saved.
+    /// The current state of D1 is saved.
     Snapshot,
     /// D1 is restored to the snapshot, and a resync begins.
     RestoreD1,

@@ -48,14 +48,14 @@ impl World {
         {
             self.call(CallKind::DisconnectAndWipe, LinkRequest::DisconnectAndWipe)?;
         }
-        let is_dead = |what: &CallKind| {
-            if let CallKind::DeleteOld { ids } = what { ids.clone() } else { vec![] }
+        let ids_to_delete = |kind: &CallKind| {
+            if let CallKind::DeleteOld { ids } = kind { ids.clone() } else { vec![] }
         };
         let ids: Vec<Uuid> = self
             .calls
             .values()
             .filter(|call| call.is_dead)
-            .flat_map(|call| is_dead(&call.kind))
+            .flat_map(|call| ids_to_delete(&call.kind))
             .collect();
         let ids: Vec<Uuid> =
             ids.into_iter().filter(|id| !self.store().rows.contains_key(id)).collect();

@@ -295,14 +295,14 @@ impl Store for MemoryStore {
         Ok(self.chunks_from(stored, from).nth(offset as usize).map(|(seq, _)| u64::from(*seq)))
     }
 
-    fn chunks(&self, stored: &StoredCommand, from: u64, most: ReadLimit) -> Result<Vec<Chunk>> {
+    fn chunks(&self, stored: &StoredCommand, from: u64, limit: ReadLimit) -> Result<Vec<Chunk>> {
         let mut chunks: Vec<Chunk> = Vec::new();
         let mut bytes = 0;
         for (seq, content) in self.chunks_from(stored, from) {
             let is_after_gap = chunks.last().is_some_and(|last| last.seq + 1 != *seq);
-            if chunks.len() as u64 >= most.chunks
-                || bytes > most.bytes
-                || (most.until_gap && is_after_gap)
+            if chunks.len() as u64 >= limit.chunks
+                || bytes > limit.bytes
+                || (limit.until_gap && is_after_gap)
             {
                 break;
             }

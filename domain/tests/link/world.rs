@@ -122,7 +122,7 @@ pub struct World {
     pub commands: Vec<Uuid>,
     /// How often each command was sent.
     pub sent: BTreeMap<Uuid, u32>,
-    /// The request to D1 whose answer the present step handles: when it was sent, the request, and
+    /// The request to D1 whose answer the current step handles: when it was sent, the request, and
     /// the answer.
     pub answered: Option<(Timestamp, Box<D1Request>, D1Answer)>,
     /// The number of key changes.
@@ -175,10 +175,10 @@ fn random(seed: u64) -> Random {
 impl Default for World {
     fn default() -> Self {
         let now = Timestamp::from_millis(1_795_000_000_000);
-        let scene = StepInput { now, backhaul: None, control: None };
+        let input = StepInput { now, backhaul: None, control: None };
         Self {
             now,
-            link: LinkMachine::new(MemoryStore::default(), settings(), random(1), scene),
+            link: LinkMachine::new(MemoryStore::default(), settings(), random(1), input),
             d1: D1::new("key-0"),
             snapshot: None,
             sockets: vec![],
@@ -244,7 +244,7 @@ impl World {
         Ok(ticket)
     }
 
-    fn scene(&self) -> StepInput {
+    fn input(&self) -> StepInput {
         let newest = |kind| {
             let there =
                 self.sockets.iter().filter(move |socket| socket.is_open && socket.kind == kind);
@@ -275,7 +275,7 @@ impl World {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let wipes = self.store().wipes;
-            let effects = self.link.step(event, self.scene());
+            let effects = self.link.step(event, self.input());
             if before.is_some() {
                 break;
             }
@@ -399,7 +399,7 @@ impl World {
         ensure!(call.answer.is_none() && !call.is_dead, "call {ticket} is accepted twice");
         call.answer = Some(LinkResponse::EMPTY);
         let CallKind::Connect { kind: asked, key, features: announced } = call.kind.clone() else {
-            return Err("a call that is no connection is accepted".to_owned());
+            return Err("a call that is not a connection is accepted".to_owned());
         };
         ensure!(asked == kind && announced == features, "another connection is accepted");
         ensure!(!self.history.revoked.contains(&key), "an agent with a revoked key is accepted");
@@ -466,7 +466,7 @@ impl World {
         self.history.lives.retain(|id, _| store.rows.contains_key(id));
         self.history.is_fresh = true;
         let seed = self.last_ticket << 32 | self.now.as_millis();
-        self.link = LinkMachine::new(store, settings(), random(seed), self.scene());
+        self.link = LinkMachine::new(store, settings(), random(seed), self.input());
         Ok(())
     }
 

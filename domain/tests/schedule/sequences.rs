@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use farhand_domain::schedule::cron::Expression;
-use farhand_domain::schedule::decision::{Decision, Progress};
+use farhand_domain::schedule::decision::{Decision, ScheduleProgress};
 use farhand_domain::schedule::next::next_due;
 use farhand_domain::schedule::zone::Utc;
-use farhand_domain::schedule::{Misfire, Outcome, Overlap, Timing};
+use farhand_domain::schedule::{Misfire, Overlap, RunOutcome, Timing};
 use farhand_domain::time::Timestamp;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -26,7 +26,7 @@ macro_rules! ensure {
     };
 }
 
-/// An operation. Numbers choose among what there is.
+/// An operation. Numbers choose among the existing objects.
 #[derive(Clone, Debug)]
 enum Op {
     /// Time passes. The alarm goes off each time that it is due.
@@ -70,7 +70,7 @@ fn ops() -> impl Strategy<Value = Op> {
 #[derive(Clone)]
 struct Schedule {
     cron: &'static str,
-    progress: Progress,
+    progress: ScheduleProgress,
     revision: u64,
 }
 
@@ -80,7 +80,7 @@ struct World {
     row: Schedule,
     /// Decisions with the revision of the row that they were made for.
     decisions: Vec<(u64, Decision)>,
-    history: BTreeMap<Timestamp, Outcome>,
+    history: BTreeMap<Timestamp, RunOutcome>,
     /// The batches by due time, and whether they ended.
     batches: BTreeMap<Timestamp, bool>,
 }
@@ -95,7 +95,7 @@ impl World {
             misfire: Misfire::Skip,
             overlap: Overlap::Skip,
         };
-        let progress = Progress { timing, next_due: None, queued: None, is_running: false };
+        let progress = ScheduleProgress { timing, next_due: None, queued: None, is_running: false };
         let row = Schedule { cron: EXPRESSIONS[0], progress, revision: 0 };
         let expressions = EXPRESSIONS.map(|text| (text, Expression::parse(text).unwrap()));
         let mut world = Self {
@@ -157,7 +157,7 @@ impl World {
             self.row.progress.next_due,
             self.now,
         );
-        self.row.progress = Progress { timing, next_due, ..self.row.progress.clone() };
+        self.row.progress = ScheduleProgress { timing, next_due, ..self.row.progress.clone() };
         self.row.revision += 1;
     }
 
@@ -166,7 +166,8 @@ impl World {
     }
 
     fn decide(&mut self, is_refused: bool) {
-        let progress = Progress { is_running: self.is_running(), ..self.row.progress.clone() };
+        let progress =
+            ScheduleProgress { is_running: self.is_running(), ..self.row.progress.clone() };
         if let Some(decision) = progress.decide(self.next(), self.now) {
             let decision = if is_refused { decision.refused("No permission.") } else { decision };
             self.decisions.push((self.row.revision, decision));
@@ -186,7 +187,7 @@ impl World {
             ensure!(self.batches.insert(due_at, false).is_none(), "{due_at} starts again");
         }
         let skipped = decision.skipped.iter().map(|skipped| (skipped.due_at, skipped.outcome));
-        let started = decision.start.map(|due_at| (due_at, Outcome::Started));
+        let started = decision.start.map(|due_at| (due_at, RunOutcome::Started));
         for (due_at, outcome) in skipped.chain(started) {
             ensure!(self.history.insert(due_at, outcome).is_none(), "{due_at} is recorded again");
         }
@@ -197,7 +198,7 @@ impl World {
     }
 
     /// The due times that the decision handles are those that the rules require.
-    fn check_decision(&self, old: &Progress, decision: &Decision) -> Check {
+    fn check_decision(&self, old: &ScheduleProgress, decision: &Decision) -> Check {
         if old.queued.is_some() && decision.queued != old.queued {
             // A decision about the queued run. It leaves the due times to the next decision.
             ensure!(decision.next_due == old.next_due, "two decisions in one");
@@ -238,7 +239,7 @@ impl World {
 
     /// When the object sets its alarm: at the next due time, and soon while a run is queued.
     fn alarm(&self) -> Option<Timestamp> {
-        let Progress { next_due, queued, .. } = self.row.progress;
+        let ScheduleProgress { next_due, queued, .. } = self.row.progress;
         let recheck = queued.map(|_| self.now.plus_seconds(5));
         let next_due = next_due.filter(|_| self.row.progress.timing.enabled);
         next_due.into_iter().chain(recheck).min()
@@ -276,7 +277,7 @@ impl World {
             self.pass()?;
             self.batches.values_mut().for_each(|is_ended| *is_ended = true);
         }
-        let Progress { next_due, queued, ref timing, .. } = self.row.progress;
+        let ScheduleProgress { next_due, queued, ref timing, .. } = self.row.progress;
         ensure!(queued.is_none(), "{queued:?} waits for nothing");
         ensure!(
             !timing.enabled || next_due.is_none_or(|due| due > self.now),
@@ -284,7 +285,7 @@ impl World {
         );
         for due_at in self.batches.keys() {
             let outcome = self.history.get(due_at);
-            ensure!(outcome == Some(&Outcome::Started), "the batch of {due_at} has {outcome:?}");
+            ensure!(outcome == Some(&RunOutcome::Started), "the batch of {due_at} has {outcome:?}");
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use farhand_sql::command_counts::{behind, distance};
 use crate::data::{Dice, Variant, count, database, delete, list_of, run, statement};
 use crate::model::{Model, SCHEDULES, TIMES, WORDS};
 
-/// The id of no batch.
+/// An id that no batch has.
 const UNKNOWN_BATCH: &str = "0000000c-0000-7000-8000-000000000000";
 
 /// A query of a few random parameters.
@@ -75,7 +75,7 @@ fn every_list_is_that_of_a_naive_model() {
         let all = model.answer(&query, caller);
         let size = 1 + dice.roll(30);
         let page = dice.roll(3).min(all.len() / size);
-        // Another branch reads pages from the offset 10,000 on.
+        // Another branch of the query reads pages from offset 10,000 on.
         let offset = if dice.once_in(20) { 10_000 + page * size } else { page * size };
         let context = format!("round {round}, {}: {query:?}, {size} from {offset}", caller.name);
         let list = list_of(&query);

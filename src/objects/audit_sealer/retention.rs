@@ -15,8 +15,8 @@ use crate::platform::log;
 use crate::store::Progress;
 use crate::store::audit_chain;
 
-/// Events before this time are to be deleted, according to a retention setting. Returns `None` if
-/// all events are to be kept. An invalid setting keeps all events and is logged.
+/// The time before which a retention setting deletes events. Returns `None` if the setting keeps
+/// all events. An invalid setting keeps all events and is logged.
 pub(super) fn kept_until(env: &Env, workspace: i64, setting: &str) -> Option<Timestamp> {
     platform::retention_cutoff(env, setting).unwrap_or_else(|error| {
         // Not an error of this pass: a retry does not help. An operator must correct the setting.

@@ -45,12 +45,12 @@ const MAX_FOLLOW_MILLIS: u64 = 30_000;
 
 #[durable_object]
 pub struct Batch {
-    shell: Rc<Shell>,
+    shell: Rc<BatchShell>,
 }
 
 /// Holds the machine. It is used through an `Rc`, because background tasks outlive the request that
 /// starts them.
-struct Shell {
+struct BatchShell {
     state: State,
     env: Env,
     alarm: Alarm,
@@ -74,7 +74,7 @@ struct Inner {
 
 impl DurableObject for Batch {
     fn new(state: State, env: Env) -> Self {
-        let shell = Shell {
+        let shell = BatchShell {
             state,
             env,
             alarm: Alarm::default(),
@@ -129,7 +129,7 @@ impl DurableObject for Batch {
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-impl Shell {
+impl BatchShell {
     fn sql(&self) -> worker::SqlStorage {
         self.state.storage().sql()
     }

@@ -21,7 +21,7 @@ const SCHEDULES_PER_STEP: u64 = 50;
 const MAX_STEPS: u32 = 100;
 /// The maximum number of concurrent transactions, and of concurrent calls of objects.
 const MAX_CONCURRENT: usize = 6;
-/// The storage key of the batches whose objects are to be called.
+/// The storage key of the batches whose objects the scheduler must still call.
 const STARTING_KEY: &str = "starting";
 /// The shortest and the longest time between two checks whether a queued run can start, in seconds.
 const MIN_RECHECK: f64 = 2.0;
@@ -85,7 +85,7 @@ impl Scheduler {
         results.into_iter().collect::<Result<(), _>>().map(|()| !due.is_empty())
     }
 
-    /// The batches whose objects are to be called.
+    /// The batches whose objects the scheduler must still call.
     async fn starting(&self) -> Result<Vec<Uuid>, Error> {
         Ok(self.state.storage().get(STARTING_KEY).await?.unwrap_or_default())
     }

@@ -1,7 +1,7 @@
 //! One run: what happens to a schedule that is due, and the transaction that writes it.
 
 use farhand_domain::audit::{AuditEvent, AuditOutcome, Source};
-use farhand_domain::batch_request::{BatchSpec, Candidates, Plan, authorize};
+use farhand_domain::batch_request::{BatchPlan, BatchSpec, Candidates, authorize};
 use farhand_domain::caller::Caller;
 use farhand_domain::command::Origin;
 use farhand_domain::command_end::Denial;
@@ -50,7 +50,7 @@ struct PlannedRun {
     batch: Uuid,
     caller: Caller,
     origin: Origin,
-    plan: Plan,
+    plan: BatchPlan,
 }
 
 /// A schedule that is due, and what happens to it.
@@ -270,7 +270,7 @@ fn plan(
 
 /// The result of a transaction. If the schedule has changed, nothing was written. That is no error:
 /// the next step of the pass reads the schedule again.
-fn outcome(result: Result<Vec<db::Outcome>, Failure>) -> Result<(), Error> {
+fn outcome(result: Result<Vec<db::StatementResult>, Failure>) -> Result<(), Error> {
     match result {
         Err(failure) if !schedule_runs::is_outdated(&failure) => Err(failure.into()),
         _ => Ok(()),

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::tables::{Tables, failed, text};
 
-/// The maximum number of commands whose sums are in memory. Beyond it, all are read again.
+/// The maximum number of commands whose sums are in memory. Beyond it, all sums are dropped.
 const MAX_COMMANDS: usize = 1_000;
 
 #[derive(Deserialize)]

@@ -3,7 +3,7 @@
 //! All events of a server pass through its object, so they have a total order. The state machine in
 //! `farhand_domain::link` makes the decisions and never calls the platform. This module passes each
 //! event to the machine and carries out the effects that the machine returns. Only
-//! `Shell::carry_out` carries out effects, and only `Shell::query_d1` calls D1.
+//! `LinkShell::carry_out` carries out effects, and only `LinkShell::query_d1` calls D1.
 //!
 //! The writes of one step to the object's SQLite database commit together, because there is no
 //! `await` between them. The platform delays all responses and requests of the object until these
@@ -55,12 +55,12 @@ const MAX_OPEN_COMMANDS: u64 = 200;
 
 #[durable_object]
 pub struct ServerLink {
-    shell: Rc<Shell>,
+    shell: Rc<LinkShell>,
 }
 
 /// Holds the machine. It is used through an `Rc`, because background tasks outlive the request that
 /// starts them.
-struct Shell {
+struct LinkShell {
     state: Rc<State>,
     env: Env,
     /// The machine; `None` until the first event.
@@ -68,29 +68,29 @@ struct Shell {
     alarm: Rc<Alarm>,
     last_ticket: Cell<Ticket>,
     /// Calls that have no outcome yet.
-    calls: RefCell<HashMap<Ticket, oneshot::Sender<Outcome>>>,
+    calls: RefCell<HashMap<Ticket, oneshot::Sender<CallOutcome>>>,
     /// The timers of calls. Dropping a sender stops its timer.
     timers: RefCell<HashMap<Ticket, oneshot::Sender<()>>>,
 }
 
 /// The outcome of a call.
-enum Outcome {
+enum CallOutcome {
     Answer(LinkResponse),
     /// The agent's end of its connection.
     Socket(WebSocket),
 }
 
-/// The effects that need an `await`. [`Shell::run`] carries them out in the order of the fields.
+/// The effects that need an `await`. [`LinkShell::run`] carries them out in the order of the fields.
 #[derive(Default)]
 struct AwaitedEffects {
     alarm: Option<Timestamp>,
-    outcomes: Vec<(Ticket, Outcome)>,
+    outcomes: Vec<(Ticket, CallOutcome)>,
     requests: Vec<(RequestId, Box<D1Request>)>,
 }
 
 impl DurableObject for ServerLink {
     fn new(state: State, env: Env) -> Self {
-        let shell = Shell {
+        let shell = LinkShell {
             state: Rc::new(state),
             env,
             link: RefCell::default(),
@@ -170,20 +170,20 @@ impl ServerLink {
             let kind = if is_control { ConnectionKind::Control } else { ConnectionKind::Backhaul };
             let connects = |ticket| LinkEvent::Connect { ticket, identity, kind, request_id };
             return match self.call(connects).await {
-                Outcome::Socket(client) => Response::from_websocket(client),
-                Outcome::Answer(LinkResponse::Refused(Refusal::InvalidAgent)) => {
+                CallOutcome::Socket(client) => Response::from_websocket(client),
+                CallOutcome::Answer(LinkResponse::Refused(Refusal::InvalidAgent)) => {
                     Ok(Response::empty()?.with_status(403))
                 }
-                Outcome::Answer(LinkResponse::Failed(cause)) => {
+                CallOutcome::Answer(LinkResponse::Failed(cause)) => {
                     Err(worker::Error::RustError(cause))
                 }
-                Outcome::Answer(_) => Ok(Response::empty()?.with_status(503)),
+                CallOutcome::Answer(_) => Ok(Response::empty()?.with_status(503)),
             };
         }
         let ask: Box<LinkRequest> = serde_json::from_slice(&request.bytes().await?)?;
         match self.call(|ticket| LinkEvent::Call { ticket, ask }).await {
-            Outcome::Answer(answer) => Response::from_json(&answer),
-            Outcome::Socket(_) => {
+            CallOutcome::Answer(answer) => Response::from_json(&answer),
+            CallOutcome::Socket(_) => {
                 Err(worker::Error::RustError("a call got a connection".to_owned()))
             }
         }
@@ -191,7 +191,7 @@ impl ServerLink {
 
     /// Passes a call to the machine and waits for its outcome. Remaining work continues in the
     /// background after that.
-    async fn call(&self, event: impl FnOnce(Ticket) -> LinkEvent) -> Outcome {
+    async fn call(&self, event: impl FnOnce(Ticket) -> LinkEvent) -> CallOutcome {
         let ticket = self.shell.last_ticket.get() + 1;
         self.shell.last_ticket.set(ticket);
         let (sender, outcome) = oneshot::channel();
@@ -204,7 +204,8 @@ impl ServerLink {
             }
             Either::Right(((), outcome)) => outcome.await,
         };
-        outcome.unwrap_or_else(|_| Outcome::Answer(LinkResponse::Failed("no answer".to_owned())))
+        outcome
+            .unwrap_or_else(|_| CallOutcome::Answer(LinkResponse::Failed("no answer".to_owned())))
     }
 
     async fn on_closed(&self, socket: &WebSocket) {
@@ -214,7 +215,7 @@ impl ServerLink {
     }
 }
 
-impl Shell {
+impl LinkShell {
     /// Passes an event to the machine immediately. The returned future carries out the awaited
     /// effects.
     fn run(self: Rc<Self>, event: LinkEvent) -> Pin<Box<dyn Future<Output = ()>>> {
@@ -270,14 +271,14 @@ impl Shell {
         let mut awaited = AwaitedEffects::default();
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            let scene = sockets::scene(&self.state);
+            let input = sockets::input(&self.state);
             let mut link = self.link.borrow_mut();
             let effects = match &mut *link {
-                Some(link) => link.step(event, scene),
+                Some(link) => link.step(event, input),
                 none => {
                     let tables = Tables::new(self.state.clone(), self.alarm.clone());
-                    let link = LinkMachine::new(tables, self.settings(), Box::new(random), scene);
-                    none.insert(link).step(event, scene)
+                    let link = LinkMachine::new(tables, self.settings(), Box::new(random), input);
+                    none.insert(link).step(event, input)
                 }
             };
             drop(link);
@@ -305,16 +306,16 @@ impl Shell {
             Effect::Close { kind, code, reason } => sockets::close(&self.state, kind, code, reason),
             Effect::Accept { ticket, kind, generation, features } => {
                 match sockets::accept(&self.state, kind, generation, features) {
-                    Ok(client) => awaited.outcomes.push((ticket, Outcome::Socket(client))),
+                    Ok(client) => awaited.outcomes.push((ticket, CallOutcome::Socket(client))),
                     Err(error) => {
                         let failed = LinkResponse::Failed(error.to_string());
-                        awaited.outcomes.push((ticket, Outcome::Answer(failed)));
+                        awaited.outcomes.push((ticket, CallOutcome::Answer(failed)));
                         return Some(LinkEvent::Closed(generation));
                     }
                 }
             }
             Effect::Reply(ticket, answer) => {
-                awaited.outcomes.push((ticket, Outcome::Answer(answer)));
+                awaited.outcomes.push((ticket, CallOutcome::Answer(answer)));
             }
             Effect::SetAlarm(at) => awaited.alarm = Some(at),
             Effect::StartCallTimer(ticket, at) if at <= platform::now() => {

@@ -244,7 +244,7 @@ impl Tables {
         &self,
         stored: &StoredCommand,
         from: u64,
-        most: ReadLimit,
+        limit: ReadLimit,
     ) -> Result<Vec<Chunk>> {
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
         let sql = "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first < ?3
@@ -255,8 +255,8 @@ impl Tables {
             for chunk in row?.chunks(from, stored.kept_end()) {
                 let is_after_gap =
                     chunks.last().is_some_and(|last| last.seq.checked_add(1) != Some(chunk.seq));
-                let is_full = chunks.len() as u64 >= most.chunks || bytes > most.bytes;
-                if is_full || (most.until_gap && is_after_gap) {
+                let is_full = chunks.len() as u64 >= limit.chunks || bytes > limit.bytes;
+                if is_full || (limit.until_gap && is_after_gap) {
                     return Ok(chunks);
                 }
                 bytes += chunk.content.len();

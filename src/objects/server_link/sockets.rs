@@ -27,7 +27,7 @@ pub fn generation(socket: &WebSocket) -> Option<u64> {
 }
 
 /// Reads the time and the newest socket of each kind.
-pub fn scene(state: &State) -> StepInput {
+pub fn input(state: &State) -> StepInput {
     let newest = |kind: ConnectionKind| {
         let sockets = state.get_websockets_with_tag(kind.as_str());
         sockets.iter().filter_map(attachment).max_by_key(|attachment| attachment.generation)

@@ -353,8 +353,8 @@ impl Store for Tables {
         self.find_output(stored, from, offset)
     }
 
-    fn chunks(&self, stored: &StoredCommand, from: u64, most: ReadLimit) -> Result<Vec<Chunk>> {
-        self.read_output(stored, from, most)
+    fn chunks(&self, stored: &StoredCommand, from: u64, limit: ReadLimit) -> Result<Vec<Chunk>> {
+        self.read_output(stored, from, limit)
     }
 
     fn output(&self, stored: &StoredCommand) -> Result<Output> {

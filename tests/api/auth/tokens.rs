@@ -215,7 +215,7 @@ async fn tokens_can_be_filtered() {
     assert_eq!(count("").await, 5, "including the token of the test");
     assert_eq!(count("name=a").await, 2);
     assert_eq!(count("name=A").await, 0, "the name must match exactly");
-    assert_eq!(count("name=%25").await, 1, "`%` is no wildcard");
+    assert_eq!(count("name=%25").await, 1, "`%` is not a wildcard");
     assert_eq!(count("name=").await, 0);
     assert_eq!(count("enabled=false").await, 1);
     assert_eq!(count("enabled=TRUE").await, 4);

@@ -341,14 +341,14 @@ impl Caller {
     /// Commands of an existing server are visible to callers with access to it. Those of a deleted
     /// server are visible to staff and their requester.
     fn can_see(&self, command: &ModelCommand, is_there: bool) -> bool {
-        let reaches = |(servers, own): &(Vec<String>, i64)| {
+        let can_access = |(servers, own): &(Vec<String>, i64)| {
             if is_there {
                 servers.contains(&command.server)
             } else {
                 command.requested_by == Some(*own)
             }
         };
-        self.accessible.as_ref().is_none_or(reaches)
+        self.accessible.as_ref().is_none_or(can_access)
             && self.limited_to.as_ref().is_none_or(|servers| servers.contains(&command.server))
     }
 }

@@ -219,7 +219,7 @@ async fn missing_chunks_are_reported_in_the_end_event() {
         (&[1], "", None, true),
         // An agent without chunks: everything is in the result, and nothing in the stream.
         (&[], "only here", None, true),
-        // Text that an agent adds to the result is no output.
+        // Text that an agent adds to the result is not output.
         (&[0, 1], &three, Some(2), false),
         // Nothing is missing.
         (&[0, 1], &two, None, false),

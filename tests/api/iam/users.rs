@@ -163,7 +163,7 @@ async fn users_can_be_filtered_and_searched() {
         "the search ignores case beyond ASCII"
     );
     assert_eq!(found("search=example.com").await, ["boss", "alice", "bob"]);
-    assert_eq!(found("search=%25_").await, ["alice"], "`%` and `_` are no wildcards");
+    assert_eq!(found("search=%25_").await, ["alice"], "`%` and `_` are not wildcards");
     assert_eq!(found("search=%27").await, ["alice"]);
     assert_eq!(found("search=*").await, [""; 0]);
     assert_eq!(found(&format!("search={}", "x".repeat(3000))).await, [""; 0]);

@@ -163,7 +163,7 @@ async fn a_run_without_permission_is_refused_and_audited() {
     let id = of_token["id"].as_str().unwrap();
     instance
         .tamper_with_d1(&format!("UPDATE schedules SET next_due = '{expired}' WHERE id = '{id}'"));
-    // This also wakes the scheduler.
+    // This change also wakes the scheduler.
     let other = create(&workspace.session(), json!({"enabled": false})).await;
     make_due(&instance, admin, &other, 1).await;
     patch(admin, &schedule, json!({"name": "woken"})).await;

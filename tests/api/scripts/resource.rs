@@ -223,7 +223,7 @@ async fn scripts_of_a_workspace_are_limited() {
     let refused = workspace.admin.post(SCRIPTS, &new("c")).await;
     refused.expect_detail(429, Some("QUOTA_EXCEEDED"));
     assert!(refused.header("Retry-After").parse::<u64>().unwrap() > 0);
-    // A change is no new script, and another workspace has its own quota.
+    // A change does not create a script, and another workspace has its own quota.
     workspace.admin.patch(&path_of(&first), &json!({"body": "x"})).await.expect(200);
     other.admin.post(SCRIPTS, &new("c")).await.expect(201);
     workspace.admin.delete(&path_of(&first)).await.expect(204);

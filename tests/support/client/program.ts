@@ -1,4 +1,4 @@
-// Uses the generated client like a program would: logs in, creates an API token, and runs a command
+// Uses the generated client as a program would: logs in, creates an API token, and runs a command
 // with it.
 import { createCommand, createToken, isAuthenticated, listCommands, logIn, retrieveCommand, status } from "./client";
 import { client } from "./client/client.gen";

@@ -13,9 +13,9 @@ export interface ServerEvent {
 export interface StreamHandlers {
   /** Returns `true` if the stream is complete with this event. */
   onEvent(event: ServerEvent): boolean | void;
-  /** The connection is open, or was lost and is tried again. */
+  /** The connection opened, or was lost and will be retried. */
   onConnection?(isOpen: boolean): void;
-  /** The service refused the stream for good. */
+  /** The service refused the stream, and a retry would not help. */
   onRefused?(problem: Problem): void;
 }
 
@@ -54,7 +54,7 @@ export async function follow(path: string, handlers: StreamHandlers, signal: Abo
         const body: unknown = await response.json().catch(() => null);
         const problem = problemOf(response.status, body, response.headers.get("X-Request-Id"));
         endIfRefused(problem.status, problem.code, token);
-        // A 429 or a 5xx may pass, any other error does not.
+        // A retry may help after a 429 or a 5xx, but not after other errors.
         if (problem.status < 500 && problem.status !== 429) return handlers.onRefused?.(problem);
         throw problem;
       }
@@ -92,7 +92,7 @@ export async function follow(path: string, handlers: StreamHandlers, signal: Abo
   }
 }
 
-/** Waits, or until the signal aborts or the browser is online again. */
+/** Waits for `ms`, but ends early if the signal aborts or the browser is online again. */
 function pause(ms: number, signal: AbortSignal) {
   return new Promise<void>((resolve) => {
     const done = () => {

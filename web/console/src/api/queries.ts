@@ -20,7 +20,7 @@ export interface Page<Item> {
 /** How often visible data is read again, unless a stream keeps it current (contract 16.3). */
 export const POLL_MS = 5_000;
 
-/** Notes for the frame whether the service answers. Every query passes here. */
+/** Reports to the frame whether the service answers. All queries use this cache. */
 const cache = new QueryCache({
   onSuccess: () => reportConnection(true),
   onError: (error) => reportConnection(!asProblem(error).isOffline),
@@ -30,7 +30,7 @@ export const queryClient = new QueryClient({
   queryCache: cache,
   defaultOptions: {
     queries: {
-      // A browser that believes to be offline may still reach a service on its own machine.
+      // A browser that assumes it is offline may still reach a service on its own machine.
       networkMode: "always",
       // An error of the service is its answer. A lost connection heals with the next poll.
       retry: (failures, error) => asProblem(error).isOffline && failures < 2,
@@ -114,7 +114,9 @@ export const scripts = (query: ListQuery<"/api/events/scripts/">) =>
 
 const MOST_ON_A_PAGE = 100;
 
-/** All scripts, to choose one by its name. A workspace has at most 1,000 by default (contract 11.4). */
+/**
+ * All scripts, to choose one by its name. A workspace has at most 1,000 by default (contract 11.4).
+ */
 export const allScripts = () =>
   queryOptions({
     queryKey: ["scripts", "all"],

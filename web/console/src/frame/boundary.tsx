@@ -12,7 +12,7 @@ export class Boundary extends Component<{ children: ReactNode }, { error: Error 
   override render() {
     const { error } = this.state;
     if (!error) return this.props.children;
-    // After an upgrade of the service, the files of an open page are gone.
+    // After an upgrade of the service, the files of an open page no longer exist.
     const isOutdated = error.message.includes("dynamically imported module");
     return (
       <div className="empty failure" role="alert">

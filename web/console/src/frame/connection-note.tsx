@@ -1,6 +1,6 @@
 import { useConnection } from "../live/connection";
 
-/** Says that the service does not answer. Goes away by itself when it answers again. */
+/** Says that the service does not answer. Disappears when it answers again. */
 export function ConnectionNote() {
   const isConnected = useConnection();
   return (

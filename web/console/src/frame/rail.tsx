@@ -13,7 +13,7 @@ import { useTheme, type Theme } from "./theme";
 const MENU = "account-menu";
 const THEMES: readonly (readonly [Theme, string])[] = [["system", "Like the system"], ["light", "Light"], ["dark", "Dark"]];
 
-/** The workspace's name is the first label of its host name. An address of a machine names none. */
+/** The workspace's name: the first label of the host name. An IP address contains no workspace. */
 const workspace = () => (/^[\d.:[\]]+$|^localhost$/.test(location.hostname) ? "Farhand" : location.hostname.split(".")[0]);
 
 /** The pages that the user may open, in one part of the rail or in both. */
@@ -50,7 +50,10 @@ export function Rail() {
 
 const closeMenu = () => document.getElementById(MENU)?.hidePopover();
 
-/** Theme, documents and sign-out, in a popover of the browser. On a phone also the pages that its bar has no room for. */
+/**
+ * Theme, documents and sign-out, in a popover of the browser. On a phone also the pages that its
+ * bar has no room for.
+ */
 function UserMenu({ others }: { others: readonly PageRow[] }) {
   const user = useQuery(me()).data;
   const { session } = useSession();

@@ -1,4 +1,4 @@
-// Whether the service answered last. The frame shows a lost connection.
+// Whether the last request got an answer. The frame shows a lost connection.
 import { useSyncExternalStore } from "react";
 
 const listeners = new Set<() => void>();

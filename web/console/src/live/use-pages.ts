@@ -8,7 +8,7 @@ export interface Pages<Item> {
   readonly count: number | undefined;
   /** The item at a position of the whole list, or undefined while its page is loading. */
   readonly at: (index: number) => Item | undefined;
-  /** Tells which positions are visible. Only their pages are loaded and kept current. */
+  /** Reports which positions are visible. Only their pages are loaded and kept current. */
   readonly show: (first: number, last: number) => void;
   readonly problem: Problem | null;
   readonly retry: () => void;

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "react";
 
-/** A value that follows `value` once that has not changed for some time, for text that is typed. */
+/** The last value that stayed the same for `ms` milliseconds, for example the text of an input. */
 export function useSettled<Value>(value: Value, ms = 250): Value {
   const [settled, setSettled] = useState(value);
   useEffect(() => {

@@ -2,8 +2,8 @@ import { useEffect, useState } from "react";
 import { useSettled } from "./use-settled";
 
 /**
- * A text that is typed, and handed on when typing pauses. Follows `value` when that changes
- * elsewhere.
+ * The text of an input, which is passed to `onSettled` when typing pauses. Takes over `value` when
+ * that changes elsewhere.
  */
 export function useTyped(value: string, onSettled: (value: string) => void): [string, (value: string) => void] {
   const [typed, setTyped] = useState(value);

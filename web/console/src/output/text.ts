@@ -1,5 +1,5 @@
-// Output of commands as harmless text. A program, or an attacker who controls its output, must not be
-// able to hide, reorder or fake what the console shows.
+// Output of commands as harmless text. A program, or an attacker who controls its output, must not
+// be able to hide, reorder or fake what the console shows.
 import Anser from "anser";
 import { named } from "./visible";
 
@@ -24,10 +24,10 @@ const STYLE = /\u001b\[[0-9;:]*m/g;
  */
 const OTHER_SEQUENCES =
   /(?:\u001b[\]PX^_]|[\u009d\u0090\u0098\u009e\u009f])[^\u0007\u001b\u009c]*(?:\u0007|\u001b\\|\u009c|(?=\u001b)|$)|(?:\u001b\[|\u009b)(?![0-9;:]*m)[0-?]*[ -/]*[@-~]?|\u001b(?!\[)[ -/]*[0-~]?/g;
-/** Styles, and single characters. */
+/** The parts of a line: sequences of styles, and single characters. */
 const TOKENS = /\u001b\[[0-9;:]*m|[^]/gu;
 
-/** A line after its backspaces, each of which removes a character: bold by overstriking. */
+/** A line without its backspaces. Each of them removes a character, as in bold by overstriking. */
 function withoutBackspaces(line: string) {
   if (!line.includes("\b")) return line;
   const tokens: string[] = line.match(TOKENS) ?? [];
@@ -75,10 +75,10 @@ export function stylesAfter(before: string, line: string): string {
   return styles.length > 512 ? styles.slice(styles.indexOf(ESC, styles.length - 512)) : styles;
 }
 
-/** A line with more styles is shown without the rest of them, so that it cannot slow down the page. */
+/** Maximum number of styles in a line. More are ignored, because they slow down the page. */
 const MAX_STYLES = 200;
 
-/** Where the first style too many of a line begins, or its end. */
+/** The position of the first style beyond `MAX_STYLES`, or the length of the line. */
 function endOfStyles(line: string): number {
   let count = 0;
   for (const { index } of line.matchAll(STYLE)) {

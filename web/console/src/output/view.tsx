@@ -59,7 +59,7 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
     setIsFollowing(false);
     virtualizer.scrollToIndex(matches[index]!, { align: "center" });
   };
-  // A new text is looked for at once, Enter goes on to the next line with it.
+  // A new text is searched immediately. Enter goes to the next match.
   const isNewSearch = useRef(false);
   useEffect(() => {
     if (!isNewSearch.current || matches.length === 0) return;
@@ -153,7 +153,10 @@ const WIDEST_CHARACTER = 9;
 /** The number of a line and the space around it, in pixels. */
 const MARGIN = 130;
 
-/** Whether a line may need more than one row. Only such lines are measured, because measuring slows down fast output. */
+/**
+ * Whether a line may need more than one row. Only such lines are measured, because measuring slows
+ * down fast output.
+ */
 const mayWrap = (line: string, width: number) => line.length * WIDEST_CHARACTER > width - MARGIN || /[^ -~]/.test(line);
 
 /** One line. `bdi` keeps the direction of its letters from reordering what is around it. */

@@ -18,14 +18,14 @@ const startOfDay = (time: number, days = 0) => {
 };
 
 /**
- * Whole weeks from Monday of the week of `now`, at least two of them and as many as the entries
- * need, at most `most`. Days are counted by the calendar, because some have 23 or 25 hours.
+ * The week of `now` and the weeks after it, up to the last entry: at least two weeks, and at most
+ * `maxWeeks`. A day begins at local midnight, because some days have 23 or 25 hours.
  */
-export function weeksOf(entries: readonly Entry[], now: number, most = 5): Day[][] {
+export function weeksOf(entries: readonly Entry[], now: number, maxWeeks = 5): Day[][] {
   const monday = -((new Date(now).getDay() + 6) % 7);
   const latest = Math.max(now, ...entries.map(({ at }) => at));
   const weeks: Day[][] = [];
-  for (let week = 0; week < most; week += 1) {
+  for (let week = 0; week < maxWeeks; week += 1) {
     const first = startOfDay(now, monday + week * 7);
     if (week >= 2 && first > latest) break;
     weeks.push(

@@ -5,8 +5,8 @@ import { plural } from "./words";
 import "./calendar.css";
 
 const MINUTE_MS = 60_000;
-/** So many entries of a day are shown. */
-const SHOWN = 3;
+/** The maximum number of entries that a day shows. */
+const MAX_SHOWN = 3;
 const weekday = new Intl.DateTimeFormat(undefined, { weekday: "short" });
 const dayOfMonth = new Intl.DateTimeFormat(undefined, { day: "numeric" });
 const firstOfMonth = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
@@ -41,12 +41,12 @@ export function Calendar({ entries, label }: { entries: readonly Entry[]; label:
                       {(week === 0 && index === 0) || new Date(start).getDate() === 1 ? firstOfMonth.format(start) : dayOfMonth.format(start)}
                       {isToday && <span className="visually-hidden"> today</span>}
                     </span>
-                    {ofDay.slice(0, SHOWN).map(({ at, name, to }) => (
+                    {ofDay.slice(0, MAX_SHOWN).map(({ at, name, to }) => (
                       <Link key={`${to}${at}`} to={to} title={`${time.format(at)} ${name}`}>
                         <span className="number">{time.format(at)}</span> {name}
                       </Link>
                     ))}
-                    {ofDay.length > SHOWN && <span className="muted">{plural(ofDay.length - SHOWN, "more", "more")}</span>}
+                    {ofDay.length > MAX_SHOWN && <span className="muted">{plural(ofDay.length - MAX_SHOWN, "more", "more")}</span>}
                   </td>
                 );
               })}

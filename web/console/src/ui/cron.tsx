@@ -2,8 +2,8 @@ import { queryOptions, useQuery } from "@tanstack/react-query";
 
 const OPTIONS = { use24HourTimeFormat: true, verbose: false, dayOfWeekStartIndexZero: true } as const;
 
-/** The library that words a cron line, loaded when the first one is shown. */
-const wording = () =>
+/** The library that describes cron lines, loaded when the first one is shown. */
+const cronstrue = () =>
   queryOptions({
     queryKey: ["cronstrue"],
     queryFn: async () => (await import("cronstrue")).default,
@@ -14,7 +14,7 @@ const wording = () =>
  * What a cron line means, or null if it is not understood. The service decides whether it is valid.
  */
 export function useCronWords(cron: string): string | null {
-  const { data: library } = useQuery(wording());
+  const { data: library } = useQuery(cronstrue());
   if (!library || cron.trim() === "") return null;
   try {
     return library.toString(cron.trim(), OPTIONS);
@@ -23,7 +23,7 @@ export function useCronWords(cron: string): string | null {
   }
 }
 
-/** A cron line in plain words, or as it is. */
+/** A cron line in plain words, or unchanged if it is not understood. */
 export function CronWords({ cron, timezone }: { cron: string; timezone?: string }) {
   const words = useCronWords(cron);
   return (

@@ -2,7 +2,9 @@ import { hiddenIn } from "../output/visible";
 
 const MAX_LINES = 5;
 
-/** Says which lines of a text that is being written have characters that its field does not show. */
+/**
+ * Says which lines of a text that is being written have characters that its field does not show.
+ */
 export function HiddenNote({ text }: { text: string }) {
   const found = text.split("\n").flatMap((line, index) => {
     const names = hiddenIn(line);

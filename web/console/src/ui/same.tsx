@@ -20,8 +20,8 @@ export function curl({ method, path, body }: Request): string {
 }
 
 /**
- * Shows how to do without the console what its page does. `farhand` is null if that has no command
- * for it.
+ * Shows how to do the action of a page with curl and with the command line. `farhand` is null if the
+ * command line has no such command.
  */
 export function Same({ farhand, ...request }: Request & { farhand: string | null }) {
   return (

@@ -12,7 +12,7 @@ export function valuesOf(parameters: readonly Parameter[], texts: Texts): Record
   for (const { name, type } of parameters) {
     const text = texts[name] ?? "";
     if (text === "") continue;
-    // What is not a safe integer goes as text, and the service says what is wrong with it.
+    // A value that is not a safe integer is sent as text, so that the service reports the error.
     const isNumber = type === "integer" && text.trim() !== "" && Number.isSafeInteger(Number(text));
     values[name] = type === "boolean" ? text === "true" : isNumber ? Number(text) : text;
   }

@@ -12,7 +12,7 @@ interface SelectorInputProps {
   label?: string;
 }
 
-/** The labels of so many servers are offered as completions. */
+/** The number of servers whose labels are offered as completions. */
 const SAMPLE = 200;
 
 export function SelectorInput({ value, onChange, errors = [], className, label = "Selector of labels" }: SelectorInputProps) {

@@ -1,6 +1,7 @@
 // Completions of a selector of labels.
 
-const MOST = 50;
+/** Maximum number of completions. */
+const MAX_COMPLETIONS = 50;
 
 /**
  * Whole selectors that continue `text`: its last term is replaced by the keys, and by the pairs of
@@ -16,5 +17,5 @@ export function complete(text: string, labels: readonly (readonly [string, strin
   const pairs = labels.map(([key, value]) => `${key}=${value}`);
   const keys = labels.map(([key]) => key);
   const options = term.includes("=") ? pairs : [...keys, ...pairs];
-  return [...new Set(options)].filter((option) => option.startsWith(term) && option !== term).sort().slice(0, MOST).map((option) => before + option);
+  return [...new Set(options)].filter((option) => option.startsWith(term) && option !== term).sort().slice(0, MAX_COMPLETIONS).map((option) => before + option);
 }

@@ -12,12 +12,12 @@ interface ServerChipsProps {
   isReadOnly?: boolean;
 }
 
-/** So many servers are named at first, and so many more after each click. */
+/** The number of servers that are shown at first, and the number that each click adds. */
 const STEP = 50;
 
 export function ServerChips({ ids, onChange, isReadOnly = false }: ServerChipsProps) {
-  const [most, setMost] = useState(STEP);
-  const shown = ids.slice(0, most);
+  const [limit, setLimit] = useState(STEP);
+  const shown = ids.slice(0, limit);
   const servers = useQueries({ queries: shown.map((id) => ({ ...serverQuery(id), staleTime: 60_000 })) });
   return (
     <div className="row-of">
@@ -34,9 +34,9 @@ export function ServerChips({ ids, onChange, isReadOnly = false }: ServerChipsPr
           </span>
         );
       })}
-      {ids.length > most && (
-        <Button look="quiet" onClick={() => setMost(most + STEP)}>
-          and {plural(ids.length - most, "more", "more")}
+      {ids.length > limit && (
+        <Button look="quiet" onClick={() => setLimit(limit + STEP)}>
+          and {plural(ids.length - limit, "more", "more")}
         </Button>
       )}
       {isReadOnly ? ids.length === 0 && <span className="muted">none</span> : <ServerPicker value="" onChange={(id) => !ids.includes(id) && onChange([...ids, id])} />}

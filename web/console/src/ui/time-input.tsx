@@ -1,8 +1,8 @@
-// A point in time of a filter or a form. The address and the service have it in UTC, the user sees
-// the own zone.
+// An input for a time in a filter or a form. The address and the service use UTC. The input shows
+// the viewer's zone.
 import { useEffect, useState } from "react";
 
-/** A time as an input of the browser has it, in the viewer's zone. */
+/** A time in the format of the browser's input, in the viewer's zone. */
 export function localOf(iso: string): string {
   const time = Date.parse(iso);
   if (Number.isNaN(time)) return "";
@@ -10,7 +10,7 @@ export function localOf(iso: string): string {
   return new Date(time - date.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
-/** A local time of an input as the service takes it, or an empty text. */
+/** A time of the browser's input in UTC, for the service. Empty if the input is not a time. */
 export function isoOf(local: string): string {
   const time = Date.parse(local);
   return local === "" || Number.isNaN(time) ? "" : new Date(time).toISOString();
@@ -25,7 +25,7 @@ interface TimeInputProps {
 export function TimeInput({ label, value, onChange }: TimeInputProps) {
   const [text, setText] = useState(() => localOf(value));
   useEffect(() => {
-    // Seconds of an address are not in the input, and stay while it is untouched.
+    // The input shows no seconds. The address keeps its seconds until the user changes the input.
     setText((before) => (isoOf(before).slice(0, 16) === value.slice(0, 16) ? before : localOf(value)));
   }, [value]);
   return (

@@ -14,7 +14,7 @@ interface UserInputProps {
 
 const SUGGESTIONS = 20;
 
-/** A filter: the name is handed on when typing pauses. */
+/** A filter. It applies the name when typing pauses. */
 export function UserInput({ value, onChange, ...rest }: UserInputProps) {
   const [text, setText] = useTyped(value, onChange);
   return <UserField {...rest} value={text} onChange={setText} />;

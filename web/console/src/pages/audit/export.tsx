@@ -10,7 +10,7 @@ import type { AuditEvent, AuditQuery } from "./page";
 
 const PAGE_SIZE = 100;
 /** The newest events of a longer list. `farhand audit list` and the API have the others. */
-const MOST = 20_000;
+const MAX_EVENTS = 20_000;
 
 /** Reads the events that match now, newest first. */
 async function collect(query: AuditQuery, signal: AbortSignal, onProgress: (events: number) => void): Promise<{ events: AuditEvent[]; count: number }> {
@@ -21,7 +21,7 @@ async function collect(query: AuditQuery, signal: AbortSignal, onProgress: (even
     const { count, results } = await read(api.GET("/api/audit/events/", { params: { query: { ...fixed, page, page_size: PAGE_SIZE } }, signal }));
     events.push(...results);
     onProgress(events.length);
-    if (results.length === 0 || events.length >= Math.min(count, MOST)) return { events, count };
+    if (results.length === 0 || events.length >= Math.min(count, MAX_EVENTS)) return { events, count };
   }
 }
 
@@ -46,7 +46,7 @@ export function Export({ query, count }: { query: AuditQuery; count: number }) {
     return (
       <>
         <span className="muted number" role="status">
-          {number(progress)} of {number(Math.min(count, MOST))}
+          {number(progress)} of {number(Math.min(count, MAX_EVENTS))}
         </span>
         <Button onClick={() => controller.current?.abort()}>Stop</Button>
       </>

@@ -38,7 +38,7 @@ export function useVerify() {
         ) : run.data ? (
           <State state={run.data.valid ? "success" : "failed"}>{words(run.data)}</State>
         ) : (
-          <span className="muted">Each entry holds the hash of the one before, so a change of the past is found.</span>
+          <span className="muted">Each entry contains the hash of the previous entry, so a change of an old entry is detected.</span>
         )}
       </span>
       <ActionError error={run.error} />

@@ -9,7 +9,7 @@ import { Confirm } from "../../ui/dialog";
 import { plural } from "../../ui/words";
 import { hasEnded } from "./targets";
 
-/** Stops a batch that goes on, or repeats one that has ended. */
+/** Stops a batch that has not ended, or repeats one that has. */
 export function Actions({ batch }: { batch: Batch }) {
   const client = useQueryClient();
   const navigate = useNavigate();

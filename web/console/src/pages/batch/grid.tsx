@@ -11,10 +11,13 @@ interface GridProps {
   onSelect: (server: string) => void;
 }
 
-/** Up to so many servers are shown with their names. */
+/** Maximum number of servers that are shown with their names. */
 const NAMED = 36;
 
-/** One square for each server, with the colour and the shape of its state. The arrow keys move, Enter opens. */
+/**
+ * One square for each server, with the colour and the shape of its state. The arrow keys move,
+ * Enter opens.
+ */
 export function Grid({ targets, selected, onSelect }: GridProps) {
   const id = useId();
   const box = useRef<HTMLDivElement>(null);

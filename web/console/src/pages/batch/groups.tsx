@@ -12,7 +12,7 @@ export type Group = Schema<"BatchOutput">;
 const Difference = lazy(() => import("./difference"));
 
 const PAGE_SIZE = 50;
-/** So many servers of a group are named. */
+/** Maximum number of servers of a group that are named. */
 const NAMED = 6;
 
 const outputs = (id: string) =>
@@ -37,7 +37,7 @@ interface GroupsProps {
   onSelect: (server: string) => void;
 }
 
-/** Which servers said the same, and what differs between two of these groups. */
+/** Which servers had equal output, and what differs between two of these groups. */
 export function Groups({ batch, initial, onCompare, onSelect }: GroupsProps) {
   // The address changes in a transition, too late for a box that was clicked.
   const [compared, setCompared] = useState(initial);

@@ -22,7 +22,7 @@ interface TargetOutputProps {
 export function TargetOutput({ target, mayStop, onClose }: TargetOutputProps) {
   const element = useRef<HTMLElement>(null);
   useEffect(() => {
-    // New browsers return a promise, which is no clean-up.
+    // The effect must not return the promise that new browsers return here.
     element.current?.scrollIntoView({ block: "nearest" });
   }, [target.server]);
   const { server, server_name, state, exit_code, command } = target;

@@ -41,7 +41,7 @@ const allTargets = (id: string) =>
 /** The steps of a target. A later step is never replaced by an earlier one. */
 const step = (state: TargetState) => Math.min(STATES.indexOf(state), STATES.indexOf("success"));
 
-/** A target after a change. A stream that begins anew repeats old changes, which are ignored. */
+/** A target after a change. A stream that restarts repeats old changes, which are ignored. */
 export function changed(target: Target, change: Change | undefined): Target {
   if (!change || step(change.state) < step(target.state)) return target;
   const { state, exit_code, command } = change;
@@ -75,7 +75,7 @@ export function useTargets(batch: Batch) {
       }, SHOWN_EVERY_MS);
     } else if (name === "end") {
       client.setQueryData(batchQuery(id).queryKey, JSON.parse(data) as Batch);
-      // Now with run times and reasons.
+      // The service now has the run times and the reasons.
       void client.invalidateQueries({ queryKey: ["batch", id] });
       void client.invalidateQueries({ queryKey: ["batches"] });
       return true;

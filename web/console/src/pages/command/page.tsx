@@ -27,7 +27,7 @@ export default function Command() {
   const { id = "" } = useParams();
   const query = useQuery({
     ...commandQuery(id),
-    // The stream tells the end. Polling tells the steps before it.
+    // The stream reports the end. Polling reports the steps before it.
     refetchInterval: ({ state }) => (state.data && hasEnded(state.data) && state.data.state !== "stuck" ? false : POLL_MS / 2),
   });
   return (
@@ -97,7 +97,7 @@ function Shown({ command }: { command: CommandObject }) {
   );
 }
 
-/** What the state and the timeline say too. */
+/** The messages that the state and the timeline already contain. */
 const KNOWN = /^(?:(?:Succeeded|Failed) with exit code \d+ at|Running since) \S+\.$/;
 
 /** Why a command waits or failed, unless the heading says all of it. */

@@ -11,7 +11,7 @@ import { plural } from "../../ui/words";
 import { memberships, type Role } from "./page";
 
 type Membership = Schema<"Membership">;
-/** So many members are shown at first, and so many more after each click. */
+/** The number of members that are shown at first, and the number that each click adds. */
 const STEP = 50;
 const ROLES: readonly (readonly [Role, string])[] = [["member", "Member"], ["manager", "Manager"], ["owner", "Owner"]];
 
@@ -22,7 +22,10 @@ interface MembersProps {
   user: User | undefined;
 }
 
-/** The members of a group. Owners change all of them, managers add and remove members (contract 5.4). */
+/**
+ * The members of a group. Owners change all of them, managers add and remove members (contract
+ * 5.4).
+ */
 export function Members({ group: { id }, role, user }: MembersProps) {
   const query = useQuery({ ...memberships(id), ...live });
   const [most, setMost] = useState(STEP);

@@ -48,7 +48,7 @@ export default function History() {
   const user = useUserId(filter.by);
   const query = queryOf(filter, user ?? undefined);
   const isUnknown = user === null;
-  // A name that is being looked up must not show the commands of everybody.
+  // A name that is being looked up must not show the commands of all users.
   const isReady = filter.by === "" || typeof user === "number";
   const list = usePages<Command>(PAGE_SIZE, (page) => ({ ...commands({ ...query, page, page_size: PAGE_SIZE }), enabled: isReady }));
   const count = isReady ? list.count : isUnknown ? 0 : undefined;

@@ -18,7 +18,7 @@ import "./page.css";
 const DAY_MS = 86_400_000;
 const MINUTE_MS = 60_000;
 const RUNNING = "/history?state=sent,acked";
-/** Overview shows so many schedules that run next. */
+/** The number of schedules that run next, on the overview. */
 const NEXT = 5;
 
 export default function Overview() {

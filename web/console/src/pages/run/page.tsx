@@ -84,7 +84,7 @@ export default function Run() {
   };
   const script = useQuery({ ...scriptQuery(draft.script), enabled: isScriptId(draft.script) }).data;
   const request = requestOf(draft);
-  // Parameters that were not typed yet are no mistake.
+  // Parameters that were not typed yet are not an error.
   const hasParams = Object.keys(draft.params).length > 0;
   return (
     <Page title="Run">

@@ -7,7 +7,7 @@ import type { Plan } from "./plan";
 import type { Draft } from "./request";
 import { onlyServer } from "./targets";
 
-/** So many servers are listed by name. */
+/** Maximum number of servers that are listed by name. */
 const LISTED = 200;
 
 interface PreviewProps {

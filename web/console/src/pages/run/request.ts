@@ -31,7 +31,7 @@ const amount = (text: string) => (/^\d+$/.test(text.trim()) ? Number(text) : tex
 /** What runs. */
 export const what = ({ what, line, script, params }: Draft) => (what === "script" ? { script, params: { ...params } } : { line });
 
-/** Whether something is there to run. */
+/** Whether there is something to run. */
 export const hasWhat = ({ what, line, script }: Draft) => (what === "script" ? script : line.trim()) !== "";
 
 /** The fields that a command and a batch have in common. */

@@ -13,8 +13,8 @@ interface TargetFieldsProps {
   error: unknown;
 }
 
-/** More chosen servers are shown as a number. */
-const MOST_CHIPS = 30;
+/** Maximum number of chosen servers that are shown by name. */
+const MAX_CHIPS = 30;
 const SUGGESTIONS = 20;
 
 /** Which servers: by name, by group, by a selector of labels, or all. */
@@ -65,7 +65,7 @@ function Servers({ names, onChange, errors }: { names: readonly string[]; onChan
     <Field label="Servers" errors={errors}>
       {(ids) => (
         <div className="server-chips">
-          {names.length > MOST_CHIPS ? (
+          {names.length > MAX_CHIPS ? (
             <span className="chip">
               {number(names.length)} servers
               <button type="button" aria-label="Remove all servers" onClick={() => onChange([])}>

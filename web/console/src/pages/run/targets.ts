@@ -1,11 +1,11 @@
 // The targets of a run: what the page keeps in the address, and what a request contains.
 import type { Schema } from "../../api/client";
 
-/** What is not in the address but in the history entry, which only the console itself writes. */
+/** The state in the entry of the browser's history. Only the console writes it, links cannot. */
 export interface RunState {
   /** Targets that are too many for an address. */
   readonly servers?: readonly string[];
-  /** The user chose the line in the console. A link of somebody else cannot say so. */
+  /** Whether the user chose the line in the console. A link from another person cannot set this. */
   readonly isOwnLine?: boolean;
 }
 
@@ -18,7 +18,7 @@ export interface Targets {
   readonly all: boolean;
 }
 
-/** An address has at most so many names of servers. */
+/** Maximum number of names of servers in an address. */
 const MOST_IN_ADDRESS = 50;
 
 /** The query of `/run` for servers, empty if there are too many. */

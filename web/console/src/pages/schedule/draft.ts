@@ -32,7 +32,10 @@ export interface Draft {
 const text = (value: string | number | null | undefined) => (value === null || value === undefined ? "" : String(value));
 const amount = (value: string) => (/^\d+$/.test(value.trim()) ? Number(value) : value.trim());
 
-/** An empty form, with what an address such as `/schedules?new=true&line=uptime&selector=env=prod` fills in. */
+/**
+ * An empty form, with what an address such as `/schedules?new=true&line=uptime&selector=env=prod`
+ * fills in.
+ */
 export function emptyDraft(parameters: URLSearchParams): Draft {
   const list = (name: string) => (parameters.get(name) ?? "").split(",").filter((item) => item !== "");
   const script = parameters.get("script") ?? "";

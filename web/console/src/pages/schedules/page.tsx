@@ -20,7 +20,7 @@ import { ScheduleForm } from "../schedule/form";
 import { Outcome } from "../schedule/outcome";
 
 const DEFAULTS = { name: "", enabled: "", new: "" };
-/** A workspace with more schedules sees the newest ones. The filters find the others. */
+/** Maximum number of schedules on the page: the newest ones. Filters find the others. */
 const PAGE_SIZE = 100;
 
 const columns: readonly Column<Schedule>[] = [

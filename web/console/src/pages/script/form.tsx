@@ -29,7 +29,9 @@ export function ScriptForm({ script, onDone, onBack }: FormProps) {
   const [interpreter, setInterpreter] = useState(script?.interpreter ?? "/bin/sh");
   const [body, setBody] = useState(script?.body ?? "");
   const [parameters, setParameters] = useState<readonly ParameterDraft[]>(() => (script?.params ?? []).map(draftOf));
-  /** The service has no condition on a version, so the newest one is read directly before a change. */
+  /**
+   * The service has no condition on a version, so the newest one is read directly before a change.
+   */
   const isUnchanged = async ({ id, version }: Script) => {
     const newest = await client.fetchQuery({ ...scriptQuery(id), staleTime: 0 });
     if (newest.version !== version) throw new Error(`Version ${newest.version} was saved at this moment. Nothing is changed yet.`);

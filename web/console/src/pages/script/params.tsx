@@ -17,7 +17,7 @@ export const NEW_PARAMETER: ParameterDraft = { name: "", type: "string", choices
 
 export const draftOf = ({ name, type, choices, default: preset, required }: Parameter): ParameterDraft => ({ name, type, choices: (choices ?? []).join(", "), preset: preset === undefined ? "" : String(preset), required });
 
-/** A declaration for a request. A default of a wrong type goes as text, and the service says so. */
+/** A declaration for a request. A default of a wrong type is sent as text, so that the service reports the error. */
 export function parameterOf({ name, type, choices, preset, required }: ParameterDraft): Schema<"ScriptParameter"> {
   const isNumber = type === "integer" && /^-?\d+$/.test(preset.trim()) && Number.isSafeInteger(Number(preset));
   const isBoolean = type === "boolean" && /^(?:true|false)$/.test(preset.trim());

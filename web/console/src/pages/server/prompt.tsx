@@ -14,7 +14,9 @@ import { duration } from "../../ui/words";
 import { hasEnded } from "../command/page";
 import { Stop } from "../command/stop";
 
-/** A line to fill in. It is not in the address, because a link of somebody else must not fill it in. */
+/**
+ * A line to fill in. It is not in the address, because a link from another person must not fill it in.
+ */
 export interface PromptState {
   readonly line: string;
 }

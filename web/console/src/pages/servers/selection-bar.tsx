@@ -8,8 +8,8 @@ import { targetsInAddress, type RunState } from "../run/targets";
 import { queryOf, type Filter } from "./page";
 import type { Selected } from "./use-selection";
 
-/** A batch has at most so many targets (contract 13.2). */
-const MOST = 5_000;
+/** Maximum number of targets of a batch (contract 13.2). */
+const MAX_TARGETS = 5_000;
 const PAGE_SIZE = 1_000;
 
 /** Reads all servers of a filter, up to the limit of a batch. */
@@ -18,7 +18,7 @@ async function all(filter: Filter): Promise<Server[]> {
   for (let page = 1; ; page += 1) {
     const { count, results } = await queryClient.fetchQuery(servers({ ...queryOf(filter), ordering: "name", page, page_size: PAGE_SIZE }));
     found.push(...results);
-    if (found.length >= Math.min(count, MOST) || results.length === 0) return found.slice(0, MOST);
+    if (found.length >= Math.min(count, MAX_TARGETS) || results.length === 0) return found.slice(0, MAX_TARGETS);
   }
 }
 
@@ -39,9 +39,9 @@ export function SelectionBar({ selection, filter, count }: { selection: Selected
       <Button look="primary" onClick={run}>
         Run on {plural(selected, "server")}
       </Button>
-      {selected < Math.min(count, MOST) && (
+      {selected < Math.min(count, MAX_TARGETS) && (
         <Button look="quiet" isBusy={selectAll.isPending} onClick={() => selectAll.mutate()}>
-          Select all {number(Math.min(count, MOST))}
+          Select all {number(Math.min(count, MAX_TARGETS))}
         </Button>
       )}
       <Button look="quiet" onClick={selection.clear}>

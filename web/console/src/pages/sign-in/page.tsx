@@ -14,7 +14,9 @@ type Way = "password" | "token" | "forgotten";
 
 const HEADINGS: Record<Way, string> = { password: "Sign in", token: "Sign in with an API token", forgotten: "Forgotten password" };
 
-/** Shown at every address while nobody is signed in. The address stays, so the user continues there. */
+/**
+ * Shown at every address while nobody is signed in. The address stays, so the user continues there.
+ */
 export default function SignIn() {
   const { hasEnded } = session.useSession();
   const [way, setWay] = useState<Way>("password");

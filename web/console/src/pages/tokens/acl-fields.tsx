@@ -10,7 +10,7 @@ interface AclFieldsProps {
   onChange: (changes: Partial<Draft>) => void;
 }
 
-/** The limits of a token. Every empty field is no limit. */
+/** The limits of a token. An empty field sets no limit. */
 export function AclFields({ draft, onChange }: AclFieldsProps) {
   const scripts = useQuery({ ...scriptsQuery({ page_size: 100 }), staleTime: 60_000 }).data?.results ?? [];
   const toggle = (id: string) => onChange({ scripts: draft.scripts.includes(id) ? draft.scripts.filter((one) => one !== id) : [...draft.scripts, id] });
@@ -22,7 +22,7 @@ export function AclFields({ draft, onChange }: AclFieldsProps) {
   return (
     <fieldset className="acl">
       <legend>What it may do</legend>
-      <p className="hint acl-wide">An empty field is no limit. A token with any limit cannot manage the workspace.</p>
+      <p className="hint acl-wide">An empty field sets no limit. A token with any limit cannot manage the workspace.</p>
       {patterns("commands", "Lines", "One pattern on each line. * stands for any text without shell operators.", "systemctl restart *")}
       {patterns("argv", "Programs without a shell", "Words on each line. * stands for any text, ... for further words.", "df -h ...")}
       <Field label="Servers">{() => <ServerChips ids={draft.servers} onChange={(servers) => onChange({ servers })} />}</Field>

@@ -1,4 +1,4 @@
-// The access control list of a token (contract 4.12): what the form has, what is sent, what it means.
+// The access control list of a token (contract 4.12): the form, the request, and its meaning.
 import type { Schema } from "../../api/client";
 import { plural } from "../../ui/words";
 

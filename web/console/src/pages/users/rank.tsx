@@ -6,7 +6,7 @@ export type Rank = (typeof RANKS)[number][0];
 
 export const rankOf = ({ is_superuser, is_staff }: Pick<User, "is_superuser" | "is_staff">): Rank => (is_superuser ? "superuser" : is_staff ? "staff" : "user");
 
-/** Staff change ordinary users, superusers change everybody (contract 5.2). */
+/** Staff change ordinary users, superusers change all users (contract 5.2). */
 export const mayChange = (caller: User, user: User) => caller.is_superuser || (caller.is_staff && rankOf(user) === "user");
 
 /** The fields of a request for a rank. */

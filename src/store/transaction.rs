@@ -1,12 +1,12 @@
 //! The statements of one change, in order. D1 runs them as one transaction.
 //!
-//! A store function returns a batch, and `Credential::write` runs it. Each statement has a role
+//! A store function returns a transaction, and `Credential::write` runs it. Each statement has a role
 //! ([`StatementRole`]), which says how its result is used. So no code depends on the index of a
 //! statement.
 
 use farhand_sql::statement::Statement;
 
-/// The role of a statement in a batch.
+/// The role of a statement in a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StatementRole {
     /// The result is not used.
@@ -26,9 +26,9 @@ pub enum StatementRole {
 /// The statements of one change, in order. Without a [`StatementRole::Reply`], the `body` of the
 /// [`StatementRole::Change`] is the reply.
 #[derive(Default, Debug)]
-pub struct Batch(Vec<(StatementRole, Statement)>);
+pub struct Transaction(Vec<(StatementRole, Statement)>);
 
-impl Batch {
+impl Transaction {
     fn add(mut self, part: StatementRole, statement: impl Into<Statement>) -> Self {
         self.0.push((part, statement.into()));
         self
@@ -84,16 +84,16 @@ impl Batch {
     }
 }
 
-/// The results of a batch.
+/// The results of a transaction.
 #[derive(Default, PartialEq, Eq, Debug)]
-pub struct BatchResult {
+pub struct TransactionResult {
     /// The reply, or `None` if nothing changed.
     pub reply: Option<String>,
     /// The hashes of the login tokens that the change invalidated, as a JSON array.
     pub ended_tokens: Option<String>,
 }
 
-impl BatchResult {
+impl TransactionResult {
     /// Interprets the `body` of each statement by its role.
     pub fn new(parts: &[StatementRole], bodies: Vec<Option<String>>) -> Self {
         let (mut change, mut reply, mut ended_tokens) = (None, None, None);
@@ -116,10 +116,10 @@ impl BatchResult {
 mod tests {
     use super::*;
 
-    fn result(batch: Batch, bodies: &[Option<&str>]) -> BatchResult {
-        let (parts, statements) = batch.into_parts();
+    fn result(transaction: Transaction, bodies: &[Option<&str>]) -> TransactionResult {
+        let (parts, statements) = transaction.into_parts();
         assert_eq!(statements.len(), bodies.len());
-        BatchResult::new(&parts, bodies.iter().map(|body| body.map(str::to_owned)).collect())
+        TransactionResult::new(&parts, bodies.iter().map(|body| body.map(str::to_owned)).collect())
     }
 
     fn sql(text: &str) -> Statement {
@@ -128,21 +128,23 @@ mod tests {
 
     #[test]
     fn without_a_reply_the_body_of_the_change_is_the_reply() {
-        let batch = || Batch::default().ending(sql("tokens")).change(sql("update"), sql("event"));
-        let done = BatchResult { reply: Some("user".into()), ended_tokens: Some("[]".into()) };
-        assert_eq!(result(batch(), &[Some("[]"), Some("user"), None]), done);
-        assert_eq!(result(batch(), &[Some("[]"), None, None]), BatchResult::default());
+        let transaction =
+            || Transaction::default().ending(sql("tokens")).change(sql("update"), sql("event"));
+        let done =
+            TransactionResult { reply: Some("user".into()), ended_tokens: Some("[]".into()) };
+        assert_eq!(result(transaction(), &[Some("[]"), Some("user"), None]), done);
+        assert_eq!(result(transaction(), &[Some("[]"), None, None]), TransactionResult::default());
     }
 
     #[test]
     fn a_reply_is_used_only_if_something_changed() {
-        let batch = || {
-            Batch::default()
+        let transaction = || {
+            Transaction::default()
                 .change(sql("update"), sql("event"))
                 .then(sql("join"))
                 .returning(sql("select"))
         };
-        let replied = |bodies: &[Option<&str>]| result(batch(), bodies).reply;
+        let replied = |bodies: &[Option<&str>]| result(transaction(), bodies).reply;
         assert_eq!(replied(&[Some("id"), None, None, Some("group")]).as_deref(), Some("group"));
         assert_eq!(replied(&[None, None, None, Some("group")]), None);
         assert_eq!(replied(&[Some("id"), None, None, None]), None);
@@ -150,10 +152,11 @@ mod tests {
 
     #[test]
     fn the_event_may_precede_the_change() {
-        let batch = Batch::default().change_after_event(sql("event"), sql("delete"));
-        assert_eq!(result(batch, &[None, Some("id")]).reply.as_deref(), Some("id"));
-        let batch = || Batch::default().delete_session_after_event(sql("event"), sql("delete"));
-        assert_eq!(result(batch(), &[None, Some("[]")]).ended_tokens.as_deref(), Some("[]"));
-        assert_eq!(result(batch(), &[None, None]), BatchResult::default());
+        let transaction = Transaction::default().change_after_event(sql("event"), sql("delete"));
+        assert_eq!(result(transaction, &[None, Some("id")]).reply.as_deref(), Some("id"));
+        let transaction =
+            || Transaction::default().delete_session_after_event(sql("event"), sql("delete"));
+        assert_eq!(result(transaction(), &[None, Some("[]")]).ended_tokens.as_deref(), Some("[]"));
+        assert_eq!(result(transaction(), &[None, None]), TransactionResult::default());
     }
 }
