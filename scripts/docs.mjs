@@ -114,7 +114,7 @@ function checkOrigins(folder) {
 }
 
 const MEDIA_TYPES = {
-  ".css": "text/css", ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".json": "application/json", ".png": "image/png", ".woff2": "font/woff2",
+  ".css": "text/css", ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".json": "application/json", ".webp": "image/webp", ".woff2": "font/woff2",
 };
 
 /** Serves the site on loopback only. VitePress's own server would listen on all addresses. */

@@ -39,6 +39,17 @@ pub fn bytes_of_day(workspace: &str, day: &str) -> String {
     )
 }
 
+/// The statement that adds `:stored_bytes` to the bytes that the workspace of the caller `me` stored
+/// on a day, if the statement before it changed rows. It is for what is stored besides commands.
+pub fn add_bytes(day: &str) -> String {
+    format!(
+        "INSERT INTO counted_commands (workspace_id, up_to, total, day, bytes)
+         SELECT me.workspace_id, me.workspace_id << 40, 0, {day}, :stored_bytes FROM me WHERE changes() > 0
+         ON CONFLICT (workspace_id) DO UPDATE SET bytes = excluded.bytes + iif(day = excluded.day, bytes, 0),
+            day = excluded.day"
+    )
+}
+
 /// SQL for the key of a new command.
 pub fn next_key(workspace: &str) -> String {
     format!("max({}, {}) + 1", highest("commands", "seq", workspace), counted_up_to(workspace))

@@ -6,7 +6,7 @@ use farhand_domain::command::{Command, Origin, Shell};
 use farhand_domain::command_end::Denial;
 use farhand_domain::error::Error;
 use farhand_domain::rights::{AclCheck, CheckedAcl, CommandPermissions};
-use farhand_domain::script::ScriptVersion;
+use farhand_domain::script::{ScriptRef, ScriptVersion};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
@@ -61,16 +61,18 @@ fn refusal_reason(
     let Some(target) = target else {
         return Some("There is no such server, or the caller cannot access it.".to_owned());
     };
-    if check.script.is_some() && script.is_none() {
-        return Some("There is no such script, or no such version of it.".to_owned());
-    }
+    // An unknown script is compared, too: a limited token does not learn whether a script that its
+    // list does not name exists. No version has the number 0.
+    let unknown = check.script.as_ref().filter(|_| script.is_none());
+    let unknown_reference =
+        unknown.map(|call| ScriptRef { id: call.script, version: call.version.unwrap_or(0) });
     let rights = target.rights(caller);
     let command = Command {
         id: Uuid::nil(),
         shell: Shell::System,
         line: script.map_or_else(|| check.line.clone(), ScriptVersion::line),
         argv: check.argv.clone(),
-        script: script.map(ScriptVersion::reference),
+        script: script.map(ScriptVersion::reference).or(unknown_reference),
         username: check.username.clone().unwrap_or_else(|| target.username_for(caller)),
         groupname: String::new(),
         server: target.id,
@@ -81,7 +83,10 @@ fn refusal_reason(
     let rights = CommandPermissions { acl, ..rights };
     let origin =
         Origin { api_token: None, session: None, remote_ip: String::new(), has_inputs: false };
-    let denial = rights.allow(&command, &origin).err()?;
+    let Err(denial) = rights.allow(&command, &origin) else {
+        let reason = "There is no such script, or no such version of it.";
+        return unknown.map(|_| reason.to_owned());
+    };
     let limit = rights.refusal(&command, false);
     Some(match (denial, limit) {
         (Denial::Acl, Some(limit)) => {

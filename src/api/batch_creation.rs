@@ -82,17 +82,30 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         let (_, plan) = planned?;
         return Reply::ok(&dry_run_object(&plan));
     }
-    // A replay needs the permission, but neither the servers nor their connections of then.
-    if let Err(error) = &planned
-        && error.kind == ErrorKind::Forbidden
-    {
-        return planned.map(|_| Reply::no_content());
-    }
-    if let Some((_, reply)) = creation.replay(&credential).await? {
+    write_or_replay(call, &credential, &creation, &submission, planned).await
+}
+
+/// Writes a planned batch, or replays the response to the first request with the same
+/// Idempotency-Key.
+///
+/// A replay needs the permission, but neither the servers nor their connections of the first
+/// request.
+pub async fn write_or_replay(
+    call: &Call,
+    credential: &Credential<'_>,
+    creation: &Creation<'_>,
+    submission: &Submission<'_>,
+    planned: Result<(Caller, BatchPlan), Error>,
+) -> Result<Reply, Error> {
+    let planned = match planned {
+        Err(error) if error.kind == ErrorKind::Forbidden => return Err(error),
+        planned => planned,
+    };
+    if let Some((_, reply)) = creation.replay(credential).await? {
         return Ok(reply);
     }
     let (caller, plan) = planned?;
-    write(call, &credential, &creation, &caller, &submission, &plan).await
+    write(call, credential, creation, &caller, submission, &plan).await
 }
 
 /// The response to a dry run: the targets on which the batch would run.
@@ -138,7 +151,7 @@ pub async fn plan(
 }
 
 /// Writes a planned batch, and calls its object. Returns the response: 201 with the batch.
-pub async fn write(
+async fn write(
     call: &Call,
     credential: &Credential<'_>,
     creation: &Creation<'_>,
@@ -246,6 +259,23 @@ struct FormerBatch {
 }
 
 impl FormerBatch {
+    /// Why the batch cannot be retried, apart from the caller's permission.
+    fn obstacle(&self) -> Option<Error> {
+        let conflict = |detail, code| Some(Error::new(ErrorKind::Conflict, detail).with_code(code));
+        if self.servers.is_empty() && self.is_finished {
+            let message = "No target is without success, on a server that you can access.";
+            return Some(Error::field(NON_FIELD, message));
+        }
+        if !self.is_finished {
+            return conflict("The batch has not ended.", Code::BatchNotEnded);
+        }
+        if self.has_inputs {
+            let detail = "The batch had env, stdin, cwd or params, which were deleted when it ended. Create a new batch.";
+            return conflict(detail, Code::InputsDeleted);
+        }
+        None
+    }
+
     /// What the retry runs, and where.
     fn spec(self) -> BatchSpec {
         BatchSpec {
@@ -280,21 +310,7 @@ pub async fn retry_failed(call: &mut Call) -> Result<Reply, Error> {
     let (_, found) = credential.find::<FormerBatch>(batch_targets::for_retry(id)).await?;
     let former = found.ok_or_else(Error::not_found)?;
     let creation = input?;
-    if let Some((_, reply)) = creation.replay(&credential).await? {
-        return Ok(reply);
-    }
-    let conflict = |detail, code| Err(Error::new(ErrorKind::Conflict, detail).with_code(code));
-    if former.servers.is_empty() && former.is_finished {
-        let message = "No target is without success, on a server that you can access.";
-        return Err(Error::field(NON_FIELD, message));
-    }
-    if !former.is_finished {
-        return conflict("The batch has not ended.", Code::BatchNotEnded);
-    }
-    if former.has_inputs {
-        let detail = "The batch had env, stdin, cwd or params, which were deleted when it ended. Create a new batch.";
-        return conflict(detail, Code::InputsDeleted);
-    }
+    let obstacle = former.obstacle();
     let name = former.name.clone();
     let spec = former.spec();
     let submission = Submission {
@@ -305,8 +321,12 @@ pub async fn retry_failed(call: &mut Call) -> Result<Reply, Error> {
         scheduled_at: call.now,
         expires_at: call.now.plus(DEFAULT_EXPIRY),
     };
-    let (caller, plan) = plan(call, &credential, &submission).await?;
-    write(call, &credential, &creation, &caller, &submission, &plan).await
+    let planned = match (plan(call, &credential, &submission).await, obstacle) {
+        (Err(error), _) if error.kind == ErrorKind::Forbidden => Err(error),
+        (_, Some(obstacle)) => Err(obstacle),
+        (planned, None) => planned,
+    };
+    write_or_replay(call, &credential, &creation, &submission, planned).await
 }
 
 /// The details of the audit event of a batch.

@@ -103,9 +103,9 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         let spec = ScheduleSpec::read(fields, false, is_zone)?;
         Ok((spec, Creation::from_request(call, &RESOURCE, body)?))
     });
-    let (spec, creation) = credential.require_input(input).await?;
+    let (mut spec, creation) = credential.require_input(input).await?;
     let (caller, found) = find::<Candidates>(&credential, batches::candidates(&spec.batch)).await?;
-    check_targets(call, &caller, &spec.batch, &found)?;
+    check_targets(call, &caller, &mut spec.batch, &found)?;
     if let Some((_, reply)) = creation.replay(&credential).await? {
         return Ok(reply);
     }
@@ -143,11 +143,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 }
 
 /// Checks the permission on the servers that a schedule selects now. It may select none: targets
-/// are resolved again at each run. Named servers, groups and scripts must exist.
+/// are resolved again at each run. Named servers, groups and scripts must exist. Replaces the names
+/// of servers by ids.
 fn check_targets(
     call: &Call,
     caller: &Caller,
-    batch: &BatchSpec,
+    batch: &mut BatchSpec,
     found: &Candidates,
 ) -> Result<(), Error> {
     let origin = caller.origin(call.remote_ip(), batch.command.has_inputs());
@@ -160,7 +161,7 @@ fn check_targets(
         {
             Err(error)
         }
-        _ => Ok(()),
+        _ => batch.targets.replace_names(&found.servers),
     }
 }
 
@@ -209,19 +210,21 @@ async fn change_once(
     let mut old = stored.spec(&key)?;
     // The schedule is disabled, even if its row does not say so yet: its API token has expired.
     old.timing.enabled &= has_credential;
-    let spec = extent.read(
+    let mut spec = extent.read(
         fields,
         |fields| ScheduleSpec::read(fields, true, is_zone),
         |fields| old.changed(fields, is_zone),
     )?;
-    let takes_over = !spec.keeps_owner(&old);
     let mut details = json!({});
-    if takes_over {
+    if !spec.keeps_owner(&old) {
         let targets = batches::candidates(&spec.batch);
         let (caller, found) = find::<Candidates>(credential, targets).await?;
-        check_targets(call, &caller, &spec.batch, &found)?;
+        check_targets(call, &caller, &mut spec.batch, &found)?;
         details = audit_details(&spec, found.servers.len(), &key)?;
-    } else if spec.timing.enabled && !has_credential {
+    }
+    // The request may have the names of the servers whose ids are stored.
+    let takes_over = !spec.keeps_owner(&old);
+    if !takes_over && spec.timing.enabled && !has_credential {
         return Err(Error::field(
             "enabled",
             "The API token or login session that the schedule runs with is not valid any more. Change another field to run it with yours.",
@@ -286,9 +289,6 @@ pub async fn run(call: &mut Call) -> Result<Reply, Error> {
     // The same key for another schedule is another request.
     let body = Some(Secret::new(id.to_string()));
     let creation = Creation::from_request(call, &batch_creation::RESOURCE, body)?;
-    if let Some((_, reply)) = creation.replay(&credential).await? {
-        return Ok(reply);
-    }
     let spec = found.stored.spec(&platform::secret_key(&call.env)?)?;
     let submission = Submission {
         spec: &spec.batch,
@@ -298,6 +298,6 @@ pub async fn run(call: &mut Call) -> Result<Reply, Error> {
         scheduled_at: call.now,
         expires_at: call.now.plus(DEFAULT_EXPIRY),
     };
-    let (caller, plan) = batch_creation::plan(call, &credential, &submission).await?;
-    batch_creation::write(call, &credential, &creation, &caller, &submission, &plan).await
+    let planned = batch_creation::plan(call, &credential, &submission).await;
+    batch_creation::write_or_replay(call, &credential, &creation, &submission, planned).await
 }

@@ -1,6 +1,7 @@
 //! Scripts and their versions (contract 14.10).
 
-use farhand_domain::error::Error;
+use farhand_domain::error::{Error, NON_FIELD};
+use farhand_domain::link::call::Refusal;
 use farhand_domain::output::sha256;
 use farhand_domain::page::Page;
 use farhand_domain::script::{NewScript, ScriptChanges, ScriptFilter, ScriptRef};
@@ -16,7 +17,7 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform;
 use crate::store::db::Failure;
-use crate::store::scripts::{self, ScriptForChange};
+use crate::store::scripts::{self, MAX_VERSIONS, ScriptForChange};
 
 /// The `Retry-After` if the workspace has too many scripts (contract 11.4), in seconds.
 const QUOTA_RETRY_AFTER: u64 = 60;
@@ -92,8 +93,8 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         "sha256": sha256(&new.body),
         "params": new.params.iter().map(|parameter| &parameter.name).collect::<Vec<_>>(),
     }));
-    let max_scripts = call.config.quotas.scripts_of_workspace;
-    let transaction = scripts::insert(&credential.scope, id, &new, max_scripts, &event)?;
+    let quotas = call.config.quotas;
+    let transaction = scripts::insert(&credential.scope, id, &new, quotas, &event)?;
     match creation
         .write(&credential, &id.to_string(), transaction)
         .await
@@ -103,6 +104,10 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             Ok(Reply::created_text(script, location(call, RESOURCE.collection, id)))
         }
         CreationOutcome::Refused(caller) if caller.is_staff_or_superuser() => {
+            if credential.find(scripts::has_too_many(quotas)).await?.1 != Some(true) {
+                return Err(Refusal::TooManyBytes.into());
+            }
+            let max_scripts = quotas.scripts_of_workspace;
             let detail = format!("The workspace has {max_scripts} scripts. Delete one first.");
             Err(Error::quota_exceeded(detail, QUOTA_RETRY_AFTER))
         }
@@ -127,11 +132,21 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         if changed.is_empty() {
             return retrieve(call).await.map(Some);
         }
-        let sha256 = changes.body.as_deref().map_or(found.sha256, sha256);
+        if found.version >= MAX_VERSIONS {
+            let message =
+                format!("A script has at most {MAX_VERSIONS} versions. Create another script.");
+            return Err(Error::field(NON_FIELD, message));
+        }
+        let quotas = call.config.quotas;
+        let bytes = found.bytes_of_today.saturating_add(found.bytes_after(&changes));
+        if bytes > quotas.bytes_of_day.unsigned_abs() {
+            return Err(Refusal::TooManyBytes.into());
+        }
+        let sha256 = changes.body.as_deref().map_or_else(|| found.sha256.clone(), sha256);
         let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&found.name));
         let event = event
             .details(json!({"fields": changed, "version": found.version + 1, "sha256": sha256}));
-        let transaction = scripts::update(&credential.scope, id, found.version, &changes, &event)?;
+        let transaction = scripts::update(&credential.scope, id, &found, &changes, quotas, &event)?;
         let (_, script) = credential.write(transaction).await.map_err(duplicate_name_error)?;
         Ok(script.map(Reply::ok_text))
     };

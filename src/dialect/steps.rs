@@ -195,8 +195,7 @@ pub async fn registration_guide(exchange: &mut Exchange) -> Result<Reply, Reply>
         "register_command": format!("alpamon register --url {url} --token <key>{name}"),
         "install_commands": [
             "# With Farhand's own agent, and the key in the file token:",
-            format!("farhand-agent register --url {url} --token-file token{name}"),
-            "farhand-agent install",
+            format!("curl -fsSL {url}/install.sh | sh -s -- --token-file token{name}"),
         ],
     });
     Ok(exchange.reply(200, &guide))

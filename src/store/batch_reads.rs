@@ -16,6 +16,13 @@ use super::within_acl::{COST, COST_OF_ROW, MAX_COST, line_patterns, within, word
 /// the newest ones.
 const MAX_COMPARED: u32 = 1_000;
 
+/// The maximum number of targets of these batches. Targets of older batches are not compared with
+/// the servers of the list.
+const MAX_COMPARED_TARGETS: u32 = 100_000;
+
+/// SQL for whether the access control list of the API token limits the servers.
+const HAS_LIMITED_SERVERS: &str = "(me.acl_servers IS NOT NULL OR me.acl_selector IS NOT NULL)";
+
 /// SQL for whether the caller is staff or requested a row of `batches b`.
 const IS_OWN: &str = "b.workspace_id = me.workspace_id
     AND (me.is_staff OR me.is_superuser OR b.requested_by = me.user_id)";
@@ -24,9 +31,46 @@ const IS_OWN: &str = "b.workspace_id = me.workspace_id
 /// control list does not limit the servers.
 fn has_accessible_target() -> String {
     format!(
-        "(me.acl_servers IS NULL AND me.acl_selector IS NULL OR EXISTS (SELECT 1 FROM batch_targets t
+        "(NOT {HAS_LIMITED_SERVERS} OR EXISTS (SELECT 1 FROM batch_targets t
             CROSS JOIN servers s ON s.id = t.server_id
             WHERE t.workspace_id = b.workspace_id AND t.batch_id = b.id AND {IS_ACCESSIBLE}))"
+    )
+}
+
+/// Common tables for the list of a token, each preceded by a comma:
+///
+/// - `newest`: the newest batches of the caller that the filters allow, up to [`MAX_COMPARED`]. Of a
+///   token whose list limits the servers, only batches with an accessible target.
+///
+/// `condition` is a further condition on `me`.
+fn newest(filters: &str, condition: &str) -> String {
+    let order = "b.added_at DESC, b.id DESC";
+    // Each of the two queries reads an index in the order of the list. Only one returns rows.
+    let candidates = |is_wanted: &str, is_own: &str| {
+        format!(
+            "SELECT * FROM (SELECT b.id, b.added_at, b.total FROM batches b
+                WHERE b.workspace_id = (SELECT workspace_id FROM me WHERE {condition} AND {is_wanted}){is_own}{filters}
+                ORDER BY {order} LIMIT {MAX_COMPARED})"
+        )
+    };
+    let of_staff = candidates("(me.is_staff OR me.is_superuser)", "");
+    let own = candidates(
+        "NOT (me.is_staff OR me.is_superuser)",
+        " AND b.requested_by = (SELECT user_id FROM me)",
+    );
+    format!(
+        ", candidates AS MATERIALIZED ({of_staff} UNION ALL {own}),
+         counted AS MATERIALIZED (SELECT b.id, coalesce(sum(b.total) OVER (ORDER BY {order}
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS targets FROM candidates b),
+         accessible AS MATERIALIZED (
+            SELECT s.id FROM me CROSS JOIN json_each(me.acl_servers) a CROSS JOIN servers s ON s.id = a.value
+            WHERE {IS_ACCESSIBLE}
+            UNION SELECT s.id FROM me CROSS JOIN servers s
+            WHERE me.acl_servers IS NULL AND me.acl_selector IS NOT NULL AND {IS_ACCESSIBLE}),
+         newest AS MATERIALIZED (SELECT n.id FROM me CROSS JOIN counted n
+            WHERE NOT {HAS_LIMITED_SERVERS} OR n.targets < {MAX_COMPARED_TARGETS} AND EXISTS (
+                SELECT 1 FROM batch_targets t WHERE t.workspace_id = me.workspace_id AND t.batch_id = n.id
+                    AND t.server_id IN (SELECT id FROM accessible)))"
     )
 }
 
@@ -88,17 +132,18 @@ pub fn list(list: &BatchList) -> List {
         .with("b.requested_by = :requested_by", "requested_by", list.requested_by)
         .with("b.schedule_id = :schedule", "schedule", list.schedule)
         .with("b.name = :name", "name", list.name.as_ref());
-    let has_accessible_target = has_accessible_target();
     let staff = format!(
         "batches b WHERE (me.is_staff OR me.is_superuser) AND b.workspace_id = me.workspace_id
-         AND {has_accessible_target}{filters}"
+         AND NOT {HAS_LIMITED_SERVERS}{filters}"
     );
     let others = format!(
         "batches b WHERE NOT (me.is_staff OR me.is_superuser) AND b.workspace_id = me.workspace_id
-         AND b.requested_by = me.user_id AND {has_accessible_target}{filters}"
+         AND b.requested_by = me.user_id AND NOT {HAS_LIMITED_SERVERS}{filters}"
     );
-    let order = "b.added_at DESC, b.id DESC";
-    let all = List::new("", ("batches b", OBJECT), &[staff, others], order, parameters.clone());
+    let limited = "newest n CROSS JOIN batches b ON b.id = n.id".to_owned();
+    let tables = newest(&filters, HAS_LIMITED_SERVERS);
+    let (branches, order) = ([staff, others, limited], "b.added_at DESC, b.id DESC");
+    let all = List::new(&tables, ("batches b", OBJECT), &branches, order, parameters.clone());
     List { narrow: Some(narrow(&filters, &all.select)), ..all }
 }
 
@@ -108,17 +153,16 @@ fn narrow(filters: &str, all: &Select) -> Select {
     let (patterns, lists) =
         (line_patterns("(SELECT me.acl FROM me)"), word_lists("(SELECT me.acl FROM me)"));
     let allows_batch = allows_batch(&within("me.acl", "patterns", "lists"));
-    let has_accessible_target = has_accessible_target();
+    let newest = newest(filters, "true");
     let cost_of_row = COST_OF_ROW.replace("c.", "b.");
     let tables = format!(
-        ", patterns AS MATERIALIZED ({patterns}), lists AS MATERIALIZED ({lists}), cost AS MATERIALIZED ({COST}),
-         newest AS MATERIALIZED (SELECT b.id FROM me CROSS JOIN batches b
-            WHERE {IS_OWN}{filters} ORDER BY b.added_at DESC, b.id DESC LIMIT {MAX_COMPARED}),
+        "{newest}, patterns AS MATERIALIZED ({patterns}), lists AS MATERIALIZED ({lists}),
+         cost AS MATERIALIZED ({COST}),
          compared AS MATERIALIZED (SELECT b.id, sum({cost_of_row}) OVER (ORDER BY b.added_at DESC, b.id DESC
                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS spent
             FROM newest n CROSS JOIN batches b ON b.id = n.id CROSS JOIN cost),
          allowed AS MATERIALIZED (SELECT b.id FROM me CROSS JOIN compared n CROSS JOIN batches b ON b.id = n.id
-            WHERE coalesce(n.spent, 0) < {MAX_COST} AND {has_accessible_target} AND {allows_batch}),
+            WHERE coalesce(n.spent, 0) < {MAX_COST} AND {allows_batch}),
          total AS (SELECT count(*) AS total FROM allowed)"
     );
     let items = format!(

@@ -10,7 +10,7 @@ use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
 use farhand_sql::batches::exceeded_quota;
 use farhand_sql::statement::{Parameters, Value};
-use farhand_sql::{batch_counts, labels_match, selector};
+use farhand_sql::{batch_counts, command_counts, labels_match, selector};
 use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
@@ -112,14 +112,30 @@ pub struct NewBatchRow<'a> {
 /// The length of the date at the beginning of a timestamp (`2026-11-23`).
 const DATE_CHARS: usize = 10;
 
+/// The bytes that a target without a command counts for the workspace's quota.
+const BYTES_OF_TARGET: u64 = 200;
+
+impl NewBatchRow<'_> {
+    /// The bytes that the batch counts for the workspace's quota, without its commands.
+    fn stored_bytes(&self) -> u64 {
+        let targets = self.plan.targets.len() as u64 * BYTES_OF_TARGET;
+        self.plan.spec.command.stored_bytes() + targets
+    }
+
+    /// The day of the quota of bytes, such as `2026-11-23`.
+    fn day(&self) -> String {
+        self.added_at.to_string().chars().take(DATE_CHARS).collect()
+    }
+}
+
 /// The parameters of [`exceeded_quota`].
 fn quota_parameters(new: &NewBatchRow<'_>, quotas: Quotas) -> Parameters {
     let total = new.plan.targets.len() as u64;
+    let of_commands = new.plan.spec.command.stored_bytes().saturating_mul(total);
     params! {
         batches_of_user: quotas.batches_of_user, batches_of_workspace: quotas.batches_of_workspace,
         waiting_of_workspace: quotas.waiting_of_workspace, bytes_of_day: quotas.bytes_of_day,
-        total, bytes: new.plan.spec.command.stored_bytes().saturating_mul(total),
-        day: new.added_at.to_string().chars().take(DATE_CHARS).collect::<String>(),
+        total, bytes: of_commands.saturating_add(new.stored_bytes()), day: new.day(),
     }
 }
 
@@ -204,12 +220,17 @@ pub fn insertion(
              WHERE EXISTS (SELECT 1 FROM batches b WHERE b.id = :id AND b.workspace_id = me.workspace_id)",
         )
         .bind_all(params! { id, targets: Value::list(targets) });
+    let count_bytes = me
+        .statement(&command_counts::add_bytes(":day"))
+        .bind_all(params! { day: new.day(), stored_bytes: new.stored_bytes() });
     let reply = me
         .statement(&format!(
             "SELECT {OBJECT} AS body FROM me JOIN batches b ON b.id = :id AND b.workspace_id = me.workspace_id"
         ))
         .bind("id", id);
-    Ok(Transaction::default().change(insert, event).then(insert_targets).returning(reply))
+    let transaction =
+        Transaction::default().change(insert, event).then(insert_targets).then(count_bytes);
+    Ok(transaction.returning(reply))
 }
 
 /// How a user stops a batch.

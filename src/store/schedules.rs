@@ -13,6 +13,7 @@ use super::db::params;
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
+use super::servers::is_accessible;
 use super::transaction::Transaction;
 use crate::platform::Quotas;
 
@@ -22,6 +23,18 @@ macro_rules! is_enabled {
     () => {
         "(s.enabled AND NOT EXISTS (SELECT 1 FROM api_tokens t WHERE t.workspace_id = s.workspace_id
             AND t.id = s.api_token AND t.expires_at <= :now))"
+    };
+}
+
+/// SQL for the servers that a row of `schedules s` selects, as a JSON array of their names. A server
+/// that was deleted, or that the caller cannot access, has its id instead.
+macro_rules! server_names {
+    () => {
+        concat!(
+            "(SELECT json_group_array(coalesce((SELECT s.name FROM servers s WHERE s.id = selected.value AND ",
+            is_accessible!(),
+            "), selected.value)) FROM json_each(s.definition, '$.targets.servers') selected)"
+        )
     };
 }
 
@@ -36,7 +49,9 @@ macro_rules! run_object {
 /// SQL for the schedule object (contract 14.1) of a row of `schedules s`, as JSON.
 const OBJECT: &str = concat!(
     "json_object('id', s.id, 'name', s.name, 'cron', s.cron, 'timezone', s.timezone,
-    'targets', s.definition -> '$.targets', 'shell', s.definition -> '$.shell', 'line', s.definition -> '$.line',
+    'targets', json_set(s.definition -> '$.targets', '$.servers', json(",
+    server_names!(),
+    ")), 'shell', s.definition -> '$.shell', 'line', s.definition -> '$.line',
     'argv', s.definition -> '$.argv', 'script', s.definition -> '$.script',
     'script_version', s.definition -> '$.script_version', 'username', s.definition -> '$.username',
     'groupname', s.definition -> '$.groupname', 'timeout', s.definition -> '$.timeout',

@@ -7,6 +7,7 @@ use farhand_domain::script::parameters::Parameter;
 use farhand_domain::script::{
     FIRST_VERSION, NewScript, ScriptCall, ScriptChanges, ScriptFilter, ScriptRef,
 };
+use farhand_sql::command_counts::{add_bytes, bytes_of_day};
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
 use serde_json::json;
@@ -18,6 +19,7 @@ use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 use super::transaction::Transaction;
+use crate::platform::Quotas;
 
 /// SQL for a user as JSON. `id` is the column of a row of `script_versions v`, or of its script.
 macro_rules! user {
@@ -84,6 +86,22 @@ const IS_READABLE: &str =
 
 /// SQL for whether the caller is staff.
 const IS_STAFF: &str = "(me.is_staff OR me.is_superuser)";
+
+/// The most versions of a script.
+pub const MAX_VERSIONS: i64 = 1_000;
+
+/// SQL for the day of the quota of bytes.
+const TODAY: &str = "substr(:now, 1, 10)";
+
+/// SQL for the bytes that the caller's workspace stored today.
+fn bytes_of_today() -> String {
+    bytes_of_day("me.workspace_id", TODAY)
+}
+
+/// The bytes that a version counts for the workspace's quota (contract 11.4).
+fn stored_bytes(body: u64, description: &str, params: &[Parameter]) -> u64 {
+    body + (description.len() + json!(params).to_string().len()) as u64
+}
 
 /// Reads the response to a creation.
 pub const REPLAY: ReplaySource = ReplaySource {
@@ -163,9 +181,19 @@ pub struct ScriptForChange {
     pub interpreter: String,
     pub sha256: String,
     pub params: Vec<Parameter>,
+    body_bytes: u64,
+    /// The bytes that the workspace stored today, for its quota.
+    pub bytes_of_today: u64,
 }
 
 impl ScriptForChange {
+    /// The bytes that the next version counts for the workspace's quota.
+    pub fn bytes_after(&self, changes: &ScriptChanges) -> u64 {
+        let body = changes.body.as_ref().map_or(self.body_bytes, |body| body.len() as u64);
+        let description = changes.description.as_ref().unwrap_or(&self.description);
+        stored_bytes(body, description, changes.params.as_ref().unwrap_or(&self.params))
+    }
+
     /// The names of the fields that a change gives another value.
     pub fn changed_by(&self, changes: &ScriptChanges) -> Vec<&'static str> {
         fn differs<T: PartialEq>(new: Option<&T>, old: &T) -> bool {
@@ -187,30 +215,51 @@ impl ScriptForChange {
 pub fn for_change(id: Uuid) -> Query {
     let sql = format!(
         "(SELECT json_object('version', v.version, 'name', v.name, 'description', v.description,
-            'interpreter', v.interpreter, 'sha256', v.sha256, 'params', json(v.params))
-         FROM {LATEST} AND s.id = :id)"
+            'interpreter', v.interpreter, 'sha256', v.sha256, 'params', json(v.params),
+            'body_bytes', length(CAST(v.body AS BLOB)), 'bytes_of_today', {})
+         FROM {LATEST} AND s.id = :id)",
+        bytes_of_today()
     );
     Query::new(sql, params! { id })
 }
 
-/// Creates a script owned by the caller, if the caller is staff and the workspace has fewer than
-/// `max_scripts` scripts. The reply is the script.
+/// SQL for whether the workspace has room for another script.
+const HAS_ROOM: &str = ":scripts_of_workspace > (SELECT count(*) FROM scripts s
+    WHERE s.workspace_id = me.workspace_id AND s.hidden_at IS NULL)";
+
+/// SQL for whether the workspace may store `:stored_bytes` more bytes today.
+fn has_bytes_left() -> String {
+    format!(":stored_bytes + {} <= :bytes_of_day", bytes_of_today())
+}
+
+/// Reads whether the workspace has too many scripts for another one, as `true` or `false`.
+pub fn has_too_many(quotas: Quotas) -> Query {
+    let sql = format!("iif({HAS_ROOM}, 'false', 'true')");
+    Query::new(sql, params! { scripts_of_workspace: quotas.scripts_of_workspace })
+}
+
+/// Creates a script owned by the caller, if the caller is staff and the workspace's quotas have
+/// room for it. The reply is the script.
 pub fn insert(
     scope: &Scope<'_>,
     id: Uuid,
     new: &NewScript,
-    max_scripts: i64,
+    quotas: Quotas,
     event: &AuditEvent,
 ) -> Result<Transaction, Error> {
+    let stored_bytes = stored_bytes(new.body.len() as u64, &new.description, &new.params);
     let insert = scope
         .statement(&format!(
             "INSERT INTO scripts (id, workspace_id, name, owner_id, version, added_at)
              SELECT :id, me.workspace_id, :name, me.user_id, {FIRST_VERSION}, :now FROM me
-             WHERE {IS_STAFF} AND :max_scripts > (SELECT count(*) FROM scripts s
-                WHERE s.workspace_id = me.workspace_id AND s.hidden_at IS NULL)
-             RETURNING id AS body"
+             WHERE {IS_STAFF} AND {HAS_ROOM} AND {}
+             RETURNING id AS body",
+            has_bytes_left()
         ))
-        .bind_all(params! { id, name: &new.name, max_scripts });
+        .bind_all(params! {
+            id, name: &new.name, scripts_of_workspace: quotas.scripts_of_workspace, stored_bytes,
+            bytes_of_day: quotas.bytes_of_day,
+        });
     let version = scope
         .statement(&format!(
             "INSERT INTO script_versions (workspace_id, script_id, version, name, description, folded_name, folded_description,
@@ -229,6 +278,7 @@ pub fn insert(
     Ok(Transaction::default()
         .change(insert, audit::after_change_by(scope, event)?)
         .then(version)
+        .then(scope.statement(&add_bytes(TODAY)).bind("stored_bytes", stored_bytes))
         .returning(select(scope, id)))
 }
 
@@ -237,23 +287,29 @@ fn select(scope: &Scope<'_>, id: Uuid) -> Statement {
     scope.statement(&format!("SELECT {} AS body FROM me", by_id_sql())).bind("id", id)
 }
 
-/// Adds a version to a script, if the caller is staff and `latest` is still the number of its
-/// latest version. Omitted fields keep their values. The reply is the script.
+/// Adds a version to a script, if the caller is staff, `found` is still its latest version, and the
+/// workspace's quota of bytes has room. Omitted fields keep their values. The reply is the script.
 pub fn update(
     scope: &Scope<'_>,
     id: Uuid,
-    latest: i64,
+    found: &ScriptForChange,
     changes: &ScriptChanges,
+    quotas: Quotas,
     event: &AuditEvent,
 ) -> Result<Transaction, Error> {
+    let stored_bytes = found.bytes_after(changes);
     let update = scope
         .statement(&format!(
             "UPDATE scripts SET version = version + 1, name = coalesce(:name, name)
              WHERE id = :id AND hidden_at IS NULL AND version = :latest
-                AND workspace_id = (SELECT me.workspace_id FROM me WHERE {IS_STAFF})
-             RETURNING id AS body"
+                AND workspace_id = (SELECT me.workspace_id FROM me WHERE {IS_STAFF} AND {})
+             RETURNING id AS body",
+            has_bytes_left()
         ))
-        .bind_all(params! { id, latest, name: changes.name.as_ref() });
+        .bind_all(params! {
+            id, latest: found.version, name: changes.name.as_ref(), stored_bytes,
+            bytes_of_day: quotas.bytes_of_day,
+        });
     let version = scope
         .statement(&format!(
             "INSERT INTO script_versions (workspace_id, script_id, version, name, description, folded_name, folded_description,
@@ -278,6 +334,7 @@ pub fn update(
     Ok(Transaction::default()
         .change(update, audit::after_change_by(scope, event)?)
         .then(version)
+        .then(scope.statement(&add_bytes(TODAY)).bind("stored_bytes", stored_bytes))
         .returning(select(scope, id)))
 }
 

@@ -45,17 +45,25 @@ pub const REPLAY: ReplaySource = ReplaySource {
     row: "servers s ON s.id = :resource AND s.workspace_id = me.workspace_id",
 };
 
-/// SQL for the condition that the caller can access a row of `servers s` (contract 5.5), and that
-/// the access control list of the API token includes it (contract 4.12).
-pub const IS_ACCESSIBLE: &str = concat!(
-    "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
+/// The value of [`IS_ACCESSIBLE`], for other constants.
+macro_rules! is_accessible {
+    () => {
+        concat!(
+            "s.workspace_id = me.workspace_id AND (me.is_superuser OR me.is_staff OR s.owner_id = me.user_id
         OR EXISTS (SELECT 1 FROM memberships m
             JOIN server_groups i ON i.workspace_id = m.workspace_id AND i.group_id = m.group_id AND i.server_id = s.id
             WHERE m.workspace_id = me.workspace_id AND m.user_id = me.user_id))
     AND (me.acl_servers IS NULL OR s.id IN (SELECT value FROM json_each(me.acl_servers)))
     AND ",
-    labels_match!("s.labels", "me.acl_selector")
-);
+            farhand_sql::labels_match!("s.labels", "me.acl_selector")
+        )
+    };
+}
+pub(super) use is_accessible;
+
+/// SQL for the condition that the caller can access a row of `servers s` (contract 5.5), and that
+/// the access control list of the API token includes it (contract 4.12).
+pub const IS_ACCESSIBLE: &str = is_accessible!();
 
 /// SQL for whether the caller may run commands as any account of a row of `servers s` that the
 /// caller can access (contract 5.6).

@@ -42,7 +42,12 @@ fetch() {
     if has curl; then
         curl -fsS --connect-timeout 30 -o "$2" "$service$1" 2>"$work/error"
     elif has wget; then
-        wget -O "$2" "$service$1" 2>"$work/error"
+        # BusyBox' wget does not have this option.
+        if wget --version 2>/dev/null | grep -q GNU; then
+            wget --max-redirect=0 -O "$2" "$service$1" 2>"$work/error"
+        else
+            wget -O "$2" "$service$1" 2>"$work/error"
+        fi
     else
         die "this needs curl or wget"
     fi

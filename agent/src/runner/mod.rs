@@ -154,7 +154,7 @@ impl<T: Transport> Runner<T> {
                 Stage::Ended { is_fin_accepted: false } => unreported.push(id),
                 Stage::Received => {
                     // The agent may have died between writing the script and starting it.
-                    drop(ScriptFile(ScriptFile::path(id)));
+                    drop(ScriptFile::all(id));
                     let reporter = self.reports.begin(id, Written::already());
                     log::warn!("command {id}: the agent died before it started");
                     let fin =
@@ -167,7 +167,7 @@ impl<T: Transport> Runner<T> {
                     let cgroup = self.host.cgroups.find_leftover(id);
                     self.tasks.spawn(async move {
                         let was_killed = kill_leftover(process, cgroup, &groups).await;
-                        drop(ScriptFile(ScriptFile::path(id)));
+                        drop(ScriptFile::all(id));
                         log::warn!("command {id}: the agent died while it ran");
                         reporter.fin(lost(was_killed)).await;
                     });
@@ -615,7 +615,8 @@ mod tests {
             written.wait().await;
         }
         drop(journal);
-        let scripts = [id(1), id(2), id(4)].map(ScriptFile::path);
+        let scripts = [id(1), id(2), id(4)]
+            .map(|id| std::env::temp_dir().join(format!("farhand-{id}-0.script")));
         for script in &scripts {
             std::fs::write(script, "left").unwrap();
         }

@@ -14,14 +14,30 @@ use crate::host::account::Account;
 pub struct ScriptFile(pub PathBuf);
 
 impl ScriptFile {
-    /// The path of a command's script.
-    pub fn path(id: Uuid) -> PathBuf {
-        std::env::temp_dir().join(format!("farhand-{id}.script"))
+    /// A new path for a command's script. It is random, because another account of the host could
+    /// create a file at a path that it can guess, and so keep the script from running.
+    fn new_path(id: Uuid) -> PathBuf {
+        let random = fastrand::u64(..);
+        std::env::temp_dir().join(format!("{}{random:016x}.script", Self::prefix(id)))
+    }
+
+    fn prefix(id: Uuid) -> String {
+        format!("farhand-{id}-")
+    }
+
+    /// The files of a command's script.
+    pub fn all(id: Uuid) -> Vec<Self> {
+        let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return Vec::new() };
+        let prefix = Self::prefix(id);
+        let files = entries.flatten().filter(|entry| {
+            entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix))
+        });
+        files.map(|entry| Self(entry.path())).collect()
     }
 
     /// Writes a script to a new file that only `account` can access.
     pub fn write(id: Uuid, script: &Script, account: &Account) -> io::Result<Self> {
-        let path = Self::path(id);
+        let path = Self::new_path(id);
         // Fails if the file exists, because in a folder that every account can write to, an
         // existing file could be a link.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
@@ -46,6 +62,8 @@ impl Drop for ScriptFile {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::path::Path;
+
     use farhand_domain::output::sha256;
     use farhand_domain::wire::AgentCommand;
     use nix::unistd::geteuid;
@@ -63,10 +81,11 @@ mod tests {
     async fn a_script_runs_from_a_private_temporary_file() {
         let order = script("/bin/sh -e", "stat -c '%a %U' $0; echo $0; false; echo no");
         let (fin, _) = run(&order).await;
-        let path = ScriptFile::path(order.id);
-        let expected = format!("700 {}\n{}\n", own_name(), path.display());
-        assert_eq!((fin.exit_code, fin.result.unwrap()), (Some(1), expected));
-        assert!(!path.exists());
+        let result = fin.result.unwrap();
+        let (mode, path) = result.trim_end().split_once('\n').unwrap();
+        assert_eq!((fin.exit_code, mode), (Some(1), format!("700 {}", own_name()).as_str()));
+        assert!(path.contains(&format!("/farhand-{}-", order.id)), "{path}");
+        assert!(!Path::new(path).exists());
         if geteuid().is_root() {
             let order = AgentCommand {
                 user: "nobody".into(),
@@ -80,24 +99,25 @@ mod tests {
         assert_eq!(refusal(&script(" ", "true")).await.0, 127);
         let missing = script("no-such-interpreter", "true");
         assert_eq!(refusal(&missing).await.0, 127);
-        assert!(!ScriptFile::path(missing.id).exists());
-        // A script is not written to an existing file.
-        let order = script("sh", "echo mine");
-        std::fs::write(ScriptFile::path(order.id), "echo other").unwrap();
-        assert!(refusal(&order).await.1.contains("could not be written"));
-        drop(ScriptFile(ScriptFile::path(order.id)));
+        assert!(ScriptFile::all(missing.id).is_empty());
+        assert_ne!(ScriptFile::new_path(order.id), ScriptFile::new_path(order.id));
     }
 
     #[tokio::test]
     async fn a_killed_script_leaves_no_file() {
         let order = script("sh", "sleep 60; sleep 60");
-        let (stops, path) = (never(), ScriptFile::path(order.id));
+        let stops = never();
+        let exists = || {
+            let files = ScriptFile::all(order.id);
+            // A dropped `ScriptFile` deletes its file.
+            files.into_iter().map(std::mem::forget).count() > 0
+        };
         let kill = async {
-            eventually(|| path.exists()).await;
+            eventually(exists).await;
             stops.killed.cancel();
         };
         let ((fin, _), ()) = tokio::join!(run_until(&order, &stops), kill);
         assert_eq!(fin.exit_code, Some(143));
-        assert!(!path.exists());
+        assert!(!exists());
     }
 }

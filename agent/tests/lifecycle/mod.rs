@@ -553,7 +553,7 @@ async fn builtins_do_not_wait_behind_commands() {
     let id = socket.builtin("upgrade").await;
     let fin = service.fin(id).await;
     assert!(
-        fin["exit_code"] == 127 && fin["result"].as_str().unwrap().contains("Replace its binary"),
+        fin["exit_code"] == 126 && fin["reason"].as_str().unwrap().contains("allow_internal"),
         "{fin}"
     );
     assert!(service.fins(first).is_empty() && service.fins(waiting).is_empty());

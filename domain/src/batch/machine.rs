@@ -227,6 +227,9 @@ impl Machine {
                     for (position, _) in &runs {
                         if inserted.contains(position) {
                             batch.start(*position, added_at);
+                        } else if let Some(target) = batch.targets.get_mut(*position as usize) {
+                            // The permission may have ended since the check.
+                            target.check = None;
                         }
                     }
                 }

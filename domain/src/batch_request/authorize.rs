@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::{BatchSpec, MAX_TARGETS, OfflineTargets};
+use super::{BatchSpec, MAX_TARGETS, OfflineTargets, too_many_targets};
 use crate::acl::Acl;
 use crate::acl_limit::AclLimit;
 use crate::caller::Caller;
@@ -176,10 +176,7 @@ fn check_selection(found: &Candidates) -> Result<(), Error> {
         0 if servers.is_ok() && groups.is_ok() => {
             Err(Error::field("targets", "No server that you can access is selected."))
         }
-        number if number > MAX_TARGETS => {
-            let message = format!("A batch has at most {MAX_TARGETS} targets.");
-            Err(Error::field("targets", message))
-        }
+        number if number > MAX_TARGETS => Err(too_many_targets()),
         _ => Ok(()),
     };
     combine(combine(servers, groups), number).map(drop)

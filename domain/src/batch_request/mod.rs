@@ -31,6 +31,11 @@ const DEFAULT_CONCURRENCY: Amount = Amount::Targets(50);
 /// Maximum length of a batch's name, in characters.
 const MAX_NAME: usize = 128;
 
+/// The error of a selection of more than [`MAX_TARGETS`] servers.
+fn too_many_targets() -> Error {
+    Error::field("targets", format!("A batch has at most {MAX_TARGETS} targets."))
+}
+
 /// What happens to targets whose agent is not connected (contract 13.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

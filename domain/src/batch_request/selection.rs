@@ -1,10 +1,14 @@
 //! The field `targets`: which servers a batch selects (contract 13.2).
 
+use std::collections::{HashMap, HashSet};
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use uuid::Uuid;
 
-use super::MAX_TARGETS;
+use super::{Candidate, MAX_TARGETS, too_many_targets};
 use crate::command::ServerRef;
+use crate::error::Error;
 use crate::fields::Fields;
 use crate::id;
 use crate::selector::Selector;
@@ -36,7 +40,7 @@ fn server(value: &Value) -> Option<ServerRef> {
 
 impl TargetSelection {
     /// Selects servers by their ids.
-    pub fn of_servers(ids: impl IntoIterator<Item = uuid::Uuid>) -> Self {
+    pub fn of_servers(ids: impl IntoIterator<Item = Uuid>) -> Self {
         Self { servers: ids.into_iter().map(ServerRef::Id).collect(), ..Self::default() }
     }
 
@@ -91,6 +95,25 @@ impl TargetSelection {
         }
         (ids, names)
     }
+
+    /// Replaces the names of servers by ids. Another server that gets such a name later is not
+    /// selected. `found` are the servers that this selection selects, and no name is unknown.
+    ///
+    /// # Errors
+    /// The selection selects too many servers, so that `found` does not have all of them.
+    pub fn replace_names(&mut self, found: &[Candidate]) -> Result<(), Error> {
+        let ids: HashMap<&str, Uuid> =
+            found.iter().map(|server| (server.name.as_str(), server.id)).collect();
+        let id_of = |server: &ServerRef| match server {
+            ServerRef::Id(id) => Some(*id),
+            ServerRef::Name(name) => ids.get(name.as_str()).copied(),
+        };
+        let named = self.servers.iter().map(id_of).collect::<Option<Vec<_>>>();
+        let mut seen = HashSet::new();
+        let unique = named.ok_or_else(too_many_targets)?.into_iter().filter(|id| seen.insert(*id));
+        self.servers = unique.map(ServerRef::Id).collect();
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -126,6 +149,25 @@ mod tests {
         assert_eq!(serde_json::from_value::<TargetSelection>(json!(all)).unwrap(), all);
         assert!(read(json!({"all": true})).unwrap().all);
         assert_eq!(read(json!({"servers": ["a"], "groups": []})).unwrap().groups, [0; 0]);
+    }
+
+    #[test]
+    fn names_become_the_ids_of_the_found_servers() {
+        let mut selection = read(json!({"servers": ["web-1", SERVER, "web-2"]})).unwrap();
+        let server = |n: u128, name: &str| Candidate {
+            id: Uuid::from_u128(n),
+            name: name.to_owned(),
+            default_username: None,
+            any_account: 0,
+            is_pending: 0,
+            is_connected: 1,
+        };
+        let first = server(id::parse(SERVER).unwrap().as_u128(), "web-1");
+        let error = selection.replace_names(std::slice::from_ref(&first)).unwrap_err();
+        assert!(error.fields.contains_key("targets"), "web-2 is not among the found servers");
+        selection.replace_names(&[first.clone(), server(2, "web-2")]).unwrap();
+        assert_eq!(selection.servers, [first.id, Uuid::from_u128(2)].map(ServerRef::Id));
+        assert_eq!(selection.ids_and_names().1, [""; 0]);
     }
 
     #[test]

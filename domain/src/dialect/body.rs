@@ -12,7 +12,7 @@ use super::Client;
 pub enum Rule {
     /// Dropped: the native API has no such field, and the field restricts nothing.
     Ignored,
-    /// Dropped if it asks for nothing ([`asks_for_nothing`]). Otherwise it stays, and the native
+    /// Dropped if it asks for nothing (`asks_for_nothing`). Otherwise it stays, and the native
     /// endpoint refuses it.
     IgnoredIfEmpty,
     /// The id of a user or a group: a text, a number, or an object with an `id`.

@@ -125,7 +125,8 @@ pub trait Store {
         key: &str,
         now: Timestamp,
     ) -> Result<Option<IdempotentRequest>>;
-    /// Stores that a key is used for a command. [`Self::set_answer`] stores the response later.
+    /// Stores that a key is used for a command. [`Self::set_idempotent_answer`] stores the response
+    /// later.
     fn insert_idempotent_request(
         &mut self,
         key: &str,

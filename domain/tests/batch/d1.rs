@@ -46,6 +46,8 @@ pub struct D1 {
     /// The batch. Its `targets` are empty.
     pub batch: Batch,
     pub rows: Vec<TargetRow>,
+    /// Whether the requester's credential was revoked.
+    pub is_revoked: bool,
     pub is_gone: bool,
 }
 
@@ -94,6 +96,7 @@ impl D1 {
             Request::Insert { runs, started, added_at, marks } => {
                 let is_current = self.batch.state == BatchState::Running
                     && !self.batch.is_workspace_deleted
+                    && !self.is_revoked
                     && *started == self.started()
                     && !self.batch.limits.is_exceeded_by(self.failures());
                 let mut inserted = vec![];
@@ -143,7 +146,7 @@ impl D1 {
 
     fn check(&mut self, position: usize, now: Timestamp) -> Verdict {
         let row = &mut self.rows[position];
-        if row.is_denied || row.is_deleted {
+        if self.is_revoked || row.is_denied || row.is_deleted {
             return Verdict::Refused("not permitted".to_owned());
         }
         if !row.is_connected {

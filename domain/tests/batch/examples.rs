@@ -131,6 +131,30 @@ fn too_many_failures_skip_the_rest_and_a_ramp_begins_with_one() {
 }
 
 #[test]
+fn a_revoked_credential_starts_nothing_more_although_a_check_is_still_valid() {
+    let mut world = World::new(setting(3, 1));
+    world.step(Event::Reload).unwrap();
+    for _ in 0..3 {
+        world.answer(0).unwrap();
+        world.call(0, true).unwrap();
+    }
+    assert_eq!(world.d1.started(), 1);
+    world.run(&Op::Revoke).unwrap();
+    world.run(&Op::End { place: 0, is_success: true }).unwrap();
+    world.flush(0);
+    world.run(&Op::Report { place: 0, is_repeated: false }).unwrap();
+    let before = world.requests_sent;
+    world.run(&Op::Pass { millis: 1_500 }).unwrap();
+    // An insertion without effect, a read, a check, the marks and the end.
+    for _ in 0..30 {
+        world.answer(0).unwrap();
+        world.run(&Op::Pass { millis: 200 }).unwrap();
+    }
+    assert_eq!((world.d1.started(), world.d1.batch.state), (1, BatchState::Finished));
+    assert!(world.requests_sent - before < 8, "{}", world.requests_sent - before);
+}
+
+#[test]
 fn a_cancelled_batch_cancels_what_was_inserted_and_not_delivered() {
     let mut world = World::new(setting(3, 3));
     world.step(Event::Reload).unwrap();

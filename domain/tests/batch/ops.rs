@@ -42,6 +42,8 @@ pub enum Op {
     },
     LoseReport(usize),
     Deny(usize),
+    /// The requester's credential is revoked.
+    Revoke,
     /// A server is deleted.
     Delete(usize),
     /// The batch's object loses its memory.
@@ -92,6 +94,7 @@ impl Op {
             249..251 => Self::Snapshot,
             251 => Self::Restore,
             252 if big % 8 == 0 => Self::Purge,
+            253 if big % 8 == 0 => Self::Revoke,
             _ => Self::Answer(0),
         }
     }

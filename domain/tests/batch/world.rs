@@ -120,7 +120,12 @@ impl World {
         Self {
             now,
             machine: Machine::new(false, now),
-            d1: D1 { batch, rows: (0..setting.targets).map(row).collect(), is_gone: false },
+            d1: D1 {
+                batch,
+                rows: (0..setting.targets).map(row).collect(),
+                is_revoked: false,
+                is_gone: false,
+            },
             objects: (0..setting.targets).map(object).collect(),
             requests_sent: 0,
             snapshot: None,
@@ -272,7 +277,8 @@ impl World {
     fn carry_out(&mut self, call: PendingCall) -> Check {
         let place = call.position as usize;
         let row = &self.d1.rows[place];
-        let is_permitted = !row.is_denied && !row.is_deleted && !self.d1.batch.is_workspace_deleted;
+        let is_denied = row.is_denied || self.d1.is_revoked;
+        let is_permitted = !is_denied && !row.is_deleted && !self.d1.batch.is_workspace_deleted;
         self.objects[place].call(call.call, call.checked_at, is_permitted, self.now);
         let was_allowed =
             |at: Timestamp| row.allowed_at.is_some_and(|allowed| allowed.plus(CHECK_VALIDITY) > at);
@@ -395,7 +401,8 @@ impl World {
             Op::Connect(place) if !self.d1.rows[place % count].is_deleted => {
                 let object = &mut self.objects[place % count];
                 object.is_connected = true;
-                object.deliver_waiting(!self.d1.rows[place % count].is_denied);
+                let is_denied = self.d1.is_revoked || self.d1.rows[place % count].is_denied;
+                object.deliver_waiting(!is_denied);
             }
             Op::Connect(_) => {}
             Op::Disconnect(place) => self.objects[place % count].is_connected = false,
@@ -411,6 +418,7 @@ impl World {
                 self.reports.remove(place % self.reports.len());
             }
             Op::LoseReport(_) => {}
+            Op::Revoke => self.d1.is_revoked = true,
             Op::Deny(place) => self.d1.rows[place % count].is_denied = true,
             Op::Delete(place) => self.delete(place % count),
             Op::Crash => self.crash(),
@@ -442,6 +450,7 @@ impl World {
         for (row, later) in earlier.rows.iter_mut().zip(&self.d1.rows) {
             row.allowed_at = later.allowed_at;
         }
+        earlier.is_revoked = false;
         (self.d1, self.was_restored) = (earlier, true);
         self.late_requests.clear();
         while !self.requests.is_empty() {

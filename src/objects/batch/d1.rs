@@ -136,7 +136,8 @@ fn subtract_pending(data: &BatchData) -> Statement {
 }
 
 /// Inserts the commands of a wave with their audit events, as delivered: they are sent a moment
-/// later.
+/// later. Inserts none if the requester's credential is not valid any more: the check of the
+/// targets may be some seconds old.
 async fn insert(
     env: &Env,
     (data, batch): (&BatchData, &Batch),
@@ -157,7 +158,8 @@ async fn insert(
     let mut life = Lifecycle::new(added_at, None, Some(batch.expires_at), data.timeout);
     life.deliver(added_at);
     let insert = format!(
-        "INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username,
+        "WITH {REQUESTERS}
+         INSERT INTO commands (seq, workspace_id, id, server_id, server_name, requested_by, shell, line, username,
             groupname, timeout, added_at, scheduled_at, expires_at, state, status_message, delivered_at, argv,
             has_inputs, batch_id, script, stored_bytes)
          SELECT {} - 1 + row_number() OVER (), b.workspace_id, r.value ->> 1, s.id, r.value ->> 3, b.requested_by,
@@ -173,6 +175,7 @@ async fn insert(
                 WHERE c.workspace_id = :workspace_id AND c.batch_id = :id)
             AND (b.max_errors IS NULL OR b.max_errors >= (SELECT count(*) FROM commands c INDEXED BY commands_by_batch
                 WHERE c.workspace_id = :workspace_id AND c.batch_id = :id AND c.state IN ('failed', 'expired', 'stuck')))
+            AND EXISTS (SELECT 1 FROM requesters WHERE is_active AND has_token AND NOT is_revoked)
             AND {IS_WAITING}
          RETURNING id",
         next_key(":workspace_id")
@@ -181,6 +184,9 @@ async fn insert(
         id, workspace_id, started, added_at, bytes, commands: Parameter::list(&commands),
         state: life.state().as_str(), status_message: life.message(),
     });
+    let requester = [data.requester()];
+    let insert =
+        insert.bind_all(stored_requester::parameters(workspace_id, requester, platform::now()));
     // A command has one such event, even if D1 carries out the request twice.
     let rest = "FROM (SELECT r.value -> 'event' AS event FROM json_each(:events) r
         CROSS JOIN commands c ON c.workspace_id = :workspace_id AND c.id = r.value ->> 'command'

@@ -1,6 +1,7 @@
 //! Repeated and concurrent requests for batches (contract 3.11).
 
 use farhand_tests::client::{Api, Reply, Workspace};
+use farhand_tests::eventually;
 use farhand_tests::people::{BATCHES, item_path};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -60,4 +61,30 @@ async fn a_refused_request_does_not_use_its_key() {
     dry_run["dry_run"] = json!(true);
     post(&workspace.admin, BATCHES, "one", &dry_run).await.expect(200);
     post(&workspace.admin, BATCHES, "one", &body).await.expect(201);
+}
+
+#[tokio::test]
+async fn a_replay_of_a_retry_needs_the_permission() {
+    let workspace = Workspace::new().await;
+    servers(&workspace, &["a"]).await;
+    let body = json!({"targets": {"all": true}, "line": "id", "on_offline": "skip"});
+    let batch = workspace.admin.post(BATCHES, &body).await.expect(201);
+    let path = item_path(BATCHES, &batch);
+    eventually("the batch's end", || async {
+        let batch = workspace.admin.get(&path).await.expect(200);
+        batch["finished_at"].is_string().then_some(())
+    })
+    .await;
+    let path = format!("{path}retry-failed/");
+    let retry = async |api: &Api, key: &str| {
+        api.send(api.request("POST", &path).header("Idempotency-Key", key)).await
+    };
+    let made = retry(&workspace.admin, "one").await.expect(201);
+    assert_eq!(retry(&workspace.admin, "one").await.expect(201)["id"], made["id"]);
+    let limited = workspace.limited(&json!({"usernames": ["nobody"], "read_all": true})).await;
+    for key in ["one", "two"] {
+        let refused = retry(&limited, key).await;
+        refused.expect_detail(403, Some("API_TOKEN_ACL_NOT_ALLOWED"));
+    }
+    assert_eq!(workspace.admin.get(BATCHES).await.expect(200)["count"], 2);
 }

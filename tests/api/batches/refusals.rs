@@ -2,8 +2,9 @@
 
 use farhand_tests::agents::{ScriptedAgent, wait_until_connected};
 use farhand_tests::client::Workspace;
-use farhand_tests::people::{BATCHES, GROUPS, MEMBERSHIPS, Person, UNKNOWN_UUID};
-use farhand_tests::{Instance, far_ahead};
+use farhand_tests::commands::stored_bytes;
+use farhand_tests::people::{BATCHES, GROUPS, MEMBERSHIPS, Person, UNKNOWN_UUID, item_path};
+use farhand_tests::{Instance, eventually, far_ahead};
 use serde_json::{Value, json};
 
 use super::{create, selected, servers, waiting};
@@ -200,4 +201,27 @@ async fn pending_targets_leave_no_room_for_more_than_the_quota() {
     let body = json!({"targets": {"all": true}, "line": "id", "scheduled_at": far_ahead()});
     workspace.admin.post(BATCHES, &body).await.expect(201);
     workspace.admin.post(BATCHES, &body).await.expect_detail(429, Some("QUOTA_EXCEEDED"));
+}
+
+/// The rows of targets that end skipped cost as much as those of others.
+#[tokio::test]
+async fn targets_without_a_command_count_for_the_bytes_of_the_day() {
+    let (instance, _state) = Instance::new_with(&[("QUOTA_BYTES_PER_DAY", "1000")]).await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    servers(&workspace, &["a", "b"]).await;
+    let body = json!({"targets": {"all": true}, "line": "id", "on_offline": "skip"});
+    for _ in 0..2 {
+        let path = item_path(BATCHES, &workspace.admin.post(BATCHES, &body).await.expect(201));
+        eventually("the batch's end", || async {
+            let batch = workspace.admin.get(&path).await.expect(200);
+            (batch["counts"]["skipped"] == 2 && batch["finished_at"].is_string()).then_some(())
+        })
+        .await;
+    }
+    // Two lines, and four targets of 200 bytes.
+    assert_eq!(stored_bytes(&instance, "acme"), 804);
+    let refused = workspace.admin.post(BATCHES, &body).await;
+    refused.expect_detail(429, Some("QUOTA_EXCEEDED"));
+    assert_eq!(workspace.admin.get(BATCHES).await.expect(200)["count"], 2);
+    assert_eq!(stored_bytes(&instance, "acme"), 804, "a refused batch counts nothing");
 }

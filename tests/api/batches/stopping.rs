@@ -2,7 +2,7 @@
 
 use farhand_tests::agents::wait_until_connected;
 use farhand_tests::client::Api;
-use farhand_tests::people::item_path;
+use farhand_tests::people::{Person, USERS, item_path};
 use serde_json::{Value, json};
 
 use super::fleet::{Fleet, PATH};
@@ -92,4 +92,57 @@ async fn commands_that_were_not_delivered_are_cancelled_with_their_batch() {
     let targets = fleet.targets(&batch).await;
     assert!(targets[0]["command"].is_string(), "{}", targets[0]);
     assert!(targets[0]["reason"].as_str().unwrap().contains("its batch was cancelled"));
+}
+
+/// A check of the next targets is valid for some seconds. The insertion of their commands checks the
+/// credential again.
+#[tokio::test]
+async fn a_batch_without_a_valid_credential_starts_nothing_more() {
+    const SESSIONS: &str = "/api/auth/sessions/";
+    const TOKENS: &str = "/api/auth/tokens/";
+    for way in ["session", "disabled", "deleted", "inactive"] {
+        let mut fleet = Fleet::new(3, 3).await;
+        let staff = Person::staff(&fleet.workspace, "sam").await;
+        let new = json!({"name": "ci", "expires_at": null});
+        let token = staff.api.post(TOKENS, &new).await.expect(201);
+        let api = match way {
+            "session" => staff.api.clone(),
+            _ => fleet.workspace.anonymous.with_token(token["key"].as_str().unwrap()),
+        };
+        let batch = fleet.batch_of(&api, json!({"max_concurrency": 1})).await;
+        let order = fleet.run(0).await;
+        let token = item_path(TOKENS, &token);
+        match way {
+            "session" => {
+                let sessions = staff.api.get(SESSIONS).await.expect(200);
+                let own = item_path(SESSIONS, &sessions["results"][0]);
+                staff.api.delete(&own).await.expect(204)
+            }
+            "disabled" => staff.api.patch(&token, &json!({"enabled": false})).await.expect(200),
+            "deleted" => staff.api.delete(&token).await.expect(204),
+            _ => {
+                let user = format!("{USERS}{}/", staff.id);
+                fleet.workspace.admin.patch(&user, &json!({"is_active": false})).await.expect(200)
+            }
+        };
+        fleet.agents[&0].fin(order["id"].as_str().unwrap(), 0, "").await;
+        let ended = fleet.wait_until_ended(&batch).await;
+        assert_eq!(
+            (&ended["counts"]["success"], &ended["counts"]["cancelled"]),
+            (&json!(1), &json!(2)),
+            "{way}"
+        );
+        for target in &fleet.targets(&batch).await[1..] {
+            assert_eq!(
+                (&target["command"], &target["started_at"]),
+                (&json!(null), &json!(null)),
+                "{way}"
+            );
+            assert!(
+                target["reason"].as_str().unwrap().starts_with("Cancelled, "),
+                "{way}: {target}"
+            );
+        }
+        assert!(fleet.are_silent().await, "{way}");
+    }
 }

@@ -6,6 +6,7 @@ mod due;
 mod fields;
 mod quotas;
 mod runs;
+mod targets;
 mod times;
 
 use std::time::Duration;

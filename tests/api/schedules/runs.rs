@@ -110,6 +110,7 @@ async fn a_run_on_request_is_a_batch_of_the_caller() {
     refused.expect_fields(400, &["targets"]);
     workspace.add_member(&group, &alice, "member").await;
     alice.api.call("POST", &path).await.expect_detail(403, Some("PERMISSION_DENIED"));
+    repeat().await.expect_detail(403, Some("PERMISSION_DENIED"));
     assert_eq!(runs(&alice.api, &made).await.len(), 3);
     alice
         .api

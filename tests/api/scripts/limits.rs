@@ -178,6 +178,20 @@ async fn a_list_of_scripts_can_be_checked() {
     let token = workspace.limited(&json!({"scripts": [first]})).await;
     let body = json!({"server": "web-1", "script": id, "script_version": 1});
     assert_eq!(token.post(CHECK, &body).await.expect(200)["allowed"], true);
+    // The answer does not tell whether a script outside of the list exists.
+    let other = script(&workspace, "id", json!({})).await;
+    for (known, unknown) in [
+        (json!({"script": other["id"]}), json!({"script": uuid::Uuid::nil()})),
+        (json!({"script": id, "script_version": 2}), json!({"script": id, "script_version": 3})),
+    ] {
+        let answer = async |mut body: Value| {
+            body["server"] = json!("web-1");
+            token.post(CHECK, &body).await.expect(200)
+        };
+        let (known, unknown) = (answer(known).await, answer(unknown).await);
+        assert_eq!(known, unknown);
+        assert!(known["reason"].as_str().unwrap().contains("scripts"), "{known}");
+    }
     for bad in [
         json!(["x"]),
         json!([format!("{id}@0")]),

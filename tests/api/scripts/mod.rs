@@ -3,6 +3,7 @@
 mod batches;
 mod delivery;
 mod limits;
+mod quotas;
 mod real;
 mod resource;
 

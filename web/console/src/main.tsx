@@ -12,6 +12,7 @@ import { createRoot } from "react-dom/client";
 import { BrowserRouter } from "react-router";
 import { queryClient } from "./api/queries";
 import { App } from "./frame/app";
+import { Boundary } from "./frame/boundary";
 import { applyTheme } from "./frame/theme";
 
 applyTheme();
@@ -21,7 +22,9 @@ createRoot(root).render(
   <StrictMode>
     <QueryClientProvider client={queryClient}>
       <BrowserRouter>
-        <App />
+        <Boundary>
+          <App />
+        </Boundary>
       </BrowserRouter>
     </QueryClientProvider>
   </StrictMode>,

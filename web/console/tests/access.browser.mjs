@@ -276,3 +276,23 @@ test("staff change ordinary users only", async () => {
   assert.equal(await edit.getByLabel("New password").count(), 0);
   await visit.end();
 });
+
+test("a limited token is not offered what its list refuses", async () => {
+  const { key } = await workspace.admin.post("/api/auth/tokens/", { name: "limited", expires_at: null, acl: { read_only: true } });
+  const visit = await Visit.start(browser, workspace);
+  const { page } = visit;
+  await page.goto("/tokens");
+  await page.getByRole("button", { name: "Use an API token" }).click();
+  await page.getByLabel("API token").fill(key);
+  await page.keyboard.press("Enter");
+  await page.getByRole("navigation", { name: "Pages" }).waitFor();
+  for (const address of ["/tokens", "/schedules?new=true", "/users", "/groups?new=true", "/registration"]) {
+    await page.goto(address);
+    await page.getByRole("heading", { name: "Not allowed" }).waitFor();
+    await page.getByText("The access control list of the API token does not allow this.").waitFor();
+    assert.equal(await page.getByRole("button", { name: /^(?:Create|Add)/ }).count(), 0, address);
+  }
+  await page.goto("/servers");
+  await page.getByRole("link", { name: "web-1" }).waitFor();
+  await visit.end();
+});

@@ -1,5 +1,8 @@
 // Every page of the console with something to see: checked with axe and photographed.
 
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { eventually } from "./service.mjs";
 
 /** Fills a workspace. Returns the facts that the addresses below need. */
@@ -8,7 +11,7 @@ export async function fill(workspace) {
   const web2 = await workspace.server("web-2", { labels: { env: "prod", role: "web" } });
   await workspace.server("db-1", { labels: { env: "prod", role: "db" }, isOffline: true });
   await workspace.server("build-1", { labels: { env: "test" }, isOffline: true });
-  const upgrade = await workspace.run(web1, UPGRADE);
+  const upgrade = await upgraded(workspace, web1);
   await workspace.run(web2, "uptime");
   await workspace.run(web1, "systemctl reload nginx-that-is-missing; exit 3");
   await workspace.run(web2, "df -h /");
@@ -32,7 +35,7 @@ async function fillOthers(workspace, servers) {
   await admin.post("/api/servers/registration-tokens/", { name: "rollout", uses: 20, name_pattern: "web-*", labels: { env: "prod" } });
   // The agents share a machine, so the first of them takes the folder and the other one fails.
   const folder = `/tmp/farhand-${slug}`;
-  const line = `df -h --output=source,size,pcent / | sed 's/[0-9]*%/30%/'; if mkdir ${folder} 2>/dev/null; then sleep 1; rmdir ${folder}; else printf '\\033[31m/var is nearly full\\033[0m\\n'; exit 2; fi`;
+  const line = `df -h --output=source,size,pcent / | sed 's/[0-9][0-9]*%/30%/'; if mkdir ${folder} 2>/dev/null; then sleep 1; rmdir ${folder}; else printf '\\033[31m/var is nearly full\\033[0m\\n'; exit 2; fi`;
   const { id } = await admin.post("/api/events/batches/", { name: "check disks", targets: { selector: "role=web" }, line });
   const batch = await eventually("the end of the batch", async () => {
     const found = await admin.get(`/api/events/batches/${id}/`);
@@ -45,6 +48,17 @@ const CLEAN_UP = `#!/bin/sh
 set -eu
 find "$PARAM_FOLDER" -mtime +"$PARAM_DAYS" -delete
 `;
+
+/** Runs a program named `apt-get` that only prints what an upgrade prints. */
+async function upgraded(workspace, server) {
+  const folder = mkdtempSync(join(tmpdir(), "farhand-web-"));
+  try {
+    writeFileSync(join(folder, "apt-get"), `#!/bin/sh\n${UPGRADE}\n`, { mode: 0o755 });
+    return await workspace.run(server, "apt-get upgrade -y", { env: { PATH: `${folder}:/usr/bin:/bin` } });
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+}
 
 const UPGRADE = `printf 'Reading package lists... Done\\nBuilding dependency tree... Done\\nReading state information... Done\\n'; printf '\\033[1mCalculating upgrade...\\033[0m Done\\n'; for p in libssl3 openssl curl libcurl4 nginx nginx-common tzdata ca-certificates; do printf '\\033[32mGet\\033[0m: http://deb.debian.org/debian-security bookworm-security/main amd64 \\033[36m%s\\033[0m\\n' "$p"; done; for p in libssl3 openssl curl libcurl4 nginx nginx-common tzdata ca-certificates; do printf 'Setting up \\033[36m%s\\033[0m ... \\033[32mok\\033[0m\\n' "$p"; done; printf '\\033[33mW:\\033[0m Some services need a restart: \\033[1;33mnginx\\033[0m\\n'; printf '8 upgraded, 0 newly installed, \\033[31m0 to remove\\033[0m and 0 not upgraded.\\n'`;
 

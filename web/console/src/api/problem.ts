@@ -54,3 +54,6 @@ export function asProblem(error: unknown): Problem {
   if (error instanceof TypeError) return new Problem(0, null, DETAILS[0]!);
   return new Problem(-1, null, error instanceof Error ? error.message : String(error));
 }
+
+/** Whether the service does not allow the request, to this user or with this token. */
+export const isRefused = (error: unknown) => Boolean(error) && asProblem(error).status === 403;

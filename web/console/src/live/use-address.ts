@@ -9,18 +9,15 @@ export function useAddress<State extends Record<string, string>>(defaults: State
   const [parameters, setParameters] = useSearchParams();
   const state = Object.fromEntries(Object.entries(defaults).map(([name, value]) => [name, parameters.get(name) ?? value])) as State;
   const change = useCallback(
-    (changes: Partial<State>) =>
-      setParameters(
-        (before) => {
-          const after = new URLSearchParams(before);
-          for (const [name, value] of Object.entries(changes)) {
-            if (value === undefined || value === defaults[name]) after.delete(name);
-            else after.set(name, value);
-          }
-          return after;
-        },
-        { replace: true },
-      ),
+    (changes: Partial<State>) => {
+      // The router's own state is older while a change of another filter is being rendered.
+      const after = new URLSearchParams(location.search);
+      for (const [name, value] of Object.entries(changes)) {
+        if (value === undefined || value === defaults[name]) after.delete(name);
+        else after.set(name, value);
+      }
+      setParameters(after, { replace: true });
+    },
     // `defaults` is a constant of its page.
     [setParameters],
   );

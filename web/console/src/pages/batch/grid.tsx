@@ -78,7 +78,7 @@ export function Grid({ targets, selected, onSelect }: GridProps) {
         ))}
       </div>
       <p className="target-note muted" aria-hidden="true">
-        {shown ? <WithTimes text={sentence(shown)} /> : isNamed ? "Choose a server for its output." : "Hover a square for its name. Click it for its output."}
+        {shown ? <WithTimes text={sentence(shown)} /> : isNamed ? "Choose a server for its output." : "Choose a square for its server and its output."}
       </p>
     </>
   );

@@ -80,7 +80,7 @@ function Shown({ batch }: { batch: BatchObject }) {
 
 /** Who, when and how, in one line. */
 function Facts({ batch }: { batch: BatchObject }) {
-  const { username, requested_by, counts, max_concurrency, max_errors, ramp, schedule, retry_of, scheduled_at, finished_at, stopped_by, state } = batch;
+  const { id, username, requested_by, counts, max_concurrency, max_errors, ramp, schedule, retry_of, scheduled_at, finished_at, stopped_by, state } = batch;
   const parts = [
     plural(counts.total, "server"),
     username === null ? "as the default account" : `as ${username}`,
@@ -109,6 +109,7 @@ function Facts({ batch }: { batch: BatchObject }) {
           , a retry of <Link to={`/batches/${retry_of}`}>an earlier batch</Link>
         </>
       )}
+      , <Link to={`/history?batch=${id}`}>all its commands</Link>
     </p>
   );
 }

@@ -28,6 +28,7 @@ function outcome({ counts, state }: Batch): string {
   const { total, success } = counts;
   const bad = failures(counts);
   if (bad > 0) return `${number(bad)} of ${plural(total, "server")} failed`;
+  if (counts.skipped > 0 && state === "finished") return `${number(counts.skipped)} of ${plural(total, "server")} skipped`;
   if (success === total) return total === 1 ? "success" : `success on all ${plural(total, "server")}`;
   return state === "scheduled" ? plural(total, "server") : `${number(success)} of ${plural(total, "server")}`;
 }

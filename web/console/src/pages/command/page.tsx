@@ -113,5 +113,6 @@ function Reason({ command: { status } }: { command: CommandObject }) {
 function nothing(command: CommandObject, isLive: boolean) {
   if (command.state === "scheduled") return "The command has not started.";
   if (command.state === "queued") return "The command waits for the server's agent.";
-  return isLive && !hasEnded(command) ? "No output yet." : "There was no output.";
+  if (isLive) return hasEnded(command) ? "Loading the output…" : "No output yet.";
+  return "There was no output.";
 }

@@ -1,6 +1,7 @@
 import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useCallback, useState } from "react";
 import { api, read, type Schema } from "../../api/client";
+import { isRefused } from "../../api/problem";
 import { isStaff, live, me } from "../../api/queries";
 import { useNow } from "../../live/clock";
 import { Answer, Empty } from "../../ui/answers";
@@ -44,9 +45,11 @@ export default function Registration() {
     <Page
       title="Registration tokens"
       actions={
-        <Button look="primary" onClick={() => setIsAdding(true)}>
-          Add servers
-        </Button>
+        !isRefused(query.error) && (
+          <Button look="primary" onClick={() => setIsAdding(true)}>
+            Add servers
+          </Button>
+        )
       }
     >
       <p className="muted note-row">With such a token, the agents of new servers add themselves.</p>

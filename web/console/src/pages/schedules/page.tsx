@@ -1,5 +1,6 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearchParams } from "react-router";
+import { isRefused } from "../../api/problem";
 import { live, schedules, type Schedule } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { useTyped } from "../../live/use-typed";
@@ -46,7 +47,8 @@ export default function Schedules() {
       title="Schedules"
       heading={<>Schedules {query.data && <span className="muted">{number(query.data.count)}</span>}</>}
       actions={
-        !isCreating && (
+        !isCreating &&
+        !isRefused(query.error) && (
           <Button look="primary" onClick={() => setView({ new: "true" })}>
             Create a schedule
           </Button>
@@ -54,7 +56,7 @@ export default function Schedules() {
       }
     >
       <div className="stack">
-        {isCreating && <ScheduleForm initial={emptyDraft(parameters)} onDone={({ id }) => void navigate(`/schedules/${id}`)} onBack={() => void navigate("/schedules")} />}
+        {isCreating && !isRefused(query.error) && <ScheduleForm initial={emptyDraft(parameters)} onDone={({ id }) => void navigate(`/schedules/${id}`)} onBack={() => void navigate("/schedules")} />}
         <Answer query={query}>
           {({ results, count }) =>
             results.length === 0 && !isFiltered ? (

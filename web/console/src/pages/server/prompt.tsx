@@ -90,7 +90,7 @@ function Current({ id }: { id: string }) {
         {isLive && <Stop command={command} />}
       </div>
       {command.state === "failed" && command.output_bytes === 0 && <p className="error"><WithTimes text={command.status.message} /></p>}
-      <Output buffer={buffer} isLive={isLive} nothing={isLive ? "No output yet." : "There was no output."}>
+      <Output buffer={buffer} isLive={isLive} nothing={isLive ? "No output yet." : state === "complete" ? "There was no output." : "Loading the output…"}>
         <span className="output-live" role="status">
           {state === "cut" ? "Connection lost. It continues when the service answers." : ""}
         </span>

@@ -108,7 +108,7 @@ function Many() {
     return (
       <div>
         <p>Run this as root on each server, or put it into its image or its cloud-init. It contains the token's key, which is shown only now.</p>
-        <Snippet label="Install line" text={`curl -fsSL ${location.origin}/install.sh | FARHAND_REGISTRATION_TOKEN=${create.data.key} sh`} />
+        <Snippet label="Install line" text={create.data.install ?? ""} />
         <p>Each server appears in the list as soon as its agent has registered.</p>
       </div>
     );

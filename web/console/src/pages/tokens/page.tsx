@@ -1,6 +1,7 @@
 import { queryOptions, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { api, read, type Schema } from "../../api/client";
+import { isRefused } from "../../api/problem";
 import { live } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { useNow } from "../../live/clock";
@@ -34,7 +35,8 @@ export default function Tokens() {
     <Page
       title="Tokens"
       actions={
-        !isCreating && (
+        !isCreating &&
+        !isRefused(query.error) && (
           <Button look="primary" onClick={() => setView({ new: "true" })}>
             Create a token
           </Button>
@@ -43,7 +45,7 @@ export default function Tokens() {
     >
       <div className="stack">
         <p className="muted">A token lets a program act for you: as much as you can do, or less.</p>
-        {isCreating && <CreateToken onClose={() => setView({ new: "" })} />}
+        {isCreating && !isRefused(query.error) && <CreateToken onClose={() => setView({ new: "" })} />}
         <Answer query={query}>
           {({ results }) =>
             results.length === 0 ? (
@@ -91,7 +93,7 @@ function Row({ token, isOpen, onOpen }: { token: Token; isOpen: boolean; onOpen:
         <State state={hasExpired ? "expired" : enabled ? "connected" : "offline"}>{hasExpired ? "expired" : enabled ? "valid" : "disabled"}</State>
         <span className="rows-text muted ellipsis">{limitsOf(acl).join("; ")}</span>
         <span className="muted rows-time">
-          used <Time at={last_used_at} />
+          {last_used_at === null ? "never used" : <>used <Time at={last_used_at} /></>}
         </span>
         <span className="muted rows-time">
           {expires_at === null ? "does not expire" : <>{hasExpired ? "expired" : "expires"} <Time at={expires_at} /></>}

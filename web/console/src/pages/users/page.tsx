@@ -1,4 +1,5 @@
 import { useQuery } from "@tanstack/react-query";
+import { isRefused } from "../../api/problem";
 import { isStaff, me, users, type User } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
@@ -50,7 +51,8 @@ export default function Users() {
   const query = { ...(view.search && { search: view.search }), ...(view.active && { is_active: view.active === "true" }) };
   const list = usePages<User>(PAGE_SIZE, (page) => users({ ...query, page, page_size: PAGE_SIZE }));
   const { count } = list;
-  const staff = isStaff(caller);
+  // A limited API token manages nothing.
+  const staff = isStaff(caller) && !isRefused(list.problem);
   const isCreating = view.new !== "" && staff;
   return (
     <Page
