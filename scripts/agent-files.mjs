@@ -14,9 +14,6 @@ const MAX_BYTES = 25 * 1024 * 1024;
 /** The static assets of the Worker in this checkout. */
 const ownAssets = join(root, "build", "assets");
 
-/** The text that is signed for an agent (contract 17.3). */
-export const signedText = (version, architecture, sha256) => `farhand-agent ${version} ${architecture} ${sha256}\n`;
-
 /**
  * Copies an agent for Linux to where the service serves it, with its SHA-256. Agents of other
  * versions are removed. Returns the path of the copy.

@@ -1,6 +1,6 @@
 // `npm run release:test [NAME…]`: tests the files in dist/ as users install them. NAMEs are those
-// of tests/release/: files, npm, packages, systemd, aarch64. Needs root for debootstrap, and the
-// network.
+// of tests/release/: sign, files, npm, packages, systemd, aarch64. Needs root for debootstrap, and
+// the network.
 import { spawnSync } from "node:child_process";
 import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";

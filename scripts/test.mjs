@@ -2,7 +2,8 @@
 //
 //   npm test                             lints, supply chain, unit tests, and all end-to-end tests
 //   npm test -- lint                     documents, formatting, lints and supply chain
-//   npm test -- unit                     the unit tests of domain, SQL, Worker, agent and command line
+//   npm test -- unit                     the unit tests of domain, SQL, Worker, agent and command line,
+//                                        and of the signing of releases
 //   npm test -- e2e [NAME]               the end-to-end tests whose names contain NAME
 //   npm test -- e2e --keep NAME          the same, on an instance that stays up for the next run
 //   npm test -- web [NAME]               the console: types, unit tests, size, and tests in Chromium
@@ -202,6 +203,7 @@ async function unit() {
   await stage("unit tests: Worker", () => cargoTest(["-p", "farhand"]));
   await stage("unit tests: agent", () => cargoTest(["-p", "farhand-agent"]));
   await stage("unit tests: command line", () => cargoTest(["-p", "farhand-cli"]));
+  await stage("unit tests: signing of releases", () => run("node", ["--test", "tests/release/sign.test.mjs"]));
 }
 
 /** Builds the end-to-end tests. Returns the names of the tests that the filter selects. */

@@ -1,5 +1,6 @@
 //! The install script for hosts, and the agent's files that it downloads (contract 17.1 and 17.2).
 
+use base64ct::{Base64, Encoding};
 use uuid::Uuid;
 
 use crate::secret::Secret;
@@ -11,6 +12,14 @@ const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
 const ENDINGS: [&str; 3] = ["", ".sha256", ".sig"];
 /// Maximum length of a version in a path.
 const MAX_VERSION: usize = 64;
+/// Length of a public Ed25519 key.
+const PUBLIC_KEY_BYTES: usize = 32;
+
+/// Whether a text can be the public release key: 32 bytes in base64 (contract 17.3). A file with a
+/// private key is longer.
+pub fn is_release_key(text: &str) -> bool {
+    Base64::decode_vec(text).is_ok_and(|key| key.len() == PUBLIC_KEY_BYTES)
+}
 
 /// A workspace's install script. `template` is `web/install/install.sh`. All values come from the
 /// configuration, never from the request.
@@ -73,6 +82,19 @@ mod tests {
             script("https://x/$(id)'`;\n", "a@VERSION@"),
             "service='https://x/$(id)'\\''`;\n'\nversion=0.2.0\nrelease_key=a@VERSION@\n"
         );
+    }
+
+    #[test]
+    fn a_private_key_is_no_release_key() {
+        assert!(is_release_key("6kpsY+KcUgq+9VB7Ey7F+ZVHdq6+vnuSQh7qaRRG0iw="));
+        // What `openssl genpkey` writes, with and without the lines around it.
+        let private = "MC4CAQAwBQYDK2VwBCIEIAcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcH";
+        let pem = format!("-----BEGIN PRIVATE KEY-----\n{private}\n-----END PRIVATE KEY-----\n");
+        let short = Base64::encode_string(&[1; 31]);
+        let line_break = Base64::encode_string(&[1; 32]) + "\n";
+        for wrong in ["", "x", private, &pem, &short, &line_break] {
+            assert!(!is_release_key(wrong), "{wrong}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 import { rmSync } from "node:fs";
 import { join } from "node:path";
 import { root, run } from "../lib.mjs";
-import { copy, dist, sourceDate, stage, version } from "./files.mjs";
+import { copy, dist, stage, tarOptions, version } from "./files.mjs";
 import { program } from "./programs.mjs";
 import { licences, licencesFolder } from "./licences.mjs";
 import { agentsOf, writeServer } from "./server.mjs";
@@ -13,8 +13,7 @@ const SCRIPTS = ["deploy.mjs", "export.mjs", "instance.mjs", "lib.mjs", "setup.m
 
 /** Packs a folder with its name in front. */
 function archive(parent, folder) {
-  const options = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", `--mtime=@${sourceDate}`, "--mode=u+rw,go=rX"];
-  run("tar", [...options, "--use-compress-program=gzip -9n", "-cf", join(dist, `${folder}.tar.gz`), "-C", parent, folder]);
+  run("tar", [...tarOptions, "--sort=name", "--use-compress-program=gzip -9n", "-cf", join(dist, `${folder}.tar.gz`), "-C", parent, folder]);
 }
 
 /** Packs a program with its licences, manual pages and completions. Its tree must be written. */
@@ -30,11 +29,11 @@ export function packProgram(name, architecture) {
 }
 
 /** Packs the Worker with what an operator needs to deploy it, and the agents that it serves. */
-export function packWorker(key) {
+export function packWorker() {
   const name = `farhand-worker-${version}`;
   const folder = join(stage, name);
   const scripts = { setup: "node scripts/setup.mjs", deploy: "node scripts/deploy.mjs", export: "node scripts/export.mjs" };
-  writeServer(folder, { scripts: SCRIPTS, additions: { private: true, scripts }, key });
+  writeServer(folder, { scripts: SCRIPTS, additions: { private: true, scripts } });
   copy(licencesFolder, join(folder, "licenses"));
   archive(stage, name);
   copy(agentsOf(folder), dist);

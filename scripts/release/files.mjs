@@ -1,6 +1,6 @@
 // Names, folders and helpers of a release.
 import { createHash } from "node:crypto";
-import { cpSync, mkdirSync, readFileSync } from "node:fs";
+import { cpSync, mkdirSync, readFileSync, readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { commit, output, root } from "../lib.mjs";
 
@@ -41,7 +41,19 @@ export const PARTS = [
   ...PROGRAMS.map((program) => ({ ...program, target: "x86_64-unknown-linux-musl" })),
 ];
 
+/** The options with which tar adds files, so that a release can be repeated. */
+export const tarOptions = ["--owner=0", "--group=0", "--numeric-owner", `--mtime=@${sourceDate}`, "--mode=u+rw,go=rX"];
+
 export const sha256 = (file) => createHash("sha256").update(readFileSync(file)).digest("hex");
+
+/** The file with the sums of all others in dist/. */
+export const SUMS = "SHA256SUMS";
+
+/** Computes the content of the file with the sums. */
+export function sums() {
+  const names = readdirSync(dist).filter((name) => name !== SUMS).sort();
+  return names.map((name) => `${sha256(join(dist, name))}  ${name}\n`).join("");
+}
 
 /** Copies a file or a folder. Creates the folder above it. */
 export function copy(from, to) {

@@ -12,9 +12,9 @@ const SCRIPTS = ["demo.mjs", "farhand.mjs", "instance.mjs", "lib.mjs", "local.mj
 const FILES = ["build", "licenses", "migrations", "npm-shrinkwrap.json", "programs", "release.json", "scripts", "wrangler.toml"];
 
 /** Packs the package, and writes the list of its components and of those that npm installs. */
-export function packNpm(key) {
+export function packNpm() {
   const folder = join(stage, "npm");
-  writeServer(folder, { scripts: SCRIPTS, additions: { bin: { farhand: "scripts/farhand.mjs" }, files: FILES }, key });
+  writeServer(folder, { scripts: SCRIPTS, additions: { bin: { farhand: "scripts/farhand.mjs" }, files: FILES } });
   for (const architecture of ARCHITECTURES) copy(program("farhand", architecture), join(folder, "programs", architecture, "farhand"));
   copy(join(root, "scripts", "release", "npm-readme.md"), join(folder, "README.md"));
   copy(licencesFolder, join(folder, "licenses"));

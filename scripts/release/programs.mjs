@@ -9,11 +9,11 @@ import { ARCHITECTURES, PROGRAMS, copy, release, stage } from "./files.mjs";
 /** The path of a compiled program. */
 export const program = (name, architecture) => join(stage, "programs", architecture, name);
 
-/** Compiles all programs. `releaseKey` is the public key for upgrades of the agent, or null. */
-export async function compilePrograms(releaseKey) {
+/** Compiles all programs. The agent reads FARHAND_RELEASE_KEY when it is compiled. */
+export async function compilePrograms() {
   checkRust();
   rmSync(join(stage, "programs"), { recursive: true, force: true });
-  const variables = { FARHAND_COMMIT: release.commit, ...(releaseKey !== null && { FARHAND_RELEASE_KEY: releaseKey }) };
+  const variables = { FARHAND_COMMIT: release.commit };
   for (const architecture of ARCHITECTURES) {
     const target = staticTarget(architecture) ?? fail(`rustup cannot add ${architecture}-unknown-linux-musl`);
     for (const { name, crate } of PROGRAMS) {

@@ -2,11 +2,11 @@
 // wrangler.toml, the scripts that serve and deploy it, and the versions of the npm packages.
 import { readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { placeAgent, signedText } from "../agent-files.mjs";
+import { placeAgent } from "../agent-files.mjs";
 import { root, run } from "../lib.mjs";
-import { ARCHITECTURES, copy, release, sha256, version } from "./files.mjs";
+import { ARCHITECTURES, copy, release, version } from "./files.mjs";
 import { program } from "./programs.mjs";
-import { publicKey, signature } from "./signing.mjs";
+import { releaseKey } from "./signing.mjs";
 
 const manifest = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
 /** The packages that serve and deploy. */
@@ -14,42 +14,36 @@ const DEPENDENCIES = ["miniflare", "smol-toml", "wrangler"];
 
 /**
  * Writes the folder. `scripts` are the names of scripts, `additions` the parts of package.json that
- * differ between releases. `key` is the private key that signs the agents, or null.
+ * differ between releases.
  */
-export function writeServer(folder, { scripts, additions, key }) {
+export function writeServer(folder, { scripts, additions }) {
   rmSync(folder, { recursive: true, force: true });
   const build = join(folder, "build");
   for (const name of ["index.js", "index_bg.wasm", "assets"]) copy(join(root, "build", name), join(build, name));
-  placeAgents(join(build, "assets"), key);
+  placeAgents(join(build, "assets"));
   copy(join(root, "migrations"), join(folder, "migrations"));
   copy(join(root, "LICENSE"), join(folder, "LICENSE"));
   for (const name of scripts) copy(join(root, "scripts", name), join(folder, "scripts", name));
-  writeFileSync(join(folder, "wrangler.toml"), wranglerToml(key));
+  writeFileSync(join(folder, "wrangler.toml"), wranglerToml());
   writeFileSync(join(folder, "release.json"), `${JSON.stringify(release)}\n`);
   writeManifest(folder, additions);
 }
 
 /** Replaces the agent that a build placed in the assets by the agents of the release. */
-function placeAgents(assets, key) {
+function placeAgents(assets) {
   rmSync(join(assets, "agent"), { recursive: true, force: true });
-  for (const architecture of ARCHITECTURES) {
-    const binary = program("farhand-agent", architecture);
-    placeAgent(binary, architecture, assets);
-    if (key === null) continue;
-    const text = signedText(version, architecture, sha256(binary));
-    writeFileSync(join(assets, "agent", version, `farhand-agent-${architecture}.sig`), `${signature(key, text)}\n`);
-  }
+  for (const architecture of ARCHITECTURES) placeAgent(program("farhand-agent", architecture), architecture, assets);
 }
 
 /** wrangler.toml without its build, and with the public key of the agents. */
-function wranglerToml(key) {
+function wranglerToml() {
   const text = readFileSync(join(root, "wrangler.toml"), "utf8");
   const replace = (text, pattern, replacement) => {
     if (!pattern.test(text)) throw new Error(`wrangler.toml has no ${pattern}`);
     return text.replace(pattern, replacement);
   };
   const built = replace(text, /# Builds build\/index\.js[^]*?\n\n/, "");
-  return key === null ? built : replace(built, /^FARHAND_RELEASE_KEY = ""$/m, `FARHAND_RELEASE_KEY = "${publicKey(key)}"`);
+  return replace(built, /^FARHAND_RELEASE_KEY = ""$/m, `FARHAND_RELEASE_KEY = "${releaseKey()}"`);
 }
 
 /** Writes package.json, and the exact versions of all packages below it. */

@@ -94,7 +94,8 @@ pub struct Config {
     pub pbkdf2_rounds: u32,
     /// The web client's address. If empty, the address of the workspace.
     web_client_url: String,
-    /// The public key of the agent's releases in base64. Empty: the agents are not signed.
+    /// The public key of the agent's releases in base64, unchecked. Empty: the agents are not
+    /// signed.
     pub release_key: String,
     /// The address pattern of workspaces, with `{workspace}` for the slug. If empty, addresses are
     /// built from `region` and `service_domain`.

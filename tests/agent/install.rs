@@ -445,6 +445,17 @@ async fn no_configured_address_runs_as_shell_code() {
 }
 
 #[tokio::test]
+async fn a_private_release_key_is_not_published() {
+    let private = "MC4CAQAwBQYDK2VwBCIEIAcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcH";
+    let (instance, _state) =
+        farhand_tests::Instance::new_with(&[("FARHAND_RELEASE_KEY", private)]).await;
+    let workspace = Workspace::create_with(&instance.operator(), "hosts").await;
+    let reply = workspace.anonymous.get("/install.sh").await;
+    assert!(!reply.text.contains(private), "{}", reply.text);
+    reply.expect_detail(500, None);
+}
+
+#[tokio::test]
 async fn a_script_that_was_cut_off_does_nothing() {
     let workspace = Workspace::new().await;
     let script = workspace.anonymous.get("/install.sh").await.text;

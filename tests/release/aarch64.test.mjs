@@ -41,7 +41,7 @@ test("deb and rpm contain the same programs", () => {
 test("the agent connects and runs a command", async () => {
   const config = join(folder, "agent.toml");
   const server = await createServerFor(instance, "aarch64", (text) => writeFileSync(config, text, { mode: 0o600 }));
-  const agent = spawn(QEMU, [program("farhand-agent"), "run", "--config", config], { stdio: ["ignore", "ignore", "inherit"] });
+  const agent = spawn(QEMU, [program("farhand-agent"), "run", "--config", config, "--state-dir", join(folder, "state")], { stdio: ["ignore", "ignore", "inherit"] });
   const ended = new Promise((resolve) => agent.once("exit", resolve));
   try {
     await connected(instance, server);

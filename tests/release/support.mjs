@@ -13,6 +13,9 @@ export const dist = join(root, "dist");
 export const { version } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
 export const ARCHITECTURES = ["x86_64", "aarch64"];
 
+/** Whether the release is signed. */
+export const isSigned = existsSync(join(dist, "farhand-agent-x86_64.sig"));
+
 const temporaries = [];
 // Not beyond a mount that a failed test left in a folder.
 process.once("exit", () => spawnSync("rm", ["-rf", "--one-file-system", ...temporaries]));
@@ -95,14 +98,19 @@ export async function start(folder, { as = [], home = withoutRust().HOME } = {})
   const port = await freePort();
   const began = Date.now();
   const [program, ...args] = [...as, "npx", "farhand", "start"];
-  const child = spawn(program, args, { cwd: folder, env: { ...withoutRust(), HOME: home, PORT: `${port}`, BASE_URL: `http://127.0.0.1:${port}` }, stdio: ["ignore", "pipe", "pipe"], detached: true });
+  // The install script of a release installs only signed agents.
+  const unsigned = isSigned ? {} : { FARHAND_RELEASE_KEY: "" };
+  const env = { ...withoutRust(), HOME: home, PORT: `${port}`, BASE_URL: `http://127.0.0.1:${port}`, ...unsigned };
+  const child = spawn(program, args, { cwd: folder, env, stdio: ["ignore", "pipe", "pipe"], detached: true });
   const printed = [];
   for (const stream of [child.stdout, child.stderr]) createInterface({ input: stream }).on("line", (line) => printed.push(line));
-  let ended = false;
+  let [ended, closed] = [false, false];
   child.once("exit", () => (ended = true));
+  // npx ends before the service, which holds the pipes.
+  child.once("close", () => (closed = true));
   const stop = async () => {
     if (!ended) process.kill(-child.pid, "SIGTERM");
-    await until("the end of the service", () => ended);
+    await until("the end of the service", () => closed);
   };
   try {
     await until("the start", () => {
