@@ -53,16 +53,18 @@ async fn only_server(workspace: &Workspace) -> Value {
     list["results"][0].clone()
 }
 
-/// Starts the installed agent as the script says, and runs a command.
+/// Starts the installed agent as the script says, runs a command, and ends the agent.
 async fn assert_works(host: &CleanHost, workspace: &Workspace, id: &str) {
     let mut agent = host.command(&format!("exec {BINARY} run --config {CONFIG}"));
-    let _agent = Process::spawn(agent.stdout(Stdio::null()).stderr(Stdio::null()));
+    let agent = Process::spawn(agent.stdout(Stdio::null()).stderr(Stdio::null()));
     wait_until_connected(workspace, id, true).await;
     let body = json!({"server": id, "line": "echo $((20 + 3))", "username": own_account()});
     let request = workspace.admin.request("POST", "/api/events/commands/");
     let request = request.header("Prefer", "wait=30").json(&body);
     let done = workspace.admin.send(request).await.expect(201);
     assert_eq!(done["result"], "23\n", "{done}");
+    drop(agent);
+    wait_until_connected(workspace, id, false).await;
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
 
+use farhand_domain::console;
 use jsonschema::{Registry, Validator};
 use matchit::Router;
 use reqwest::header::HeaderMap;
@@ -166,8 +167,15 @@ impl Exchange<'_> {
         let is_documented = self.path.ends_with('/') || is_file;
         let is_agent = header(self.request_headers, "authorization")
             .is_some_and(|value| value.starts_with("id="));
-        let path = if is_documented { self.path.to_owned() } else { format!("{}/", self.path) };
-        let Some(item) = ROUTER.at(&path).ok().filter(|_| is_documented || is_agent) else {
+        let is_page = console::is_page(self.path);
+        let path = match (is_page, is_documented) {
+            // All pages of the console are one file.
+            (true, _) => "/".to_owned(),
+            (false, true) => self.path.to_owned(),
+            (false, false) => format!("{}/", self.path),
+        };
+        let is_known = is_page || is_documented || is_agent;
+        let Some(item) = ROUTER.at(&path).ok().filter(|_| is_known) else {
             return Err([308, 404, 500]);
         };
         let pointer = format!("{}/{}", item.value, method.to_ascii_lowercase());
