@@ -306,7 +306,10 @@ impl World {
         let earlier = self.calls.values().rev().find_map(|call| match &call.kind {
             // The batch of a purged workspace is deleted, too.
             CallKind::RunOfBatch(command) => {
-                Some(command.clone()).filter(|_| !self.history.was_wiped)
+                // Retention deletes no command of an open batch, and only an open batch repeats a
+                // call.
+                let is_deleted = self.history.deleted.contains(&command.command.id);
+                Some(command.clone()).filter(|_| !self.history.was_wiped && !is_deleted)
             }
             _ => None,
         });

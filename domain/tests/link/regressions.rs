@@ -100,11 +100,3 @@ fn a_send_fails_while_another_agent_waits() {
     let others = [CONNECT, Op::Alarm(70_000), CONNECT, CONNECT, CONNECT, CONNECT, Op::Break(0)];
     play(&[&ops[..], &others].concat()).unwrap();
 }
-
-#[test]
-fn a_deleted_command_of_a_batch_is_sent_again() {
-    let run = |how, is_repeated| Op::RunOfBatch { how, is_repeated };
-    let crash = Op::Crash { after: None, loss: 26 };
-    let delete = Op::DeleteOld { command: 0, days: 3 };
-    play(&[crash, run(37_064, false), delete, run(51_187, true)]).unwrap();
-}
