@@ -15,11 +15,9 @@
 //
 // If FARHAND_URL and FARHAND_OPERATOR_TOKEN are set, the end-to-end tests run against that service
 // instead.
-import { spawn } from "node:child_process";
-import { copyFileSync, mkdtempSync, renameSync, rmSync } from "node:fs";
+import { mkdtempSync, rmSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
-import { createInterface } from "node:readline";
 import { placeOwnAgent } from "./agent-files.mjs";
 import { buildAgent } from "./agent.mjs";
 import { browser } from "./browser.mjs";
@@ -28,6 +26,7 @@ import { freePort, startInstance } from "./instance.mjs";
 import { interpreters } from "./interpreters.mjs";
 import { keptInstance, stopKeptInstance } from "./kept-instance.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
+import { buildTestPrograms, ofPackage, start } from "./test-programs.mjs";
 import { browserTests, checkFirstLoad, testCounts, unitTests } from "./web.mjs";
 import { cargoDeny, checkRust, prepare, programs } from "./toolchain.mjs";
 
@@ -64,7 +63,8 @@ const counts = { passed: 0, failed: 0 };
 /** The name and the seconds of each stage, in order. */
 const stages = [];
 const instances = [];
-let child = null;
+/** The programs that run now. */
+const running = new Set();
 
 const secondsSince = (began) => (Date.now() - began) / 1000;
 
@@ -91,47 +91,52 @@ function printTimes(title, rows) {
  * Runs a program. Prints its standard output, except lines for which `isHidden` returns true.
  * Returns whether the program succeeded, and its standard output.
  */
-async function tee(program, args, env = process.env, isHidden = () => false) {
-  const lines = [];
-  const status = await new Promise((ended, failed) => {
-    child = spawn(program, args, { cwd: root, env, stdio: ["ignore", "pipe", "inherit"] });
-    createInterface({ input: child.stdout }).on("line", (line) => {
-      lines.push(line);
-      if (!isHidden(line)) console.log(line);
-    });
-    child.once("error", failed);
-    child.once("close", ended);
-  });
-  child = null;
-  return { ok: status === 0, text: lines.join("\n") };
+async function tee(program, args, { env = process.env, cwd = root, isHidden = (_line) => false } = {}) {
+  const onLine = (line) => {
+    if (!isHidden(line)) console.log(line);
+  };
+  const { child, ended } = start(program, args, { env, cwd, onLine });
+  running.add(child);
+  try {
+    return await ended;
+  } finally {
+    running.delete(child);
+  }
 }
 
-/** Counts the tests of a `cargo test` run. */
+/** Runs works concurrently. Throws the first error after the end of all of them. */
+async function together(...works) {
+  const results = await Promise.allSettled(works.map((work) => work()));
+  const failure = results.find(({ status }) => status === "rejected");
+  if (failure) throw failure.reason;
+}
+
+/** Like `run` of lib.mjs, but other work continues while the program runs. */
+async function runBeside(program, args, { env } = {}) {
+  const { ok } = await tee(program, args, { env });
+  if (!ok) throw new Error(`${program} ${args.join(" ")} failed`);
+}
+
+/** Counts the tests of a test program. */
 function count({ ok, text }) {
   let failed = 0;
   for (const [, passed, failures] of text.matchAll(/^test result: .*?(\d+) passed; (\d+) failed/gm)) {
     counts.passed += Number(passed);
     failed += Number(failures);
   }
-  // If a test program does not build or crashes, this counts as one failure.
+  // If a test program crashes, this counts as one failure.
   counts.failed += ok ? failed : Math.max(failed, 1);
 }
 
-/** Runs `cargo test` and counts its tests. */
-async function cargoTest(args, env = process.env) {
-  count(await tee("cargo", ["test", "--quiet", ...args], env));
-}
+let built = null;
+/** Builds all test programs, at most once. */
+const testPrograms = () => (built ??= stage("build of the tests", buildTestPrograms));
 
-const END_TO_END = ["-p", "farhand-tests", "--test", "e2e"];
-/**
- * libtest prints times only with a nightly compiler or with the variable RUSTC_BOOTSTRAP. Cargo
- * sets it for the test program only, because cargo itself must not have it.
- */
-const RUNNER = `target.'cfg(all())'.runner = ["env", "RUSTC_BOOTSTRAP=1"]`;
+/** libtest prints times only with a nightly compiler or with the variable RUSTC_BOOTSTRAP. */
 const WITH_TIMES = ["-Z", "unstable-options", "--report-time", "--format=pretty"];
 
 /** Runs the end-to-end tests, counts them, and prints the slowest tests. */
-async function cargoTestWithTimes(total, env) {
+async function testsWithTimes(program, total, env) {
   const times = [];
   const began = Date.now();
   let saidAt = began;
@@ -144,41 +149,43 @@ async function cargoTestWithTimes(total, env) {
     }
     return test?.[2] === "ok";
   };
-  const args = ["test", "--quiet", "--config", RUNNER, ...END_TO_END, "--", ...WITH_TIMES, THREADS, ...filter];
-  count(await tee("cargo", args, env, isHidden));
+  count(await tee(program.path, [...WITH_TIMES, THREADS, ...filter], { env: { ...env, RUSTC_BOOTSTRAP: "1" }, cwd: program.folder, isHidden }));
   const slowest = times.sort(([, one], [, other]) => other - one).slice(0, SLOWEST);
   if (slowest.length > 1) printTimes(`The slowest of ${times.length} end-to-end tests:`, slowest);
 }
 
 async function lint() {
   const env = await stage("tools", prepare);
-  await stage("documents: redocly lint", () => {
-    // The variable turns off redocly's search for updates. Its configuration turns off telemetry.
-    run("node_modules/.bin/redocly", ["lint", "docs/openapi.yaml"], { env: { ...process.env, REDOCLY_SUPPRESS_UPDATE_NOTICE: "true" } });
-  });
+  await together(documents, () => code(env));
+  await stage("supply chain", supplyChain);
+}
+
+/** Checks the documents and the install script. */
+async function documents() {
+  // The variable turns off redocly's search for updates. Its configuration turns off telemetry.
+  const quiet = { env: { ...process.env, REDOCLY_SUPPRESS_UPDATE_NOTICE: "true" } };
+  await stage("documents: redocly lint", () => runBeside("node_modules/.bin/redocly", ["lint", "docs/openapi.yaml"], quiet));
   // The build of the site fails on a dead link.
-  await stage("documents: the documentation site", () => run("node", ["scripts/docs.mjs", "build"]));
+  await stage("documents: the documentation site", () => runBeside("node", ["scripts/docs.mjs", "build"]));
   await stage("the install script", async () => {
     const script = join(root, "web", "install", "install.sh");
     const [dash, shellcheck] = await programs(["dash", "shellcheck"], ["dash", "shellcheck"], "the check of the install script needs dash and shellcheck");
-    run(dash, ["-n", script]);
-    run(shellcheck, ["--shell=sh", script]);
+    await runBeside(dash, ["-n", script]);
+    await runBeside(shellcheck, ["--shell=sh", script]);
   });
+}
+
+/** Checks the format of the code, its lints and its documentation. `env` is the environment for wasm. */
+async function code(env) {
   await stage("formatting", async () => {
     const { ok, text } = await tee("cargo", ["fmt", "--all", "--check"]);
     if (!ok || text !== "") throw new Error("cargo fmt --check found differences");
   });
-  await stage("clippy, for the host", () => {
-    run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
-  });
-  await stage("documentation of the code", () => {
-    const withWarnings = { env: { ...process.env, RUSTDOCFLAGS: "-D warnings" } };
-    run("cargo", ["doc", "--quiet", "--no-deps", "--workspace"], withWarnings);
-  });
-  await stage("clippy, for wasm", () => {
-    run("cargo", ["clippy", "--quiet", "-p", "farhand", "-p", "farhand-domain", "-p", "farhand-sql", "--target", "wasm32-unknown-unknown", "--", "-D", "warnings"], { env });
-  });
-  await stage("supply chain", supplyChain);
+  const wasm = ["-p", "farhand", "-p", "farhand-domain", "-p", "farhand-sql", "--target", "wasm32-unknown-unknown"];
+  await stage("clippy, for the host", () => runBeside("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]));
+  await stage("documentation of the code", () =>
+    runBeside("cargo", ["doc", "--quiet", "--no-deps", "--workspace"], { env: { ...process.env, RUSTDOCFLAGS: "-D warnings" } }));
+  await stage("clippy, for wasm", () => runBeside("cargo", ["clippy", "--quiet", ...wasm, "--", "-D", "warnings"], { env }));
 }
 
 /**
@@ -197,50 +204,55 @@ async function supplyChain() {
   run("cargo", [...deny, "--offline", "check", "advisories"], { env });
 }
 
+/** The folders of the packages with unit tests, in the order of their stages. */
+const UNIT_TESTS = [["domain", "domain"], ["SQL", "sql"], ["Worker", "."], ["agent", "agent"], ["command line", "cli"]];
+
 async function unit() {
-  await stage("unit tests: domain", () => cargoTest(["-p", "farhand-domain"]));
-  await stage("unit tests: SQL", () => cargoTest(["-p", "farhand-sql"]));
-  await stage("unit tests: Worker", () => cargoTest(["-p", "farhand"]));
-  await stage("unit tests: agent", () => cargoTest(["-p", "farhand-agent"]));
-  await stage("unit tests: command line", () => cargoTest(["-p", "farhand-cli"]));
+  const { tests } = await testPrograms();
+  const packageTests = ([name, folder]) => stage(`unit tests: ${name}`, async () => {
+    for (const { path, folder: cwd } of ofPackage(tests, folder)) count(await tee(path, ["--quiet"], { cwd }));
+  });
+  const [waiting, computing] = [["agent"], ["domain", "SQL", "Worker", "command line"]].map((names) => UNIT_TESTS.filter(([name]) => names.includes(name)));
+  const inOrder = async (packages) => {
+    for (const each of packages) await packageTests(each);
+  };
+  // The agent's tests wait for processes and connections, so they run beside the others.
+  await together(() => inOrder(waiting), () => inOrder(computing));
+  await stage("unit tests: examples in comments", async () => count(await tee("cargo", ["test", "--quiet", "--doc", "-p", "farhand-domain"])));
   await stage("unit tests: signing of releases", () => run("node", ["--test", "tests/release/sign.test.mjs"]));
 }
 
-/** Builds the end-to-end tests. Returns the names of the tests that the filter selects. */
-async function selectedTests() {
-  const { ok, text } = await tee("cargo", ["test", "--quiet", ...END_TO_END, "--", "--list", ...filter], process.env, () => true);
-  if (!ok) throw new Error("the end-to-end tests did not build");
+/** The names of the end-to-end tests that the filter selects. */
+async function selectedTests(program) {
+  const { ok, text } = await tee(program.path, ["--list", ...filter], { cwd: program.folder, isHidden: () => true });
+  if (!ok) throw new Error("the end-to-end tests cannot be listed");
   const names = [...text.matchAll(/^(.*): test$/gm)].map(([, name]) => name);
   if (names.length === 0) throw new Error(`no end-to-end test matches ${filter.join(" ")}`);
   return names;
 }
 
+let service = null;
 /**
- * The public key of releases for tests, whose private key is in `tests/support/releases.rs`. Agents
- * with this key are built for the tests of upgrades only.
+ * Builds the Worker with the console, and the agent, at most once. Returns the path of the agent.
+ * Link-time optimisation uses one core, so the builds run concurrently.
  */
-const RELEASE_KEY = "6kpsY+KcUgq+9VB7Ey7F+ZVHdq6+vnuSQh7qaRRG0iw=";
-
-/** Builds an agent that accepts releases of the tests. Returns the path of a copy of the binary. */
-function buildAgentWithKey() {
-  run("cargo", ["build", "--quiet", "-p", "farhand-agent"], { env: { ...process.env, FARHAND_RELEASE_KEY: RELEASE_KEY } });
-  const copy = join(root, "target", "debug", "farhand-agent-with-key");
-  copyFileSync(join(root, "target", "debug", "farhand-agent"), `${copy}.new`);
-  renameSync(`${copy}.new`, copy);
-  return copy;
-}
-
-/** Builds the command line without optimisation. Returns the path of the binary. */
-function buildCommandLine() {
-  run("cargo", ["build", "--quiet", "-p", "farhand-cli"]);
-  return join(root, "target", "debug", "farhand");
+function builtService() {
+  const builds = async () => {
+    let agent = "";
+    await together(
+      () => stage("build of the Worker and the console", () => build(runBeside)),
+      async () => (agent = await stage("build of the agent", () => buildAgent(runBeside))),
+    );
+    return agent;
+  };
+  return (service ??= builds());
 }
 
 /**
  * Finds the programs that the selected tests need, and installs missing ones. Returns variables for
  * the tests.
  */
-async function testPrograms(tests) {
+async function neededPrograms(tests) {
   const has = (module) => tests.some((name) => name.startsWith(`${module}::`));
   // Only root can create network namespaces, for which the test needs `ip`. As another account, the
   // test interrupts the network without `ip`.
@@ -262,7 +274,7 @@ const stopInstances = () => Promise.all(instances.map((instance) => instance.sto
 /** Stops the tests and their instances. */
 async function interrupted() {
   isInterrupted = true;
-  child?.kill();
+  for (const child of running) child.kill();
   await stopInstances();
   process.exit(1);
 }
@@ -296,25 +308,28 @@ async function startTestInstances(folder) {
 
 async function endToEnd() {
   const isOwn = !process.env.FARHAND_URL && !isKept;
-  const tests = await stage("e2e: build of the tests", selectedTests);
-  await stage("e2e: build of the Worker", build);
-  const environment = { ...process.env, ...(await testPrograms(tests)) };
-  environment.FARHAND_AGENT = await stage("e2e: build of the agent", buildAgent);
-  placeOwnAgent(environment.FARHAND_AGENT);
-  if (tests.some((name) => name.startsWith("agent::upgrade"))) {
-    environment.FARHAND_AGENT_WITH_KEY = await stage("e2e: build of an agent with a release key", buildAgentWithKey);
-  }
-  environment.FARHAND_CLI = await stage("e2e: build of the command line", buildCommandLine);
+  const programs = await testPrograms();
+  const [e2e, leaks] = ["e2e", "leaks"].map((name) => programs.tests.find((test) => test.name === name));
+  const tests = await selectedTests(e2e);
+  const agent = await builtService();
+  placeOwnAgent(agent);
+  const environment = {
+    ...process.env,
+    ...(await neededPrograms(tests)),
+    FARHAND_AGENT: agent,
+    FARHAND_AGENT_WITH_KEY: programs.agent,
+    FARHAND_CLI: programs.commandLine,
+  };
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-test-")) : null;
   let isComplete = false;
   try {
     if (isOwn) Object.assign(environment, await stage("e2e: start of the service", () => startTestInstances(folder)));
     else if (isKept) Object.assign(environment, await stage("e2e: the kept service", () => keptInstance(VARIABLES)));
-    await stage("e2e: tests", () => cargoTestWithTimes(tests.length, environment));
+    await stage("e2e: tests", () => testsWithTimes(e2e, tests.length, environment));
     if (isOwn && names.length === 0 && !isInterrupted) {
       await stopInstances();
-      const args = ["-p", "farhand-tests", "--test", "leaks"];
-      await stage("e2e: search for credentials", () => cargoTest(args, { ...environment, FARHAND_SEARCHED: folder }));
+      const env = { ...environment, FARHAND_SEARCHED: folder };
+      await stage("e2e: search for credentials", async () => count(await tee(leaks.path, ["--quiet"], { env, cwd: leaks.folder })));
     }
     isComplete = true;
   } finally {
@@ -326,7 +341,7 @@ async function endToEnd() {
 
 /** Runs a test program of the console, and counts its tests. */
 async function countWebTests([program, args], env = process.env) {
-  const { ok, text } = await tee(program, args, env);
+  const { ok, text } = await tee(program, args, { env });
   const { passed, failed } = testCounts(text);
   counts.passed += passed;
   counts.failed += ok ? failed : Math.max(failed, 1);
@@ -334,11 +349,10 @@ async function countWebTests([program, args], env = process.env) {
 
 /** Checks the console: types, unit tests, the size of the first load, and tests in Chromium. */
 async function web() {
-  await stage("web: build of the Worker and the console", build);
+  const agent = await builtService();
   await stage("web: unit tests", () => countWebTests(unitTests));
   await stage("web: size", () => say(checkFirstLoad()));
-  const environment = { ...process.env, FARHAND_CHROMIUM: (await browser()).chromium };
-  environment.FARHAND_AGENT = await stage("web: build of the agent", buildAgent);
+  const environment = { ...process.env, FARHAND_CHROMIUM: (await browser()).chromium, FARHAND_AGENT: agent };
   const isOwn = !process.env.FARHAND_URL && !isKept;
   const folder = isOwn ? mkdtempSync(join(tmpdir(), "farhand-web-")) : null;
   try {
@@ -369,7 +383,9 @@ checkRust();
 const began = Date.now();
 try {
   if (mode === undefined || mode === "lint") await lint();
-  if (mode === undefined || mode === "unit") await unit();
+  // Link-time optimisation of the service uses one core, and some unit tests wait.
+  if (mode === undefined) await testPrograms().then(() => together(unit, builtService));
+  if (mode === "unit") await unit();
   if (mode === undefined || mode === "e2e") await endToEnd();
   if (mode === undefined || mode === "web") await web();
 } catch (error) {

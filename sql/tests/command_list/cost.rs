@@ -121,6 +121,52 @@ fn filters_that_match_most_commands_count_the_others_in_an_index() {
     }
 }
 
+/// Lines beyond the search index are read newest first, up to a number of characters for a search.
+#[test]
+fn long_lines_are_searched_within_bounds() {
+    const LINES: i64 = 200;
+    const CHARACTERS: i64 = 16_384;
+    let database = database();
+    fill(&database, 1, 1_000);
+    let search = |words: &str| {
+        let list = list_of(&[("search", words.to_owned())]);
+        run(&database, statement(&list, Some(&Me::superuser(1)), Variant::ForAll, 15, 0))
+    };
+    let before = search("nothing").steps;
+    // The first and the last line end with a unique word.
+    let sql = format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {LINES})
+         INSERT INTO commands (seq, workspace_id, id, server_id, server_name, shell, line, username, groupname, timeout,
+            added_at, scheduled_at, expires_at, state, status_message)
+         SELECT (1 << 40) + 1000000 + i, 1, format('long-%08d', i), format('%08d-0000-7000-8000-%012d', 1, 2), 'web-2', 'system',
+            substr(replace(format('%.*c', 600, 'x'), 'x', 'abcdefgh ijklmnop qrstuvwx yz '), 1, {CHARACTERS} - 14)
+                || iif(i = 1, ' earliest', iif(i = {LINES}, ' latest', '')),
+            'root', '', 60, format('2026-02-01T%08d', i), format('2026-02-01T%08d', i), '2999', 'success', 'x' FROM n"
+    );
+    database.execute_batch(&sql).unwrap();
+    count(&database, 1);
+    // The steps for a line do not depend on its length.
+    let nothing = search("nothing");
+    assert_eq!(nothing.total, Some(0));
+    assert!(nothing.steps < before + 150 * LINES as i32, "{} after {before}", nothing.steps);
+    for (words, found) in [
+        ("earliest", 1),
+        ("LATEST", 1),
+        ("latest earliest", 0),
+        ("mnop latest WEB-2", 1),
+        ("hgfedcba", 0),
+    ] {
+        assert_eq!(search(words).total, Some(found), "{words}");
+    }
+    // With this many words, only some of the newest lines are read.
+    let letters = "abcdefghijklmnopqrstuvwxyz";
+    let many =
+        (0..24).map(|at| &letters[at..at + 2]).filter(|word| !["hi", "pq", "xy"].contains(word));
+    let many = many.collect::<Vec<_>>().join(" ");
+    assert_eq!(search(&format!("latest {many}")).total, Some(1));
+    assert_eq!(search(&format!("earliest {many}")).total, Some(0));
+}
+
 /// Prints how long lists of 1,000,000 commands take. Run it with
 /// `cargo test -p farhand-sql --test command_list -- --ignored --nocapture million`.
 #[test]
