@@ -14,6 +14,7 @@ import { root } from "./lib.mjs";
 const RELEASE_KEY = "6kpsY+KcUgq+9VB7Ey7F+ZVHdq6+vnuSQh7qaRRG0iw=";
 /** All packages but the tool of the build, which has a profile of its own. */
 const SELECTION = ["--workspace", "--exclude", "farhand-bindgen"];
+const environment = { ...process.env, FARHAND_RELEASE_KEY: RELEASE_KEY };
 
 /**
  * @typedef {{name: string, folder: string, path: string}} TestProgram
@@ -27,10 +28,9 @@ const SELECTION = ["--workspace", "--exclude", "farhand-bindgen"];
  */
 export async function buildTestPrograms() {
   const args = ["build", "--quiet", ...SELECTION, "--tests", "--bins", "--message-format=json-render-diagnostics"];
-  const env = { ...process.env, FARHAND_RELEASE_KEY: RELEASE_KEY };
   const built = { tests: [], agent: "", commandLine: "" };
   const status = await new Promise((ended, failed) => {
-    const cargo = spawn("cargo", args, { cwd: root, env, stdio: ["ignore", "pipe", "inherit"] });
+    const cargo = spawn("cargo", args, { cwd: root, env: environment, stdio: ["ignore", "pipe", "inherit"] });
     createInterface({ input: cargo.stdout }).on("line", (line) => {
       const { reason, executable, profile, target, manifest_path: manifest } = JSON.parse(line);
       if (reason !== "compiler-artifact" || !executable) return;
@@ -62,6 +62,9 @@ export function start(program, args, { cwd = root, env = process.env, onLine = (
   });
   return { child, ended };
 }
+
+/** The program, the arguments and the environment of the examples in comments, with the same features. */
+export const examples = { program: "cargo", args: ["test", "--quiet", "--doc", ...SELECTION], env: environment };
 
 /** The test programs of a package's folder. */
 export const ofPackage = (tests, folder) => tests.filter((test) => test.folder === join(root, folder));

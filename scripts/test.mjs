@@ -26,7 +26,7 @@ import { freePort, startInstance } from "./instance.mjs";
 import { interpreters } from "./interpreters.mjs";
 import { keptInstance, stopKeptInstance } from "./kept-instance.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
-import { buildTestPrograms, ofPackage, start } from "./test-programs.mjs";
+import { buildTestPrograms, examples, ofPackage, start } from "./test-programs.mjs";
 import { browserTests, checkFirstLoad, testCounts, unitTests } from "./web.mjs";
 import { cargoDeny, checkRust, prepare, programs } from "./toolchain.mjs";
 
@@ -218,7 +218,7 @@ async function unit() {
   };
   // The agent's tests wait for processes and connections, so they run beside the others.
   await together(() => inOrder(waiting), () => inOrder(computing));
-  await stage("unit tests: examples in comments", async () => count(await tee("cargo", ["test", "--quiet", "--doc", "-p", "farhand-domain"])));
+  await stage("unit tests: examples in comments", async () => count(await tee(examples.program, examples.args, { env: examples.env })));
   await stage("unit tests: signing of releases", () => run("node", ["--test", "tests/release/sign.test.mjs"]));
 }
 
@@ -365,7 +365,9 @@ async function web() {
     } else if (isKept) {
       Object.assign(environment, await stage("web: the kept service", () => keptInstance(VARIABLES)));
     }
-    await stage("web: tests in Chromium", () => countWebTests(browserTests(names[0]), environment));
+    await stage("web: tests in Chromium", async () => {
+      for (const tests of browserTests(names[0])) await countWebTests(tests, environment);
+    });
   } finally {
     await stopInstances();
     if (folder) rmSync(folder, { recursive: true, force: true });

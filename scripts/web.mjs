@@ -14,12 +14,20 @@ const FIRST_PAGE = "src/pages/overview/page.tsx";
 /** The program and the arguments of the unit tests. */
 export const unitTests = [join(root, "node_modules", ".bin", "vitest"), ["run", "--root", join(root, "web", "console"), "--reporter=dot"]];
 
-/** The program and the arguments of the tests in Chromium whose names contain `name`. */
+/** The tests of speed, which run alone. */
+const SPEED = "speed.browser.mjs";
+
+/**
+ * The programs and the arguments of the tests in Chromium whose names contain `name`. They run one
+ * after the other: first two files at a time, because the tests often wait, then the tests of speed.
+ */
 export function browserTests(name) {
-  const files = readdirSync(tests).filter((file) => file.endsWith(".browser.mjs")).sort().map((file) => join(tests, file));
-  // One file after the other: the machine has few cores, and each file has a browser and agents.
-  const options = ["--test", "--test-force-exit", "--test-concurrency=1", "--test-reporter=spec"];
-  return [process.execPath, [...options, ...(name ? [`--test-name-pattern=${name}`] : []), ...files]];
+  const files = readdirSync(tests).filter((file) => file.endsWith(".browser.mjs") && file !== SPEED).sort();
+  const program = (files, concurrency) => {
+    const options = ["--test", "--test-force-exit", `--test-concurrency=${concurrency}`, "--test-reporter=spec"];
+    return [process.execPath, [...options, ...(name ? [`--test-name-pattern=${name}`] : []), ...files.map((file) => join(tests, file))]];
+  };
+  return [program(files, 2), program([SPEED], 1)];
 }
 
 /** The number of passed and failed tests in the output of vitest, or of Node.js's test runner. */
