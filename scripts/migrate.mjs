@@ -32,8 +32,13 @@ const migrator = {
       const applied = new Set(results.map(({ name }) => name));
       for (const { name, sql } of await request.json()) {
         if (applied.has(name)) continue;
-        // A batch is one transaction.
-        await DB.batch([DB.prepare(sql), DB.prepare("INSERT INTO d1_migrations (name) VALUES (?)").bind(name)]);
+        const record = DB.prepare("INSERT INTO d1_migrations (name) VALUES (?)").bind(name);
+        try {
+          // A batch is one transaction.
+          await DB.batch([DB.prepare(sql), record]);
+        } catch (error) {
+          return new Response(name + ": " + error.message, { status: 500 });
+        }
       }
       return new Response();
     },
@@ -46,6 +51,6 @@ await miniflare.ready;
 const { status, text } = await callEntry({ path: "/", method: "POST", body: JSON.stringify(migrations) });
 await miniflare.dispose();
 if (status !== 200) {
-  process.stderr.write(`error: the migrations were not applied: ${text}\n`);
+  process.stderr.write(`error: a migration failed: ${text}\n`);
   process.exitCode = 1;
 }

@@ -5,6 +5,7 @@
 // that only this account can enter. A process that imports it can listen on nothing else, and its
 // working directory is that folder.
 import childProcess from "node:child_process";
+import { randomBytes } from "node:crypto";
 import { mkdtempSync, rmSync } from "node:fs";
 import { request } from "node:http";
 import { Server } from "node:net";
@@ -42,9 +43,25 @@ function withPrivateSockets(args) {
   return privateArgs;
 }
 
+/**
+ * The host name that makes every TCP port of workerd a Cap'n Proto session with its Worker, by the
+ * method CONNECT. Miniflare uses it for other Miniflares, and has no setting for it.
+ */
+const SESSION_HOST = "miniflare-unsafe-internal-capnp-connect";
+/** A name of the same length that nobody knows. */
+const secretHost = randomBytes(SESSION_HOST.length).toString("hex").slice(0, SESSION_HOST.length);
+
+/** Replaces the host name in workerd's configuration, which is binary and has texts as they are. */
+const withSecretHost = (config) => Buffer.from(config.toString("latin1").replaceAll(SESSION_HOST, secretHost), "latin1");
+
 const { spawn } = childProcess;
-// Miniflare starts nothing but workerd.
-childProcess.spawn = (program, args, options) => spawn(program, withPrivateSockets(args), options);
+// Miniflare starts nothing but workerd, and writes the configuration into its standard input.
+childProcess.spawn = (program, args, options) => {
+  const child = spawn(program, withPrivateSockets(args), options);
+  const { write } = child.stdin;
+  child.stdin.write = (config) => write.call(child.stdin, withSecretHost(config));
+  return child;
+};
 
 const { listen } = Server.prototype;
 // Miniflare's loopback server is the only server of this process.
