@@ -10,7 +10,7 @@ import { hasOwnAgent, offerOwnAgent } from "./agent-files.mjs";
 import { build, isBuilt, isCompiled } from "./build.mjs";
 import { check } from "./checks.mjs";
 import { Demo } from "./demo.mjs";
-import { DEFAULT_STATE_DIR as stateDir, isMigrated, prepareState, varsOfWranglerToml, wrangler, wranglerEnvironment, writeDevVars } from "./instance.mjs";
+import { DEFAULT_STATE_DIR as stateDir, prepareState, varsOfWranglerToml, wrangler, wranglerEnvironment, writeDevVars } from "./instance.mjs";
 import { commit, root, sendProgressTo } from "./lib.mjs";
 import { Steps, onThisMachine } from "./steps.mjs";
 import { hasNpmPackages, npmPackages } from "./toolchain.mjs";
@@ -44,8 +44,8 @@ async function prepare() {
   await steps.step("the Worker and the agent", estimate, () =>
     Promise.all([offerOwnAgent(steps.runner("agent")), build(steps.runner("Worker"), steps.runner("wasm-bindgen"))]),
   );
-  return await steps.step("the state folder", isMigrated(stateDir) ? null : 10, async () => {
-    const { values } = await prepareState(stateDir, port, process.env, steps.runner("wrangler"));
+  return await steps.step("the state folder", null, async () => {
+    const { values } = await prepareState(stateDir, port, process.env, steps.runner("migrations"));
     writeDevVars(values);
     return values;
   });

@@ -139,30 +139,18 @@ async function writeVariables(stateDir, port, environment) {
 /** Applies the missing migrations to the D1 of a state folder. */
 async function applyMigrations(stateDir, run) {
   say("D1: applying migrations");
-  const args = ["d1", "migrations", "apply", "DB", "--local", "--persist-to", stateDir];
-  const umask = process.umask(0o077);
-  try {
-    await run(wrangler, args, { env: wranglerEnvironment(stateDir) });
-  } finally {
-    process.umask(umask);
-  }
+  await run(process.execPath, [join(root, "scripts", "migrate.mjs"), stateDir, root], { env: wranglerEnvironment(stateDir) });
 }
 
 /** The path of D1 in a state folder. */
 const d1Folder = (stateDir) => join(stateDir, "v3", "d1");
 
-const wantedMigrations = () => digest(["migrations", "wrangler.toml"]);
-
-/** Whether the D1 of a state folder, or the template, has all migrations. */
-export const isMigrated = (stateDir) =>
-  [join(stateDir, "migrated"), join(tools, "migrated", "of")].some((file) => existsSync(file) && readFileSync(file, "utf8") === wantedMigrations());
-
 /**
- * Applies the migrations to the local D1, unless it is up to date. wrangler needs several seconds
- * for this, so a migrated empty D1 is kept as a template, and a new state folder gets a copy of it.
+ * Applies the migrations to the local D1, unless it is up to date. This takes a second, so a migrated
+ * empty D1 is kept as a template, and a new state folder gets a copy of it.
  */
 async function migrate(stateDir, run) {
-  const wanted = wantedMigrations();
+  const wanted = digest(["migrations", "wrangler.toml"]);
   await once(join(stateDir, "migrated"), wanted, async () => {
     // The folder of a release may be read-only, so it keeps no template.
     if (release !== null || existsSync(d1Folder(stateDir))) return applyMigrations(stateDir, run);

@@ -14,7 +14,7 @@ const stateDir = join(folder, "state");
  */
 const factsFile = join(folder, "instance.json");
 /** The files that the instance depends on. */
-const SOURCES = ["build/.source-digest", "migrations", "wrangler.toml", "scripts/serve.mjs", "scripts/instance.mjs", "scripts/kept-instance.mjs"];
+const SOURCES = ["build/.source-digest", "migrations", "wrangler.toml", "scripts/serve.mjs", "scripts/private-miniflare.mjs", "scripts/migrate.mjs", "scripts/instance.mjs", "scripts/kept-instance.mjs"];
 
 /** Returns the facts about the running instance, or null if none runs. */
 function running() {

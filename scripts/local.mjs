@@ -9,7 +9,7 @@ import { mkdirSync, openSync } from "node:fs";
 import { userInfo } from "node:os";
 import { join, relative, resolve } from "node:path";
 import { Demo } from "./demo.mjs";
-import { isMigrated, startInstance } from "./instance.mjs";
+import { startInstance } from "./instance.mjs";
 import { endGroup, say, sendProgressTo, startGroup } from "./lib.mjs";
 import { Steps, clock } from "./steps.mjs";
 
@@ -105,8 +105,8 @@ export async function serveLocally({ stateDir: defaultStateDir, check, buildStep
       process.stderr.write(`error: the service ended with ${how}; see ${join(stateDir, "worker.log")}\n`);
       void end(1);
     };
-    instance = await steps.step("the service", isMigrated(stateDir) ? null : 10, () =>
-      startInstance({ stateDir, port, onExit, run: steps.runner("wrangler") }),
+    instance = await steps.step("the service", null, () =>
+      startInstance({ stateDir, port, onExit, run: steps.runner("migrations") }),
     );
     started?.(instance);
     if (wantsDemo && !ending) {

@@ -8,14 +8,15 @@
 // proxy's connections close them after five idle seconds. Sometimes a request used a connection
 // that was being closed, and got a 503.
 //
-// Requests arrive at the Worker `edge`, on its own socket. Miniflare's entry socket is not used for
-// requests, because it obeys the MF-* headers of a request and trusts its CF-Connecting-IP. It
-// listens on another port, which only this process uses.
+// Requests arrive at the Worker `edge`, on its own port, the only one that is open. Miniflare's entry
+// is not used for requests, because it obeys the MF-* headers of a request and trusts its
+// CF-Connecting-IP. Only this process can reach it (private-miniflare.mjs).
 import { randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { Log, LogLevel, Miniflare } from "miniflare";
+import { Log, LogLevel } from "miniflare";
 import { parse } from "smol-toml";
+import { callEntry, privateMiniflare } from "./private-miniflare.mjs";
 
 const [stateDir, port, variables, project] = process.argv.slice(2);
 // Makes files that the runtime creates private.
@@ -51,25 +52,6 @@ function workerOptionsOf(file) {
 }
 
 const workerOptions = workerOptionsOf(join(project, "wrangler.toml"));
-// Miniflare does not run Cron Triggers by itself. Of its two ways to trigger them, one is open to
-// every client. The other blocks this process until the Worker has responded, but the Worker may
-// wait for this process to read its log. So a separate Worker with a secret key triggers them.
-const key = randomUUID();
-const clock = {
-  name: "clock",
-  modules: true,
-  script: `export default {
-    async fetch(request, { FARHAND, KEY }) {
-      if (request.headers.get("Authorization") !== KEY) return new Response(null, { status: 404 });
-      const { outcome } = await FARHAND.scheduled();
-      return new Response(outcome);
-    },
-  };`,
-  compatibilityDate: workerOptions.compatibilityDate,
-  compatibilityFlags: ["service_binding_extra_handlers"],
-  bindings: { KEY: key },
-  serviceBindings: { FARHAND: "farhand" },
-};
 // The service listens on loopback only, so every client is on this machine. The Worker trusts the
 // header Farhand-Peer if it contains this key.
 const host = "127.0.0.1";
@@ -103,12 +85,10 @@ const farhand = {
   modules: true,
   modulesRules: [{ type: "CompiledWasm", include: ["**/*.wasm"], fallthrough: true }],
 };
-const miniflare = new Miniflare({
-  workers: [edge, farhand, clock],
-  host,
-  port: 0,
+const miniflare = privateMiniflare({
+  workers: [edge, farhand],
   defaultPersistRoot: join(stateDir, "v3"),
-  cf: false,
+  unsafeTriggerHandlers: true,
   log: new PlainLog(LogLevel.INFO),
   // Off, because a path can contain the key of a password reset.
   logRequests: false,
@@ -123,11 +103,12 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) {
     void miniflare.dispose().then(() => process.exit(0));
   });
 }
-const entry = await miniflare.ready;
+await miniflare.ready;
 
+// Miniflare does not run Cron Triggers by itself.
 const tick = async () => {
-  const headers = { Authorization: key, "MF-Route-Override": clock.name };
-  const outcome = await miniflare.dispatchFetch(entry, { headers }).then((response) => response.text(), (error) => error.message);
+  const trigger = { path: "/cdn-cgi/handler/scheduled", headers: { "MF-Route-Override": farhand.name } };
+  const outcome = await callEntry(trigger).then(({ text }) => text, (error) => error.message);
   if (outcome !== "ok" && !isEnding) console.log(`error: the scheduled event: ${outcome}`);
 };
 void tick();

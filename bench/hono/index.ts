@@ -48,6 +48,7 @@ type Row = {
   requester_id: number | null;
   requester_username: string | null;
   requester_email: string | null;
+  batch_id: string | null;
   success: number | null;
   exit_code: number | null;
   result: string | null;
@@ -98,6 +99,7 @@ const commandOf = (row: Row) => ({
     row.requester_id === null
       ? null
       : { id: row.requester_id, username: row.requester_username, email: row.requester_email },
+  batch: row.batch_id,
   success: row.success === null ? null : row.success === 1,
   exit_code: row.exit_code,
   result: row.result,
@@ -150,8 +152,8 @@ app.get("/api/events/commands/", authenticated, async (c) => {
     ).bind(user.workspace_id),
     c.env.DB.prepare(
       `SELECT c.id, c.shell, c.line, c.username, c.groupname, c.server_id, coalesce(s.name, c.server_name) AS server_name,
-         u.id AS requester_id, u.username AS requester_username, u.email AS requester_email, c.success, c.exit_code,
-         c.result, c.result_truncated, c.full_result IS NOT NULL AS is_longer, c.output_bytes, c.state, c.status_message,
+         u.id AS requester_id, u.username AS requester_username, u.email AS requester_email, c.batch_id, c.success,
+         c.exit_code, c.result, c.result_truncated, c.full_result IS NOT NULL AS is_longer, c.output_bytes, c.state, c.status_message,
          c.response_delay, c.elapsed_time, c.added_at, c.scheduled_at, c.expires_at, c.timeout, c.delivered_at, c.acked_at,
          c.handled_at
        FROM commands c

@@ -7,7 +7,7 @@ import { program } from "./programs.mjs";
 import { licencesFolder } from "./licences.mjs";
 import { agentsOf, writeServer } from "./server.mjs";
 
-const SCRIPTS = ["demo.mjs", "farhand.mjs", "instance.mjs", "lib.mjs", "local.mjs", "machine.mjs", "serve.mjs", "steps.mjs"];
+const SCRIPTS = ["demo.mjs", "farhand.mjs", "instance.mjs", "lib.mjs", "local.mjs", "machine.mjs", "migrate.mjs", "private-miniflare.mjs", "serve.mjs", "steps.mjs"];
 /** What the package contains, besides its README, LICENSE and package.json. */
 const FILES = ["build", "licenses", "migrations", "npm-shrinkwrap.json", "programs", "release.json", "scripts", "wrangler.toml"];
 

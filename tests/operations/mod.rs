@@ -7,6 +7,7 @@ mod cloud;
 mod deployment;
 mod dev;
 mod mail;
+mod migrations;
 mod operator;
 mod request_log;
 mod retention;

@@ -2,6 +2,7 @@
 //! databases. A process that opens the databases of the shared instance could lock out concurrent
 //! tests.
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -18,6 +19,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::client::Api;
+use crate::listeners::{Listener, listeners_of};
 use crate::processes::Process;
 use crate::{PATIENCE, eventually, eventually_within};
 
@@ -211,6 +213,11 @@ impl Instance {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The sockets on which its processes listen.
+    pub fn listeners(&self) -> BTreeSet<Listener> {
+        listeners_of(&processes_in(&process_groups_of(&self.state)))
     }
 
     /// Kills all processes at the same time, as a crash would, and waits until they have ended.
@@ -467,8 +474,8 @@ impl Instance {
     }
 }
 
-/// The files that a process has open.
-fn open_files(pid: i32) -> Vec<PathBuf> {
+/// The files and sockets that a process has open.
+pub(crate) fn open_files(pid: i32) -> Vec<PathBuf> {
     // The process may end during this loop.
     let Ok(links) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return vec![] };
     links.flatten().filter_map(|link| std::fs::read_link(link.path()).ok()).collect()
@@ -614,7 +621,7 @@ fn process_groups_of(state: &Path) -> Vec<i32> {
 }
 
 /// The processes in some groups.
-fn processes_in(groups: &[i32]) -> Vec<i32> {
+pub(crate) fn processes_in(groups: &[i32]) -> Vec<i32> {
     let all = running(Path::new("/")).into_iter();
     all.filter(|process| groups.contains(&process.group)).map(|process| process.pid).collect()
 }

@@ -11,6 +11,7 @@ pub mod commands;
 pub mod dice;
 pub mod events;
 pub mod instance;
+pub mod listeners;
 pub mod mail;
 pub mod openapi;
 pub mod people;
