@@ -1,6 +1,6 @@
 //! The access control list of an API token as an SQL condition on a row of `commands c`, for reads
 //! (contract 4.13). It has the same rules as [`farhand_domain::acl::Acl::refusal`]. A property test
-//! compares the two.
+//! compares the two (`sql/tests/within_acl.rs`).
 //!
 //! The condition ignores the list's `servers`, which other conditions check, and `read_only`, which
 //! the HTTP method decides.
