@@ -4,6 +4,7 @@ mod access;
 pub mod acl;
 mod fleet;
 mod isolation;
+mod refusals;
 mod rotation;
 mod secrets;
 mod transport;
