@@ -49,6 +49,7 @@ pub mod mail;
 pub mod output;
 pub mod page;
 pub mod password;
+pub mod quota;
 pub mod registration_token;
 pub mod retention;
 pub mod rights;

@@ -6,6 +6,7 @@ use farhand_domain::caller::Caller;
 use farhand_domain::command_end::Denial;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::quotas;
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
 use serde_json::json;
@@ -13,6 +14,7 @@ use uuid::Uuid;
 
 use super::db::{self, StatementResult, params};
 use super::scope::{CallerTable, Query, caller_json};
+use crate::platform::Quotas;
 
 /// The common table `requesters`, with a row for each of some stored requesters. It has the columns
 /// of `me`, and also:
@@ -85,6 +87,25 @@ impl CallerTable for StoredScope {
             self.now,
         ))
     }
+}
+
+/// The statement that reads how many bytes of output each requester's next command may keep, in the
+/// order of `requesters` (contract 11.4).
+pub fn output_limits(
+    limits: Quotas,
+    workspace_id: i64,
+    requesters: impl IntoIterator<Item = StoredRequester>,
+    now: Timestamp,
+) -> Statement {
+    let is_staff = "coalesce(r.is_staff OR r.is_superuser, 0)";
+    let sql = format!(
+        "WITH {REQUESTERS} SELECT (SELECT {} FROM {} u) FROM requesters r ORDER BY r.position",
+        quotas::output_limit(is_staff),
+        quotas::usage("r.workspace_id", "r.user_id", ":now")
+    );
+    Statement::new(sql).bind_all(parameters(workspace_id, requesters, now)).bind_all(
+        params! { output_of_day: limits.output_of_day, output_of_user: limits.output_of_user },
+    )
 }
 
 /// The result of [`StoredScope::read`].
