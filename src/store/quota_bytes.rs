@@ -23,5 +23,5 @@ pub fn find_retry_after(limits: Quotas) -> Query {
     let parameters = params! {
         bytes_of_day: limits.bytes_of_day, bytes_of_user: limits.bytes_of_user,
     };
-    Query::new(sql, parameters)
+    Query::new(format!("CAST({sql} AS TEXT)"), parameters)
 }

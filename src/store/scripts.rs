@@ -103,7 +103,7 @@ pub fn find_retry_after(stored_bytes: u64, limits: Quotas) -> Query {
     let sql =
         quotas::retry_after(":stored_bytes", "me.workspace_id", "me.user_id", IS_STAFF, ":now");
     Query::new(
-        sql,
+        format!("CAST({sql} AS TEXT)"),
         params! {
             stored_bytes, bytes_of_day: limits.bytes_of_day, bytes_of_user: limits.bytes_of_user,
         },
