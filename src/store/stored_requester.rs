@@ -97,10 +97,14 @@ pub fn output_limits(
     requesters: impl IntoIterator<Item = StoredRequester>,
     now: Timestamp,
 ) -> Statement {
-    let is_staff = "coalesce(r.is_staff OR r.is_superuser, 0)";
+    // Commands that wait for a server often have the same requester.
     let sql = format!(
-        "WITH {REQUESTERS} SELECT (SELECT {} FROM {} u) FROM requesters r ORDER BY r.position",
-        quotas::output_limit(is_staff),
+        "WITH {REQUESTERS}, limits AS MATERIALIZED (
+            SELECT r.user_id, (SELECT {} FROM {} u) AS output_limit
+            FROM (SELECT DISTINCT workspace_id, user_id, coalesce(is_staff OR is_superuser, 0) AS is_staff
+                FROM requesters) r)
+         SELECT l.output_limit FROM requesters r JOIN limits l ON l.user_id IS r.user_id ORDER BY r.position",
+        quotas::output_limit("r.is_staff"),
         quotas::usage("r.workspace_id", "r.user_id", ":now")
     );
     Statement::new(sql).bind_all(parameters(workspace_id, requesters, now)).bind_all(
