@@ -96,12 +96,13 @@ pub async fn run(
     let reports = Reports::new(client.clone(), journal.clone(), flushing.clone());
     let uses_https = settings.service.tls;
     let policy = PolicyFile::new(settings.policy, uses_https).required(settings.require_policy);
-    let read = policy.clone();
-    // Blocks, because account databases can be on the network.
-    let read = tokio::task::spawn_blocking(move || read.read().map(drop)).await;
-    if let Err(why) = read.map_err(|error| error.to_string()).flatten() {
-        log::warn!("{why}");
-    }
+    let current = policy.clone();
+    // Does not delay the start, because account databases can be on the network.
+    tokio::task::spawn_blocking(move || {
+        if let Err(why) = current.read() {
+            log::warn!("{why}");
+        }
+    });
     let host = HostSettings {
         own,
         policy: policy.clone(),

@@ -204,7 +204,7 @@ fn do_install(install: InstallArgs) -> Result<String, Failure> {
         std::path::absolute(&install.config).map_err(|error| Failure::Misuse(error.to_string()))?;
     let InstallArgs { user, prefix, own_account, no_start, .. } = install;
     let policy = std::env::var(policy_install::MODE_VARIABLE).unwrap_or_default();
-    let policy = policy_install::parse_mode(&policy)?;
+    let policy = policy_install::parse_mode(&policy).map_err(Failure::Misuse)?;
     install::install(&Installation { config, user, prefix, own_account, start: !no_start, policy })
 }
 

@@ -203,7 +203,7 @@ async fn without_a_required_policy_every_command_is_refused() {
         assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(126), &json!("")));
         assert!(reason.contains("require_policy is set"), "{fin}");
     }
-    assert!(agent.log().contains("require_policy is set"), "{}", agent.log());
+    eventually(|| agent.log().contains("require_policy is set")).await;
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use farhand_domain::wire::HostPolicy;
 use hyper::Method;
 use hyper::body::Bytes;
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::connection::client::{Client, RESPONSE_TIMEOUT};
 use crate::host::facts::{Facts, read_load};
@@ -15,6 +15,9 @@ use crate::runner::policy::PolicyFile;
 
 /// The call with the facts of the host.
 const SYNC: &str = "/api/servers/servers/-/sync/";
+/// The time limit for reading the policy, so that an account database that hangs cannot stop the
+/// heartbeat.
+const POLICY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The first pause between two attempts to check in. Each pause doubles.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 /// The maximum pause between two attempts to check in.
@@ -43,11 +46,12 @@ impl ReportedPolicy {
         Self { file, accepted: None }
     }
 
-    /// The current policy. Returns `None` if it could not be read.
+    /// The current policy. Returns `None` if it could not be read within [`POLICY_TIMEOUT`].
     async fn current(&self) -> Option<HostPolicy> {
         let file = self.file.clone();
         // Blocks, because account databases can be on the network.
-        tokio::task::spawn_blocking(move || file.summary()).await.ok()
+        let summary = tokio::task::spawn_blocking(move || file.summary());
+        timeout(POLICY_TIMEOUT, summary).await.ok()?.ok()
     }
 }
 

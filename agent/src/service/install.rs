@@ -139,7 +139,8 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
     };
     if !own_account {
         // Before the start, because an agent without a policy accepts every command.
-        report.extend(policy_install::write(&prefixed(prefix.as_deref(), POLICY), *policy)?);
+        let path = prefixed(prefix.as_deref(), POLICY);
+        report.extend(policy_install::write(&path, *policy).map_err(Failure::Failed)?);
     } else if policy.is_some() {
         let variable = policy_install::MODE_VARIABLE;
         return misuse(format!("{variable}: only root can write {POLICY}, so omit --own-account"));

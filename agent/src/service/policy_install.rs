@@ -6,7 +6,6 @@ use std::path::Path;
 use farhand_domain::wire::PolicyMode;
 
 use crate::service::config_file::Draft;
-use crate::service::install::Failure;
 use crate::upgrade::release::ReleaseKey;
 
 /// The environment variable with the mode of the policy.
@@ -18,12 +17,12 @@ const BUILTINS: &str = r#""ping", "version", "restart""#;
 ///
 /// # Errors
 /// The value is no mode that `install` can write.
-pub fn parse_mode(value: &str) -> Result<Option<PolicyMode>, Failure> {
+pub fn parse_mode(value: &str) -> Result<Option<PolicyMode>, String> {
     let modes = [PolicyMode::Open, PolicyMode::Accounts, PolicyMode::Argv];
     match modes.into_iter().find(|mode| mode.as_str() == value) {
-        None if !value.is_empty() => Err(Failure::Misuse(format!(
-            "{MODE_VARIABLE}: {value:?} is not open, accounts or argv"
-        ))),
+        None if !value.is_empty() => {
+            Err(format!("{MODE_VARIABLE}: {value:?} is not open, accounts or argv"))
+        }
         found => Ok(found),
     }
 }
@@ -45,7 +44,7 @@ fn text(mode: PolicyMode, allows_upgrade: bool) -> String {
 ///
 /// # Errors
 /// The file could not be written.
-pub fn write(path: &Path, mode: Option<PolicyMode>) -> Result<Option<String>, Failure> {
+pub fn write(path: &Path, mode: Option<PolicyMode>) -> Result<Option<String>, String> {
     let shown = path.display();
     if fs::symlink_metadata(path).is_ok() {
         let stays =
@@ -53,11 +52,8 @@ pub fn write(path: &Path, mode: Option<PolicyMode>) -> Result<Option<String>, Fa
         return Ok(mode.map(|_| stays()));
     }
     let chosen = mode.unwrap_or(PolicyMode::Open);
-    Draft::begin(path, false)
-        .and_then(|draft| {
-            draft.readable_by_all()?.finish(&text(chosen, ReleaseKey::built_in().is_ok()))
-        })
-        .map_err(Failure::Failed)?;
+    let text = text(chosen, ReleaseKey::built_in().is_ok());
+    Draft::begin(path, false)?.readable_by_all()?.finish(&text)?;
     let meaning = match chosen {
         PolicyMode::Accounts => "no command runs as root",
         PolicyMode::Argv => "nothing runs until you list it there",
@@ -65,9 +61,9 @@ pub fn write(path: &Path, mode: Option<PolicyMode>) -> Result<Option<String>, Fa
     };
     let hint = match mode {
         Some(_) => String::new(),
-        None => {
-            format!("; to choose another one, set {MODE_VARIABLE}=accounts or argv, or edit it")
-        }
+        None => format!(
+            "; edit it to limit what the service can run, or install a new host with {MODE_VARIABLE}=accounts or argv"
+        ),
     };
     Ok(Some(format!("the policy is {shown}, mode {}: {meaning}{hint}", chosen.as_str())))
 }
@@ -90,7 +86,7 @@ mod tests {
             assert_eq!(parse_mode(mode.as_str()), Ok(Some(mode)));
         }
         for bad in ["Open", "none", "custom", " open", "off"] {
-            let Err(Failure::Misuse(why)) = parse_mode(bad) else { panic!("{bad}") };
+            let why = parse_mode(bad).unwrap_err();
             assert!(why.contains("is not open, accounts or argv"), "{why}");
         }
     }
@@ -119,7 +115,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("etc/policy.toml");
         let line = write(&path, None).unwrap().unwrap();
-        assert!(line.contains("mode open: it limits nothing; to choose another"), "{line}");
+        assert!(line.contains("mode open: it limits nothing; edit it"), "{line}");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
         fs::write(&path, "max_timeout = 7").unwrap();
         assert_eq!(write(&path, None), Ok(None));
