@@ -57,7 +57,7 @@ impl<S: Store> LinkMachine<S> {
                 let upgrade = self.upgrade_event(server, source.clone(), &facts)?;
                 let policy = self.policy_event(server, source, &facts)?;
                 self.change_facts(|server_facts| {
-                    server_facts.learn(facts, is_commit, now);
+                    server_facts.learn(*facts, is_commit, now);
                     upgrade
                         .into_iter()
                         .chain(policy)

@@ -122,7 +122,7 @@ fn a_change_of_the_policy_of_the_host_is_an_audit_event() {
             policy: mode.map(|mode| HostPolicy { mode, sha256: None }),
             ..HostFacts::default()
         };
-        world.report("key-0", Report::Facts { facts, is_commit }).unwrap();
+        world.report("key-0", Report::Facts { facts: Box::new(facts), is_commit }).unwrap();
         let facts = &world.store().state.as_ref().unwrap().facts;
         let events = facts.events.iter().map(|pending| &pending.event);
         let changes: Vec<_> = events
