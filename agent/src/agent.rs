@@ -95,10 +95,17 @@ pub async fn run(
     let (journal, stored_commands) = open_journal(settings.state_dir).await;
     let reports = Reports::new(client.clone(), journal.clone(), flushing.clone());
     let uses_https = settings.service.tls;
-    let policy = PolicyFile::new(settings.policy, uses_https);
+    let policy = PolicyFile::new(settings.policy, uses_https).required(settings.require_policy);
+    let current = policy.clone();
+    // Does not delay the start, because account databases can be on the network.
+    tokio::task::spawn_blocking(move || {
+        if let Err(why) = current.read() {
+            log::warn!("{why}");
+        }
+    });
     let host = HostSettings {
         own,
-        policy,
+        policy: policy.clone(),
         system_log: SystemLog::new(settings.syslog),
         cgroups: Cgroups::find(),
     };
@@ -117,7 +124,8 @@ pub async fn run(
     let runner = Arc::new(runner);
 
     let connected = CancellationToken::new();
-    let serving = serve(client, runner.clone(), shutdown.leaving.clone(), connected.clone());
+    let serving =
+        serve(client, policy, runner.clone(), shutdown.leaving.clone(), connected.clone());
     let mut serving = tokio::spawn(serving);
     let (mut is_disconnected, mut restarts) = (false, false);
     tokio::select! {
@@ -250,17 +258,19 @@ async fn open_journal(directory: PathBuf) -> (JournalWriter, Vec<(Uuid, Stage)>)
 /// Checks in, then sends heartbeats and keeps the WebSocket open.
 async fn serve(
     client: Client,
+    policy: PolicyFile,
     runner: Arc<Runner<Client>>,
     leaving: CancellationToken,
     connected: CancellationToken,
 ) -> Finished {
+    let mut reported = checkin::ReportedPolicy::new(policy);
     let interval = tokio::select! {
-        interval = checkin::check_in(&client) => interval,
+        interval = checkin::check_in(&client, &mut reported) => interval,
         () = leaving.cancelled() => return Finished::Draining,
     };
     let heartbeat = async {
         match interval {
-            Some(interval) => checkin::heartbeat(&client, interval).await,
+            Some(interval) => checkin::heartbeat(&client, interval, &mut reported).await,
             None => std::future::pending().await,
         }
     };

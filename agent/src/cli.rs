@@ -10,6 +10,9 @@ use crate::labels;
 /// The default of `--drain-seconds`.
 pub const DRAIN_SECONDS: u64 = 20;
 
+/// The timeout of a command that names none, in seconds (contract 7.2).
+const DEFAULT_TIMEOUT: i64 = 1_800;
+
 /// What `--version` prints: version and commit.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FARHAND_COMMIT"), ")");
 
@@ -44,7 +47,9 @@ pub enum Action {
     Unregister(UnregisterArgs),
     /// Install this program as a systemd service, or update the installed one.
     ///
-    /// Needs root, except with --own-account.
+    /// Needs root, except with --own-account. Writes /etc/farhand/policy.toml unless it exists. The
+    /// environment variable FARHAND_POLICY chooses it: open (the default, no limits), accounts (no
+    /// command as root), or argv (only commands that you list).
     Install(InstallArgs),
     /// Stop the systemd service and remove its unit.
     ///
@@ -55,12 +60,49 @@ pub enum Action {
     /// Exit codes: 0 both are true, 4 the service refuses the key, 3 no agent runs, 1 the service
     /// is unreachable.
     Status(StatusArgs),
+    /// Answer questions about a policy of this host, without the service.
+    #[command(subcommand)]
+    Policy(PolicyAction),
+}
+
+#[derive(Subcommand)]
+pub enum PolicyAction {
+    /// Say whether a policy file allows a command, and otherwise which rule refuses it.
+    ///
+    /// Exit codes: 0 the command is allowed, 1 a rule refuses it, 2 the policy or an argument is
+    /// invalid. With such a policy, the agent refuses every command.
+    Check(PolicyCheckArgs),
+}
+
+#[derive(Args)]
+pub struct PolicyCheckArgs {
+    /// The policy file.
+    pub file: PathBuf,
+    /// The account that the command runs as.
+    #[arg(long, value_name = "ACCOUNT", default_value = "root")]
+    pub user: String,
+    /// `system` for a command of this host, `internal` for a built-in of the agent, such as ping.
+    #[arg(long, default_value = "system", value_parser = ["system", "internal"])]
+    pub shell: String,
+    /// Check the words as argv, which no shell reads. Without this, they are a line for the shell.
+    #[arg(long)]
+    pub argv: bool,
+    /// The timeout of the command.
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_TIMEOUT,
+        value_parser = clap::value_parser!(i64).range(1..))]
+    pub timeout: i64,
+    /// The file is a draft: its owner and its folders do not matter.
+    #[arg(long)]
+    pub draft: bool,
+    /// The line, or the words of argv.
+    #[arg(last = true, required = true, value_name = "LINE")]
+    pub words: Vec<String>,
 }
 
 #[derive(Args)]
 pub struct RunArgs {
     /// The config file: TOML with url, id and key, and optionally max_running, state_dir, policy,
-    /// syslog and allow_plain_http. A flag below overrides its key in the file.
+    /// require_policy, syslog and allow_plain_http. A flag below overrides its key in the file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The workspace's address, such as `https://example.farhand.dev`.

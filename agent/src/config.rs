@@ -78,6 +78,8 @@ struct ConfigFile {
     max_running: Option<usize>,
     state_dir: Option<PathBuf>,
     policy: Option<PathBuf>,
+    #[serde(default)]
+    require_policy: bool,
     syslog: Option<PathBuf>,
     #[serde(default)]
     allow_plain_http: bool,
@@ -104,6 +106,8 @@ pub struct Settings {
     pub state_dirs: Vec<PathBuf>,
     /// The additional policy file, if the configuration names one.
     pub policy: Option<PathBuf>,
+    /// Whether the agent refuses every command while the host has no policy.
+    pub require_policy: bool,
     /// The socket of the host's system log.
     pub syslog: PathBuf,
     /// Warnings for the person who started the agent, one line each.
@@ -174,7 +178,18 @@ impl Settings {
         let policy = overrides.policy.or(file.policy);
         let syslog = file.syslog.unwrap_or_else(|| DEFAULT_SYSLOG.into());
         let state_dir = state_dirs[0].clone();
-        Ok(Self { service, id, key, max_running, state_dir, state_dirs, policy, syslog, warnings })
+        Ok(Self {
+            service,
+            id,
+            key,
+            max_running,
+            state_dir,
+            state_dirs,
+            policy,
+            require_policy: file.require_policy,
+            syslog,
+            warnings,
+        })
     }
 }
 
@@ -371,6 +386,8 @@ mod tests {
         assert_eq!(settings.key.expose(), "sesame");
         assert_eq!(settings.warnings, [] as [&str; 0]);
         assert_eq!(load(&(good() + "max_running = 3")).unwrap().max_running, 3);
+        assert!(!settings.require_policy);
+        assert!(load(&(good() + "require_policy = true")).unwrap().require_policy);
         assert!(!format!("{settings:?}").contains("sesame"));
     }
 
@@ -380,7 +397,7 @@ mod tests {
             (
                 good() + "kex = 1",
                 "FILE: line 4: unknown field `kex`, expected one of `url`, `id`, `key`, `max_running`, `state_dir`, \
-                 `policy`, `syslog`, `allow_plain_http`, `labels`",
+                 `policy`, `require_policy`, `syslog`, `allow_plain_http`, `labels`",
             ),
             (good() + "max_running = 0", "max_running: 0 is not between 1 and 1000"),
             (

@@ -27,20 +27,24 @@ use std::time::Duration;
 
 use clap::Parser;
 use farhand_domain::secret::Secret;
+use farhand_domain::wire::AgentCommand;
 
 use crate::agent::Exit;
 use crate::cli::{
-    Action, CommandLine, ConfigureArgs, InstallArgs, RegisterArgs, RunArgs, StatusArgs,
-    UnregisterArgs,
+    Action, CommandLine, ConfigureArgs, InstallArgs, PolicyAction, PolicyCheckArgs, RegisterArgs,
+    RunArgs, StatusArgs, UnregisterArgs,
 };
 use crate::config::{ConfigError, Overrides, Service, Settings};
 use crate::connection::client::Client;
 use crate::connection::websocket;
 use crate::host::facts;
 use crate::host::program::Program;
+use crate::runner::policy::Trust;
 use crate::service::configure::{self, Configuration};
 use crate::service::install::{self, Failure, Installation};
 use crate::service::key_check;
+use crate::service::policy_check;
+use crate::service::policy_install;
 use crate::service::register::{self, Registration};
 use crate::service::status::Status;
 use crate::upgrade::program_file::{ProgramFile, Start};
@@ -95,6 +99,14 @@ fn main() -> ExitCode {
             Ok((text, code)) => {
                 println!("{text}");
                 return ExitCode::from(code);
+            }
+            Err(failure) => Err(failure),
+        },
+        Action::Policy(PolicyAction::Check(arguments)) => match do_policy_check(arguments) {
+            Ok(()) => Ok("allowed".to_owned()),
+            Err(Failure::Failed(why)) => {
+                println!("refused: {why}");
+                return ExitCode::FAILURE;
             }
             Err(failure) => Err(failure),
         },
@@ -191,7 +203,9 @@ fn do_install(install: InstallArgs) -> Result<String, Failure> {
     let config =
         std::path::absolute(&install.config).map_err(|error| Failure::Misuse(error.to_string()))?;
     let InstallArgs { user, prefix, own_account, no_start, .. } = install;
-    install::install(&Installation { config, user, prefix, own_account, start: !no_start })
+    let policy = std::env::var(policy_install::MODE_VARIABLE).unwrap_or_default();
+    let policy = policy_install::parse_mode(&policy).map_err(Failure::Misuse)?;
+    install::install(&Installation { config, user, prefix, own_account, start: !no_start, policy })
 }
 
 fn do_status(arguments: StatusArgs) -> Result<(String, u8), Failure> {
@@ -203,6 +217,20 @@ fn do_status(arguments: StatusArgs) -> Result<(String, u8), Failure> {
     let status = block_on(Status::collect(&settings))?;
     let text = if arguments.json { status.json().to_string() } else { status.text() };
     Ok((text, status.code()))
+}
+
+fn do_policy_check(arguments: PolicyCheckArgs) -> Result<(), Failure> {
+    let PolicyCheckArgs { file, user, shell, argv, timeout, draft, words } = arguments;
+    let order = AgentCommand {
+        user,
+        shell,
+        line: words.join(" "),
+        argv: argv.then_some(words),
+        allow_sh: !argv,
+        timeout: Some(timeout),
+        ..AgentCommand::default()
+    };
+    policy_check::check(&file, if draft { Trust::Draft } else { Trust::Required }, &order)
 }
 
 /// Checks that an agent with these settings can connect, without receiving commands.

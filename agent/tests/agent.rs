@@ -58,6 +58,48 @@ fn version_and_help_are_printed() {
     }
 }
 
+#[test]
+fn a_policy_is_checked_without_a_service() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let rules = "deny_accounts = [\"root\"]\nallow_internal = [\"ping\"]\nmax_timeout = 3600";
+    std::fs::write(at("accounts"), rules).unwrap();
+    std::fs::write(at("argv"), "allow_argv = [[\"systemctl\", \"restart\", \"web-*\"]]").unwrap();
+    std::fs::write(at("broken"), "deny_accounts = [\"rooot\"]").unwrap();
+    let check = |name: &str, arguments: &str| {
+        let file = at(name);
+        let arguments: Vec<_> =
+            ["policy", "check", &file].into_iter().chain(arguments.split(' ')).collect();
+        let output = run(&arguments);
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    };
+    for (name, arguments, code, expected) in [
+        ("accounts", "--draft --user nobody -- rm -rf /", 0, "allowed\n"),
+        ("accounts", "--draft -- id", 1, "refused: The host's policy refuses it (deny_accounts)"),
+        ("accounts", "--draft --user nobody --timeout 3601 -- id", 1, "(max_timeout)"),
+        ("accounts", "--draft --shell internal -- ping", 0, "allowed\n"),
+        ("accounts", "--draft --shell internal -- restart", 1, "(allow_internal)"),
+        ("argv", "--draft --argv -- systemctl restart web-1", 0, "allowed\n"),
+        ("argv", "--draft --argv -- systemctl restart sshd", 1, "(allow_argv)"),
+        ("argv", "--draft -- systemctl restart web-1", 1, "(allow_argv)"),
+        ("accounts", "--draft --user no-such-account -- id", 2, "There is no account"),
+        ("broken", "--draft -- id", 2, "deny_accounts names \"rooot\""),
+        ("missing", "--draft -- id", 2, "the file does not exist"),
+        ("accounts", "--draft --shell other -- id", 2, "--shell"),
+        ("accounts", "--draft", 2, "<LINE>"),
+    ] {
+        let (ended, text) = check(name, arguments);
+        assert!(ended == code && text.contains(expected), "{name} {arguments}: {ended} {text}");
+    }
+    // Without --draft, the file must be one that an agent accepts.
+    let (code, text) = check("accounts", "--user nobody -- id");
+    match geteuid().is_root() {
+        true => assert_eq!((code, text.as_str()), (0, "allowed\n")),
+        false => assert!(code == 2 && text.contains("its owner is not root"), "{text}"),
+    }
+}
+
 #[tokio::test]
 async fn the_agent_checks_in_and_then_connects() {
     let mut service = Service::start(true).await;
@@ -122,6 +164,46 @@ async fn a_new_server_is_committed() {
     assert_eq!(calls[1].body["record"], "committed");
     assert_eq!(calls[2].call, "PUT /api/servers/servers/-/commit/");
     assert!(calls[2].body["info"]["hostname"].is_string());
+    assert!(calls[2].body["policy"]["mode"].is_string(), "{}", calls[2].body);
+}
+
+#[tokio::test]
+async fn a_change_of_the_policy_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("policy.toml");
+    let mut service = Service::start(true).await;
+    let _agent = service.agent_with(&["--policy", policy.to_str().unwrap()], None);
+    let _socket = service.socket().await;
+    let reported = |calls: &[support::Seen]| -> Vec<serde_json::Value> {
+        let syncs = calls.iter().filter(|seen| seen.call == "PATCH /api/servers/servers/-/sync/");
+        syncs.map(|seen| seen.body["policy"].clone()).collect()
+    };
+    // The policy must exist, so the agent refuses every command.
+    let broken = json!({"mode": "custom", "sha256": null});
+    assert_eq!(reported(&service.calls()), [broken]);
+    if !geteuid().is_root() {
+        return;
+    }
+    let text = "deny_accounts = [\"root\"]\n";
+    std::fs::write(&policy, text).unwrap();
+    service.until(|calls| reported(calls).len() > 1).await;
+    let sha256 = farhand_domain::output::sha256(text);
+    assert_eq!(reported(&service.calls())[1], json!({"mode": "accounts", "sha256": sha256}));
+}
+
+#[tokio::test]
+async fn without_a_required_policy_every_command_is_refused() {
+    let mut service = Service::start(true).await;
+    service.settings = "require_policy = true";
+    let agent = service.agent();
+    let mut socket = service.socket().await;
+    for id in [socket.command("echo x").await, socket.builtin("ping").await] {
+        let fin = service.fin(id).await;
+        let reason = fin["reason"].as_str().unwrap();
+        assert_eq!((&fin["exit_code"], &fin["result"]), (&json!(126), &json!("")));
+        assert!(reason.contains("require_policy is set"), "{fin}");
+    }
+    eventually(|| agent.log().contains("require_policy is set")).await;
 }
 
 #[tokio::test]

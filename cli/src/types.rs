@@ -51,10 +51,13 @@ api_types! {
         os_name: Option<String>,
         os_version: Option<String>,
         agent_version: Option<String>,
+        policy: Option<HostPolicy>,
         load: Option<f64>,
         last_seen_at: Option<String>,
         labels: BTreeMap<String, String>,
     }
+
+    HostPolicy { mode: String }
 
     Status { message: String }
 

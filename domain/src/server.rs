@@ -12,6 +12,7 @@ use crate::labels::{self, Labels};
 use crate::page::{Query, boolean_parameter, id_parameter, last_value, ordering, search_words};
 use crate::secret::Secret;
 use crate::selector::{Selector, SelectorError};
+use crate::wire::PolicyMode;
 
 /// The shell commands that connect an installed Alpamon 2.x to a server (contract 6.3). Root must
 /// run them.
@@ -51,6 +52,7 @@ const READ_ONLY: &[&str] = &[
     "connected_at",
     "last_seen_at",
     "identity_conflict_at",
+    "policy",
     "added_at",
     "updated_at",
     "key",
@@ -218,6 +220,8 @@ pub struct ServerList {
     pub platform: Option<String>,
     /// The exact version of the agent.
     pub agent_version: Option<String>,
+    /// The kind of the host's policy, as the agent reports it.
+    pub policy: Option<PolicyMode>,
     /// A selector that the labels must match.
     pub label: Option<Selector>,
     /// Words in lower case. The texts of the server must contain all words.
@@ -238,6 +242,18 @@ fn selector_parameter(query: &Query, name: &'static str) -> Result<Option<Select
     last_value(query, name).map(read).transpose()
 }
 
+/// Reads the query parameter `policy`.
+///
+/// # Errors
+/// A field error with the accepted values.
+fn policy_parameter(query: &Query) -> Result<Option<PolicyMode>, Error> {
+    let read = |name: &str| {
+        let mode = PolicyMode::ALL.into_iter().find(|mode| mode.as_str() == name);
+        mode.ok_or_else(|| Error::field("policy", "Use open, accounts, argv, custom or none."))
+    };
+    last_value(query, "policy").map(read).transpose()
+}
+
 impl ServerList {
     /// Reads the filters, `search` and `ordering`. Without `ordering`, the newest server is first.
     ///
@@ -255,6 +271,7 @@ impl ServerList {
         let order =
             take(ordering(query, &ServerOrderField::ALL, ServerOrderField::as_str), &mut errors);
         let label = take(selector_parameter(query, "label"), &mut errors);
+        let policy = take(policy_parameter(query), &mut errors);
         let text = |name| last_value(query, name).map(ToOwned::to_owned);
         let read = || {
             Some(Self {
@@ -264,6 +281,7 @@ impl ServerList {
                 owner: owner?,
                 platform: text("platform"),
                 agent_version: text("agent_version"),
+                policy: policy?,
                 label: label?,
                 words: words?,
                 order: order?.unwrap_or_else(|| vec![(ServerOrderField::Added, true)]),
@@ -354,6 +372,7 @@ mod tests {
             ("owner", "-1"),
             ("platform", "debian"),
             ("agent_version", "2.0.0"),
+            ("policy", "none"),
         ])
         .unwrap();
         assert_eq!((list.group, list.owner), (Some(7), Some(0)));
@@ -361,6 +380,7 @@ mod tests {
             (list.platform.as_deref(), list.agent_version.as_deref()),
             (Some("debian"), Some("2.0.0"))
         );
+        assert_eq!(list.policy, Some(PolicyMode::None));
         let wrong = [
             ("is_connected", "x"),
             ("group", "ops"),
@@ -369,12 +389,14 @@ mod tests {
             ("ordering", "load"),
             ("label", "env="),
             ("label", "env=prod,"),
+            ("policy", "Open"),
         ];
         let wrong = of(&wrong).unwrap_err();
         assert_eq!(
             wrong.fields.keys().collect::<Vec<_>>(),
-            ["group", "is_connected", "label", "ordering", "owner", "search"]
+            ["group", "is_connected", "label", "ordering", "owner", "policy", "search"]
         );
+        assert_eq!(wrong.fields["policy"], ["Use open, accounts, argv, custom or none."]);
         assert_eq!(wrong.fields["label"], ["At position 10: a term is missing at the end."]);
         let list = of(&[("label", "env = prod")]).unwrap();
         assert_eq!(list.label.unwrap().to_string(), "env=prod");

@@ -205,6 +205,58 @@ pub struct HostFacts {
     /// The agent's account, if the agent is not root and can run commands only as this account.
     #[serde(default)]
     pub default_username: Option<String>,
+    /// The policy of the host. Only Farhand's agent sends it.
+    #[serde(default)]
+    pub policy: Option<HostPolicy>,
+}
+
+/// The kind of a host's policy (contract 6.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyMode {
+    /// No rule limits commands.
+    Open,
+    /// No command runs as root.
+    Accounts,
+    /// Only listed words run.
+    Argv,
+    /// Other rules, or a policy that refuses every command.
+    Custom,
+    /// The host has no policy.
+    None,
+}
+
+impl PolicyMode {
+    /// All modes.
+    pub const ALL: [Self; 5] = [Self::Open, Self::Accounts, Self::Argv, Self::Custom, Self::None];
+
+    /// The name in requests, responses and D1.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Accounts => "accounts",
+            Self::Argv => "argv",
+            Self::Custom => "custom",
+            Self::None => "none",
+        }
+    }
+}
+
+/// The policy of a host, as its agent reports it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HostPolicy {
+    /// The kind of the policy.
+    pub mode: PolicyMode,
+    /// The SHA-256 of the policy file. `None`: no file, or a policy that refuses every command.
+    pub sha256: Option<String>,
+}
+
+impl HostPolicy {
+    /// Whether the hash has the form of a SHA-256, if there is one.
+    fn is_valid(&self) -> bool {
+        let is_digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        self.sha256.as_ref().is_none_or(|hash| hash.len() == 64 && hash.bytes().all(is_digit))
+    }
 }
 
 /// Maximum length of a text in [`HostFacts`], in characters. A longer text is cut.
@@ -243,6 +295,7 @@ impl HostFacts {
             os_version: os.os_version,
             cpu_logical_cores: info.cpu_logical_cores,
             physical_memory: info.physical_memory,
+            policy: member(&members, "policy").filter(HostPolicy::is_valid),
         })
     }
 
@@ -286,7 +339,7 @@ pub fn heartbeat_load(body: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     #[test]
     fn alpamon_can_read_the_messages() {
@@ -379,5 +432,33 @@ mod tests {
             (Some("debian"), Some(4), None)
         );
         assert!(HostFacts::read("[]").is_err() && HostFacts::read("{").is_err());
+    }
+
+    #[test]
+    fn a_policy_has_a_known_mode_and_a_hash_or_null() {
+        let policy = |policy: Value| {
+            HostFacts::read(&json!({"version": "0.3.0", "policy": policy}).to_string())
+                .unwrap()
+                .policy
+        };
+        for mode in PolicyMode::ALL {
+            assert_eq!(json!(mode), mode.as_str());
+            let read = policy(json!({"mode": mode.as_str(), "sha256": null, "more": 1}));
+            assert_eq!(read, Some(HostPolicy { mode, sha256: None }));
+        }
+        let hash = "0f".repeat(32);
+        let read = policy(json!({"mode": "argv", "sha256": hash}));
+        assert_eq!(read.unwrap().sha256.as_deref(), Some(&*hash));
+        for bad in [
+            json!(null),
+            json!("open"),
+            json!({}),
+            json!({"mode": "lax", "sha256": null}),
+            json!({"mode": "open", "sha256": 7}),
+            json!({"mode": "open", "sha256": hash[1..]}),
+            json!({"mode": "open", "sha256": hash.to_uppercase()}),
+        ] {
+            assert_eq!(policy(bad.clone()), None, "{bad}");
+        }
     }
 }

@@ -170,8 +170,8 @@ pub async fn reject(call: &mut Call) -> Result<Reply, Error> {
 pub async fn host_facts(call: &mut Call, is_commit: bool) -> Result<Reply, Error> {
     let identity = identify(call).await?;
     let facts = call.read_report_with(HostFacts::read).await;
-    forward_or_refuse(call, identity, facts.map(|facts| Report::Facts { facts, is_commit }))
-        .await?;
+    let report = facts.map(|facts| Report::Facts { facts: Box::new(facts), is_commit });
+    forward_or_refuse(call, identity, report).await?;
     Reply::ok(&json!({}))
 }
 
@@ -226,7 +226,10 @@ pub async fn proc_report(call: &mut Call) -> Result<Reply, Error> {
     relay(call, async |call: &mut Call| {
         let facts =
             call.read_report_with(|body| Ok(HostFacts::read_category(&category, body))).await?;
-        Ok(facts.map_or(Report::Alive, |facts| Report::Facts { facts, is_commit: false }))
+        Ok(facts.map_or(Report::Alive, |facts| Report::Facts {
+            facts: Box::new(facts),
+            is_commit: false,
+        }))
     })
     .await
 }

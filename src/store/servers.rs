@@ -7,6 +7,7 @@ use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::labels::Labels;
 use farhand_domain::server::{ServerChanges, ServerList, ServerOrderField};
 use farhand_domain::time::Timestamp;
+use farhand_domain::wire::PolicyMode;
 use farhand_sql::command_list::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS};
 use farhand_sql::labels_match;
 use farhand_sql::selector;
@@ -37,7 +38,7 @@ const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     iif(s.registration = 'pending' AND (me.is_staff OR me.is_superuser), s.fingerprint, NULL), 'connected_at', s.connected_at, 'last_seen_at', s.last_seen_at,
     'identity_conflict_at', s.identity_conflict_at,
     'default_username', coalesce(s.default_username, s.reported_username), 'labels', json(s.labels),
-    'added_at', s.added_at, 'updated_at', s.updated_at)";
+    'policy', json(s.policy), 'added_at', s.added_at, 'updated_at', s.updated_at)";
 
 /// Reads the response to a creation.
 pub const REPLAY: ReplaySource = ReplaySource {
@@ -339,6 +340,7 @@ pub fn list(list: &ServerList) -> List {
         .with("s.owner_id = :owner", "owner", list.owner)
         .with("s.platform = :platform", "platform", list.platform.as_ref())
         .with("s.agent_version = :agent_version", "agent_version", list.agent_version.as_ref())
+        .with("s.policy ->> '$.mode' = :policy", "policy", list.policy.map(PolicyMode::as_str))
         .with(
             labels_match!("s.labels", ":label"),
             "label",

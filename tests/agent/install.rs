@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 const TOKENS: &str = "/api/servers/registration-tokens/";
 const CONFIG: &str = "/etc/farhand/agent.toml";
 const BINARY: &str = "/usr/local/bin/farhand-agent";
+const POLICY: &str = "/etc/farhand/policy.toml";
 const UNIT: &str = "/etc/systemd/system/farhand-agent.service";
 
 /// The address of the workspace for hosts.
@@ -77,12 +78,15 @@ async fn the_install_line_works_when_pasted_and_again_after_a_rotation() {
     assert_eq!(ended.code, 0, "{}", ended.text);
     let hint = format!("start the agent with {BINARY} run --config {CONFIG}");
     assert!(ended.text.contains(&hint) && ended.text.contains("this host is web-1"), "{ended:?}");
-    assert_eq!(host.files(), [CONFIG, UNIT, BINARY]);
+    assert_eq!(host.files(), [CONFIG, POLICY, UNIT, BINARY]);
+    assert!(ended.text.contains("mode open: it limits nothing"), "{ended:?}");
+    let policy = json!({"mode": "open", "sha256": sha256(&fs::read(host.path(POLICY)).unwrap())});
     let offered = fs::read(setting("FARHAND_AGENT")).unwrap();
     assert!(fs::read(host.path(BINARY)).unwrap() == offered, "another program is installed");
     let mode = |path: &str| fs::metadata(host.path(path)).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(CONFIG), mode(BINARY)), (0o600, 0o755));
+    assert_eq!((mode(CONFIG), mode(POLICY), mode(BINARY)), (0o600, 0o644, 0o755));
     assert_works(&host, &workspace, id).await;
+    assert_eq!(only_server(&workspace).await["policy"], policy);
 
     // A second run of an old line: the service refuses its key, and the file stays.
     let text = fs::read_to_string(host.path(CONFIG)).unwrap();
@@ -171,6 +175,14 @@ async fn systemd_starts_the_agent_and_a_current_agent_is_left_alone() {
     let ended = host.run(&script(&workspace, "", "")).await;
     assert!(ended.code == 0 && ended.text.contains("already runs"), "{ended:?}");
     assert_eq!(calls(), "is-active --quiet farhand-agent.service\n");
+    // A policy that is chosen later is written, unless there is one.
+    let chosen = script(&workspace, "FARHAND_POLICY=accounts", "");
+    let ended = host.run(&chosen).await;
+    assert!(ended.code == 0 && ended.text.contains("already runs"), "{ended:?}");
+    fs::remove_file(host.path(POLICY)).unwrap();
+    let ended = host.run(&chosen).await;
+    assert!(ended.code == 0 && ended.text.contains("no command runs as root"), "{ended:?}");
+    assert!(fs::read_to_string(host.path(POLICY)).unwrap().contains("deny_accounts = [\"root\"]"));
     // With another program, it is upgraded and restarted.
     fs::write(host.path(BINARY), "#!/bin/sh\n").unwrap();
     let ended = host.run(&script(&workspace, "", "")).await;
@@ -193,6 +205,8 @@ async fn a_failure_is_one_line_and_leaves_nothing_behind() {
     let run = |arguments: &str| format!("{variables} sh /opt/install.sh {arguments}");
     expect("sh /opt/install.sh".to_owned(), "this host is not registered").await;
     expect("FARHAND_KEY=x sh /opt/install.sh".to_owned(), "belong together").await;
+    expect(format!("FARHAND_POLICY=none {}", run("")), "FARHAND_POLICY: none is not open").await;
+    expect(format!("FARHAND_POLICY=argv {}", run("--user")), "only root can write").await;
     expect(run("--token-file /no/such/file"), "/no/such/file cannot be read").await;
     expect(run("--no-such-option"), "unknown option --no-such-option").await;
     expect(run("--label"), "--label needs a value").await;
@@ -265,12 +279,12 @@ async fn a_signed_release_is_verified() {
     let ended = host.run(&line).await;
     assert!(ended.code == 0 && !ended.text.contains("warning"), "{ended:?}");
     record_key(&host);
-    // Without an openssl that has Ed25519, the script says that it checked the checksum only.
+    // Without an openssl that has Ed25519, nothing is installed.
     let Some(second) = clean_host() else { return };
     second.write("/usr/local/sbin/openssl", "#!/bin/sh\nexit 1\n", 0o755);
-    let ended = second.run(&line).await;
-    assert!(ended.code == 0 && ended.text.contains("only the checksum"), "{ended:?}");
-    record_key(&second);
+    let before = second.files();
+    expect_failure(&second, &line, "this host cannot check it: this needs OpenSSL 3.0", &before)
+        .await;
 }
 
 #[tokio::test]

@@ -88,6 +88,56 @@ async fn an_agent_starts_and_reports_its_facts() {
 }
 
 #[tokio::test]
+async fn the_policy_of_a_host_is_shown_filtered_and_audited() {
+    let (workspace, server, agent) = agent_of_a_new_server().await;
+    workspace.server("web-2").await;
+    let admin = &workspace.admin;
+    let path = format!("/api/servers/servers/{}/", server["id"].as_str().unwrap());
+    let shows = async |policy: &Value| {
+        eventually("the policy", || async {
+            (admin.get(&path).await.expect(200)["policy"] == *policy).then_some(())
+        })
+        .await;
+    };
+    let report = async |method: &str, call: &str, policy: &Value| {
+        let body = json!({"version": "2.1.0", "policy": policy});
+        agent.send_json(method, &format!("{OWN}{call}/"), &body).await.expect(200);
+        shows(policy).await;
+    };
+    let accounts = json!({"mode": "accounts", "sha256": "0a".repeat(32)});
+    let none = json!({"mode": "none", "sha256": null});
+    assert_eq!(admin.get(&path).await.expect(200)["policy"], Value::Null);
+    report("PUT", "commit", &accounts).await;
+    // A partial report changes nothing.
+    agent.send_json("PUT", "/api/proc/os/", &json!({"name": "Debian"})).await.expect(204);
+    report("PATCH", "sync", &none).await;
+    for (query, count) in [("none", 1), ("accounts", 0), ("open", 0)] {
+        let list = admin.get(&format!("/api/servers/?policy={query}")).await.expect(200);
+        assert_eq!(list["count"], count, "{query}");
+    }
+    let wrong = admin.get("/api/servers/?policy=lax").await.expect(400);
+    assert_eq!(wrong["policy"], json!(["Use open, accounts, argv, custom or none."]));
+    // An agent that does not report it.
+    agent
+        .send_json("PATCH", &format!("{OWN}sync/"), &json!({"version": "2.0.0"}))
+        .await
+        .expect(200);
+    shows(&Value::Null).await;
+    let events = eventually("the audit events", || async {
+        let list = admin.get("/api/audit/events/?action=server.policy").await.expect(200);
+        let found = list["results"].as_array().unwrap().clone();
+        (found.len() == 2).then_some(found)
+    })
+    .await;
+    assert_eq!(events[1]["details"], json!({"policy": none, "previous_policy": accounts}));
+    assert_eq!(events[0]["details"], json!({"policy": null, "previous_policy": none}));
+    assert_eq!(
+        (&events[1]["actor"]["type"], &events[1]["object"]["id"]),
+        (&json!("agent"), &server["id"])
+    );
+}
+
+#[tokio::test]
 async fn a_heartbeat_refreshes_the_load() {
     let (instance, _state) = Instance::new_with(&[("AGENT_HEARTBEAT_SECONDS", "1")]).await;
     let workspace = Workspace::create_with(&instance.operator(), "acme").await;

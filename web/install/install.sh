@@ -7,6 +7,7 @@ service=@SERVICE@
 version=@VERSION@
 # The Ed25519 key of releases, in base64. Empty: the service was built from source, unsigned.
 release_key=@RELEASE_KEY@
+policy=/etc/farhand/policy.toml
 
 usage() {
     cat <<END
@@ -16,7 +17,13 @@ Installs or upgrades Farhand's agent, for $service
   curl -fsSL $service/install.sh | FARHAND_SERVER=<id> FARHAND_KEY=<key> sh
   curl -fsSL $service/install.sh | sh -s -- --token-file FILE [OPTION ...]
 
-With sudo, keep the variables: sudo --preserve-env=FARHAND_REGISTRATION_TOKEN sh
+With sudo, keep the variables: sudo --preserve-env=FARHAND_REGISTRATION_TOKEN,FARHAND_POLICY sh
+
+FARHAND_POLICY chooses what the service may run here. It is written to $policy,
+unless that file exists:
+  open                 everything, as every account (the default)
+  accounts             everything, but nothing as root
+  argv                 only the commands that you list in the file
 
   --token-file FILE    a file that contains only the key of a registration token
   --token KEY          the key itself; other accounts of this host can see it while this runs
@@ -71,12 +78,12 @@ sha256_of() {
     fi
 }
 
-# Checks the signature of the agent with the SHA-256 $sha256, if openssl has Ed25519.
+# Checks the signature of the agent with the SHA-256 $sha256. Without a release key, agents have no
+# signatures.
 check_signature() {
     [ -n "$release_key" ] || return 0
     if ! has openssl || ! openssl pkeyutl -help 2>&1 | grep -q -e -rawin; then
-        warn "openssl cannot check Ed25519 signatures here, so only the checksum is checked"
-        return 0
+        die "the agent is signed, and this host cannot check it: this needs OpenSSL 3.0 or later; nothing was installed"
     fi
     download "$file.sig" "$work/signature"
     # The first 16 characters are the header of every Ed25519 key.
@@ -176,6 +183,13 @@ main() {
         shift
     done
 
+    case ${FARHAND_POLICY:-} in
+    '' | open | accounts | argv) ;;
+    *) die "FARHAND_POLICY: $FARHAND_POLICY is not open, accounts or argv" ;;
+    esac
+    if [ -n "$own_account" ] && [ -n "${FARHAND_POLICY:-}" ]; then
+        die "FARHAND_POLICY: only root can write $policy, so omit --user"
+    fi
     [ "$(uname -s)" = Linux ] || die "this is for Linux, not for $(uname -s)"
     case $(uname -m) in
     x86_64 | amd64) arch=x86_64 ;;
@@ -204,7 +218,9 @@ main() {
     trap 'rm -rf "$work"' EXIT
     trap 'exit 1' HUP INT TERM
     get_agent
-    if [ "$agent" = "$installed" ] && [ -f "$config" ] && [ -z "${FARHAND_KEY:-}$foreground" ] &&
+    # A chosen policy is still to be written.
+    if [ -n "${FARHAND_POLICY:-}" ] && [ ! -e "$policy" ]; then new_policy=1; else new_policy=''; fi
+    if [ "$agent" = "$installed" ] && [ -f "$config" ] && [ -z "${FARHAND_KEY:-}$foreground$new_policy" ] &&
         has_systemd && is_active; then
         say "the agent $version already runs"
         exit

@@ -7,3 +7,4 @@ pub mod process;
 pub mod program;
 pub mod system;
 pub mod system_log;
+pub mod trusted_file;

@@ -21,17 +21,26 @@ pub struct HostSettings {
     pub cgroups: Cgroups,
 }
 
+/// What a command that this host accepts may do.
+#[derive(Debug)]
+pub struct Admitted {
+    /// The account that the command runs as.
+    pub account: Account,
+    /// Whether its programs get no more permissions than the account has.
+    pub no_new_privs: bool,
+}
+
 impl HostSettings {
     /// Looks up the account of a command, checks the policy, and records the command or its refusal
     /// in the host's system log. Blocks.
     ///
     /// # Errors
     /// The reason why this host refuses the command, in one sentence.
-    pub fn admit(&self, order: &AgentCommand) -> Result<Account, String> {
+    pub fn admit(&self, order: &AgentCommand) -> Result<Admitted, String> {
         let admitted = self.policy.read().and_then(|policy| {
             let account = account::resolve(&order.user, &order.group, self.own)?;
             policy.check(order, account.uid)?;
-            Ok(account)
+            Ok(Admitted { account, no_new_privs: policy.forbids_new_privileges() })
         });
         self.system_log.write(order, admitted.as_ref().err().map(String::as_str));
         admitted
@@ -65,6 +74,30 @@ mod tests {
     use crate::runner::execute::execute;
     use crate::runner::group::Groups;
     use crate::runner::testing::*;
+
+    #[tokio::test]
+    async fn a_policy_forbids_new_privileges() {
+        if !geteuid().is_root() {
+            eprintln!("not tested: only root can own a policy");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("policy.toml");
+        for (rules, expected) in [("", "0\n"), ("no_new_privs = true", "1\n")] {
+            std::fs::write(&path, rules).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+            for host in hosts() {
+                let policy = PolicyFile::new(Some(path.clone()), true);
+                let host = HostSettings { policy, ..host.clone() };
+                for user in ["root", "nobody"] {
+                    let line = "sed -n 's/^NoNewPrivs:[^0-9]*//p' /proc/self/status";
+                    let order = AgentCommand { user: user.into(), ..order(line) };
+                    let (fin, _) = run_at(&host, &order, &never()).await;
+                    assert_eq!(fin.result.as_deref(), Some(expected), "{user}: {fin:?}");
+                }
+            }
+        }
+    }
 
     #[tokio::test]
     async fn a_refused_command_is_recorded_and_not_run() {

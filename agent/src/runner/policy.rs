@@ -1,20 +1,21 @@
 //! The host's policy: limits what the service may run on this host (agent-protocol 7.3).
 //!
 //! The policy file is read before each command, so a change applies to the next command. If root
-//! does not own the file, other accounts can write to it, or it is invalid, every command is
-//! refused. So a broken policy never allows more. This also applies if the agent is not root, so
-//! only root can relax the rules.
+//! does not own the file, other accounts can change it or one of its folders, it names an account
+//! that does not exist, or it is invalid, every command is refused. So a broken policy never allows
+//! more. This also applies if the agent is not root, so only root can relax the rules.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use farhand_domain::acl;
-use farhand_domain::wire::AgentCommand;
+use farhand_domain::output::sha256;
+use farhand_domain::wire::{AgentCommand, HostPolicy, PolicyMode};
 use nix::unistd::{Uid, User};
 use serde::Deserialize;
 
+use crate::host::trusted_file::{self, FileError, is_absent};
 use crate::runner::builtins;
 
 /// The path of the host's policy.
@@ -34,6 +35,8 @@ pub struct PolicyFile {
     named: Option<PathBuf>,
     /// Whether the agent connects to the service over https.
     uses_https: bool,
+    /// Whether every command is refused while there is no policy.
+    is_required: bool,
 }
 
 /// The keys of a policy file.
@@ -48,26 +51,35 @@ struct Rules {
     max_timeout: Option<i64>,
     #[serde(default)]
     require_https: bool,
+    #[serde(default)]
+    no_new_privs: bool,
 }
 
 /// The rules of this host, as read at one moment.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub struct Policy {
     /// The rules of each file. A command must satisfy all of them.
     rules: Vec<Rules>,
+    /// The texts of all files.
+    text: String,
 }
 
 impl PolicyFile {
     /// Combines the policy at [`POLICY`] with the policy at `named`, which cannot relax it. So
     /// access to the agent's configuration is not enough to relax the host's rules.
     pub fn new(named: Option<PathBuf>, uses_https: bool) -> Self {
-        Self { default: POLICY.into(), named, uses_https }
+        Self { default: POLICY.into(), named, uses_https, is_required: false }
+    }
+
+    /// Sets whether every command is refused while there is no policy.
+    pub fn required(self, is_required: bool) -> Self {
+        Self { is_required, ..self }
     }
 
     /// A policy without a file.
     #[cfg(test)]
     pub fn absent() -> Self {
-        Self { default: "/no/such/policy.toml".into(), named: None, uses_https: true }
+        Self { default: "/no/such/policy.toml".into(), ..Self::new(None, true) }
     }
 
     /// Reads the current policy.
@@ -92,24 +104,52 @@ impl PolicyFile {
                 }
             }
         }
-        let mut all = Vec::new();
+        let policy = self.read_files()?;
+        if policy.rules.is_empty() && self.is_required {
+            return Err(format!(
+                "This host accepts no commands: require_policy is set, and there is no {}.",
+                self.default.display()
+            ));
+        }
+        Ok(policy)
+    }
+
+    /// Reads the policy files that exist.
+    ///
+    /// # Errors
+    /// The reason why no command may run, in a sentence.
+    fn read_files(&self) -> Result<Policy, String> {
+        let mut policy = Policy::default();
         let named = self.named.iter().map(|path| (path, true));
         for (path, must_exist) in [(&self.default, false)].into_iter().chain(named) {
             let refuse = |why: String| {
                 format!("The host's policy {} refuses every command: {why}.", path.display())
             };
-            let rules = match load(path) {
-                Ok(rules) => rules,
-                Err(LoadError::Absent) if !must_exist => continue,
-                Err(LoadError::Absent) => return Err(refuse("the file does not exist".to_owned())),
-                Err(LoadError::Bad(why)) => return Err(refuse(why)),
+            let (rules, text) = match load(path, Trust::Required) {
+                Ok(file) => file,
+                Err(FileError::Absent) if !must_exist => continue,
+                Err(FileError::Absent) => return Err(refuse("the file does not exist".to_owned())),
+                Err(FileError::Refused(why)) => return Err(refuse(why)),
             };
             if rules.require_https && !self.uses_https {
                 return Err(refuse("require_https, and the agent's url is not https".to_owned()));
             }
-            all.push(rules);
+            policy.rules.push(rules);
+            policy.text.push_str(&text);
         }
-        Ok(Policy { rules: all })
+        Ok(policy)
+    }
+
+    /// What the agent reports about the policy. A policy that refuses every command has no hash.
+    /// Blocks.
+    pub fn summary(&self) -> HostPolicy {
+        match self.read_files() {
+            Ok(policy) => {
+                let has_file = !policy.rules.is_empty();
+                HostPolicy { mode: policy.mode(), sha256: has_file.then(|| sha256(&policy.text)) }
+            }
+            Err(_) => HostPolicy { mode: PolicyMode::Custom, sha256: None },
+        }
     }
 
     /// The files that stop all new commands if they exist: in the folder of the host's policy, and
@@ -123,50 +163,67 @@ impl PolicyFile {
     }
 }
 
-fn load(path: &Path) -> Result<Rules, LoadError> {
-    let load_error = |error: io::Error| {
-        if is_absent(&error) { LoadError::Absent } else { LoadError::Bad(error.to_string()) }
+/// Whether it matters who can change a policy file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trust {
+    /// Only root may be able to change the file.
+    Required,
+    /// The file is a draft, which any account may own.
+    Draft,
+}
+
+/// Reads a policy file: its rules and its text.
+fn load(path: &Path, trust: Trust) -> Result<(Rules, String), FileError> {
+    let mut file = match trust {
+        Trust::Required => trusted_file::open(path)?,
+        Trust::Draft => trusted_file::open_plain(path)?,
     };
-    let mut file = File::open(path).map_err(load_error)?;
-    // Checks the open file, so that it cannot be replaced between the check and the read.
-    let metadata = file.metadata().map_err(load_error)?;
-    if !metadata.is_file() {
-        return Err(LoadError::Bad("it is not a file".to_owned()));
-    }
-    check_owner(metadata.uid(), metadata.mode()).map_err(|why| LoadError::Bad(why.to_owned()))?;
     let mut text = String::new();
-    file.by_ref().take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(load_error)?;
+    file.by_ref().take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_FILE_BYTES {
-        return Err(LoadError::Bad(format!("it is larger than {MAX_FILE_BYTES} bytes")));
+        return Err(FileError::Refused(format!("it is larger than {MAX_FILE_BYTES} bytes")));
     }
     let describe = |error: toml::de::Error| error.message().lines().collect::<Vec<_>>().join(", ");
-    toml::from_str(&text).map_err(|error| LoadError::Bad(describe(error)))
-}
-
-/// The reason why a policy file could not be used.
-enum LoadError {
-    /// The file does not exist.
-    Absent,
-    /// The file exists but is not valid, with the reason.
-    Bad(String),
-}
-
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-}
-
-/// Checks that only root can write a file.
-fn check_owner(uid: u32, mode: u32) -> Result<(), &'static str> {
-    if uid != 0 {
-        Err("its owner is not root")
-    } else if mode & 0o022 != 0 {
-        Err("accounts other than root can write to it")
-    } else {
-        Ok(())
-    }
+    let rules: Rules =
+        toml::from_str(&text).map_err(|error| FileError::Refused(describe(error)))?;
+    rules.check_names().map_err(FileError::Refused)?;
+    Ok((rules, text))
 }
 
 impl Policy {
+    /// Reads one policy file, to check commands without an agent.
+    ///
+    /// # Errors
+    /// The reason why an agent would refuse every command, in a sentence.
+    pub fn read_one(path: &Path, trust: Trust) -> Result<Self, String> {
+        match load(path, trust) {
+            Ok((rules, text)) => Ok(Self { rules: vec![rules], text }),
+            Err(FileError::Absent) => Err(format!("{}: the file does not exist", path.display())),
+            Err(FileError::Refused(why)) => Err(format!("{}: {why}", path.display())),
+        }
+    }
+
+    /// The kind of the policy. If rules of several kinds apply, it is the strictest.
+    pub fn mode(&self) -> PolicyMode {
+        if self.rules.is_empty() {
+            PolicyMode::None
+        } else if self.rules.iter().any(|rules| rules.allow_argv.is_some()) {
+            PolicyMode::Argv
+        } else if self.rules.iter().any(Rules::denies_root) {
+            PolicyMode::Accounts
+        } else if self.rules.iter().any(Rules::limits_commands) {
+            PolicyMode::Custom
+        } else {
+            PolicyMode::Open
+        }
+    }
+
+    /// Whether the programs of commands get no more permissions than their account has, for example
+    /// with sudo.
+    pub fn forbids_new_privileges(&self) -> bool {
+        self.rules.iter().any(|rules| rules.no_new_privs)
+    }
+
     /// Checks a command that would run as the account with the number `uid`.
     ///
     /// # Errors
@@ -189,15 +246,51 @@ impl Policy {
 }
 
 impl Rules {
+    /// Checks that each account in the rules exists. A misspelt name would match no account, so a
+    /// rule that denies it would deny nothing.
+    fn check_names(&self) -> Result<(), String> {
+        let allowed = self.allow_accounts.iter().flatten().map(|name| ("allow_accounts", name));
+        let denied = self.deny_accounts.iter().map(|name| ("deny_accounts", name));
+        for (rule, name) in allowed.chain(denied) {
+            if find_uid(name)?.is_none() {
+                return Err(format!("{rule} names {name:?}, and this host has no such account"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether no command may run as root.
+    fn denies_root(&self) -> bool {
+        let root = Uid::from_raw(0);
+        let is_in = |accounts: &[String]| includes_account(accounts, root) == Ok(true);
+        is_in(&self.deny_accounts) || self.allow_accounts.as_deref().is_some_and(|all| !is_in(all))
+    }
+
+    /// Whether a rule limits commands. `allow_internal` limits built-ins only, and `require_https`
+    /// the connection.
+    fn limits_commands(&self) -> bool {
+        let Self { allow_accounts, deny_accounts, allow_argv, max_timeout, no_new_privs, .. } =
+            self;
+        allow_accounts.is_some()
+            || !deny_accounts.is_empty()
+            || allow_argv.is_some()
+            || max_timeout.is_some()
+            || *no_new_privs
+    }
+
     fn check(&self, order: &AgentCommand, uid: Uid) -> Result<(), String> {
         let Self { allow_accounts, deny_accounts, allow_argv, max_timeout, .. } = self;
         let refused =
             |rule: &str, why: String| Err(format!("The host's policy refuses it ({rule}): {why}."));
-        if includes_account(deny_accounts, uid)? {
+        let includes = |rule: &str, accounts: &[String]| {
+            includes_account(accounts, uid)
+                .map_err(|why| format!("The host's policy refuses it ({rule}): {why}."))
+        };
+        if includes("deny_accounts", deny_accounts)? {
             return refused("deny_accounts", format!("no command may run as {}", order.user));
         }
         if let Some(allowed) = allow_accounts
-            && !includes_account(allowed, uid)?
+            && !includes("allow_accounts", allowed)?
         {
             return refused("allow_accounts", format!("commands may not run as {}", order.user));
         }
@@ -244,19 +337,22 @@ impl Rules {
 /// are the same account.
 fn includes_account(accounts: &[String], uid: Uid) -> Result<bool, String> {
     for account in accounts {
-        let number = match account.parse::<u32>() {
-            Ok(number) => Some(Uid::from_raw(number)),
-            Err(_) => User::from_name(account)
-                .map_err(|error| {
-                    format!("The server's accounts could not be read: {}.", error.desc())
-                })?
-                .map(|user| user.uid),
-        };
-        if number == Some(uid) {
+        if find_uid(account)? == Some(uid) {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// The number of an account, which is given as a name or as its number. Returns `None` if the host
+/// has no account with this name.
+fn find_uid(account: &str) -> Result<Option<Uid>, String> {
+    if let Ok(number) = account.parse::<u32>() {
+        return Ok(Some(Uid::from_raw(number)));
+    }
+    let found = User::from_name(account)
+        .map_err(|error| format!("the server's accounts could not be read: {}", error.desc()))?;
+    Ok(found.map(|user| user.uid))
 }
 
 /// Whether a pattern allows a command's words, with the rules of an `argv` pattern of an API token.
@@ -271,14 +367,14 @@ fn allows_words(pattern: &[String], words: &[String]) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use nix::unistd::geteuid;
 
     use super::*;
 
     fn policy(rules: &str) -> Policy {
-        Policy { rules: vec![toml::from_str(rules).unwrap()] }
+        Policy { rules: vec![toml::from_str(rules).unwrap()], ..Policy::default() }
     }
 
     fn order(user: &str) -> AgentCommand {
@@ -306,7 +402,6 @@ mod tests {
         refuses("", &order("root"), None);
         refuses("deny_accounts = [\"root\"]", &order("root"), Some("(deny_accounts)"));
         refuses("deny_accounts = [\"0\"]", &order("root"), Some("(deny_accounts)"));
-        refuses("deny_accounts = [\"root\", \"no-such-account\"]", &order("nobody"), None);
         refuses("allow_accounts = [\"nobody\"]", &order("nobody"), None);
         refuses("allow_accounts = [\"nobody\"]", &order("root"), Some("(allow_accounts)"));
         refuses("allow_accounts = []", &order("root"), Some("(allow_accounts)"));
@@ -406,7 +501,7 @@ mod tests {
     fn an_upgrade_must_be_listed() {
         let check = |files: &[&str], line: &str| {
             let rules = files.iter().map(|rules| toml::from_str(rules).unwrap()).collect();
-            Policy { rules }.check_builtin(line).is_ok()
+            Policy { rules, ..Policy::default() }.check_builtin(line).is_ok()
         };
         let (listed, other) = ("allow_internal = [\"upgrade\"]", "allow_internal = [\"ping\"]");
         for line in ["upgrade", " upgrade 0.2.0\n"] {
@@ -415,13 +510,6 @@ mod tests {
             assert!(!check(&[listed, other], line));
         }
         assert!(!check(&[listed], "ping") && !check(&[listed], "upgraded"));
-    }
-
-    #[test]
-    fn only_a_file_of_root_is_valid() {
-        assert!(check_owner(0, 0o100_644).is_ok() && check_owner(0, 0o100_600).is_ok());
-        assert!(check_owner(0, 0o100_664).is_err() && check_owner(0, 0o100_646).is_err());
-        assert!(check_owner(1_000, 0o100_600).is_err());
     }
 
     #[test]
@@ -442,7 +530,7 @@ mod tests {
             fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
         }
         let [default, named] = paths;
-        let both = PolicyFile { default, named: Some(named), uses_https: true };
+        let both = PolicyFile { default, ..PolicyFile::new(Some(named), true) };
         if !geteuid().is_root() {
             assert!(both.read().unwrap_err().contains("its owner is not root"));
             return;
@@ -456,7 +544,7 @@ mod tests {
     fn each_read_sees_the_current_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("policy.toml");
-        let default = PolicyFile { default: path.clone(), named: None, uses_https: false };
+        let default = PolicyFile { default: path.clone(), ..PolicyFile::new(None, false) };
         let file = PolicyFile::new(Some(path.clone()), false);
         assert!(default.read().is_ok());
         assert!(file.read().unwrap_err().contains("does not exist"));
@@ -472,6 +560,11 @@ mod tests {
         assert!(file.read().unwrap().check(&order("root"), uid("root")).is_ok());
         for (content, why) in [
             ("allow_account = []", "unknown field"),
+            ("deny_accounts = [\"rooot\"]", "deny_accounts names \"rooot\", and this host has no"),
+            (
+                "allow_accounts = [\"root\", \"\"]",
+                "allow_accounts names \"\", and this host has no",
+            ),
             ("require_https = true", "require_https"),
             ("x", "refuses every"),
         ] {
@@ -480,7 +573,19 @@ mod tests {
             assert!(refusal.contains(why) && refusal.lines().count() == 1, "{refusal}");
             assert!(default.read().is_err());
         }
+        // Account numbers need no account.
+        fs::write(&path, "deny_accounts = [\"4000000000\"]").unwrap();
+        assert!(file.read().is_ok());
         fs::write(&path, "").unwrap();
+        let link = folder.path().join("link.toml");
+        symlink(&path, &link).unwrap();
+        let linked = PolicyFile::new(Some(link), false).read().unwrap_err();
+        assert!(linked.contains("it is a link"), "{linked}");
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o770)).unwrap();
+        for policy in [&default, &file] {
+            assert!(policy.read().unwrap_err().contains("can change the folder"));
+        }
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
         assert!(file.read().unwrap_err().contains("other than root can write"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
@@ -490,5 +595,72 @@ mod tests {
         assert!(file.read().is_ok());
         fs::write(folder.path().join("disabled"), "").unwrap();
         assert!(file.read().unwrap_err().contains("accepts no commands"));
+    }
+
+    #[test]
+    fn a_required_policy_must_exist() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("policy.toml");
+        let default = PolicyFile { default: path.clone(), ..PolicyFile::new(None, true) };
+        assert!(default.read().is_ok());
+        let required = default.required(true);
+        let refusal = required.read().unwrap_err();
+        assert!(
+            refusal.contains("accepts no commands: require_policy is set, and there is no")
+                && refusal.contains(path.to_str().unwrap()),
+            "{refusal}"
+        );
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        match geteuid().is_root() {
+            true => assert!(required.read().is_ok()),
+            false => assert!(required.read().unwrap_err().contains("its owner is not root")),
+        }
+    }
+
+    #[test]
+    fn each_file_has_a_mode() {
+        let mode_of = |files: &[&str]| {
+            let rules = files.iter().map(|rules| toml::from_str(rules).unwrap()).collect();
+            Policy { rules, ..Policy::default() }.mode()
+        };
+        for (files, expected) in [
+            (&[][..], PolicyMode::None),
+            (&[""], PolicyMode::Open),
+            (&["allow_internal = [\"upgrade\"]\nrequire_https = true"], PolicyMode::Open),
+            (&["deny_accounts = [\"root\"]"], PolicyMode::Accounts),
+            (&["deny_accounts = [\"0\"]\nmax_timeout = 60"], PolicyMode::Accounts),
+            (&["allow_accounts = [\"nobody\"]"], PolicyMode::Accounts),
+            (&["allow_accounts = [\"root\", \"nobody\"]"], PolicyMode::Custom),
+            (&["deny_accounts = [\"nobody\"]"], PolicyMode::Custom),
+            (&["max_timeout = 60"], PolicyMode::Custom),
+            (&["no_new_privs = true"], PolicyMode::Custom),
+            (&["allow_argv = []\ndeny_accounts = [\"root\"]"], PolicyMode::Argv),
+            (&["", "deny_accounts = [\"root\"]"], PolicyMode::Accounts),
+            (&["allow_argv = [[\"uptime\"]]", "max_timeout = 60"], PolicyMode::Argv),
+        ] {
+            assert_eq!(mode_of(files), expected, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn the_report_has_the_hash_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("policy.toml");
+        let file = PolicyFile { default: path.clone(), ..PolicyFile::new(None, true) };
+        assert_eq!(file.summary(), HostPolicy { mode: PolicyMode::None, sha256: None });
+        fs::write(&path, "deny_accounts = [\"root\"]\n").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let broken = HostPolicy { mode: PolicyMode::Custom, sha256: None };
+        if !geteuid().is_root() {
+            assert_eq!(file.summary(), broken);
+            return;
+        }
+        // What `sha256sum` prints.
+        let hash = sha256("deny_accounts = [\"root\"]\n");
+        let expected = HostPolicy { mode: PolicyMode::Accounts, sha256: Some(hash) };
+        assert_eq!(file.summary(), expected);
+        fs::write(&path, "deny_accounts = [\"rooot\"]").unwrap();
+        assert_eq!(file.summary(), broken);
     }
 }

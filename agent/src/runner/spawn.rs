@@ -39,6 +39,8 @@ pub struct SpawnOptions {
     /// The child's end of the gate (`gate.rs`), where the child waits before exec. If `None`, the
     /// child does not wait.
     pub gate: Option<OwnedFd>,
+    /// Whether no program of the command gets more permissions than its account has.
+    pub no_new_privs: bool,
 }
 
 /// A command whose process has started.
@@ -57,7 +59,7 @@ pub fn spawn(
     account: Account,
     options: SpawnOptions,
 ) -> io::Result<SpawnedCommand> {
-    let SpawnOptions { input, cgroup, directory, gate } = options;
+    let SpawnOptions { input, cgroup, directory, gate, no_new_privs } = options;
     let procs = cgroup.as_ref().map(Cgroup::open_procs).transpose()?;
     // Without `/proc` the agent could not find a supervisor's descendants.
     let supervision =
@@ -93,6 +95,9 @@ pub fn spawn(
             // Changes the user last, because an ordinary user may not change groups.
             system::setgroups(&child_ids.groups)?;
             system::take_ids(child_ids.uid, child_ids.gid)?;
+        }
+        if no_new_privs {
+            system::forbid_new_privileges()?;
         }
         // Marks files that the agent inherited as close-on-exec. Files that the agent opened have
         // this flag already.

@@ -15,7 +15,7 @@ use crate::journal::writer::JournalWriter;
 use crate::runner::environment::set_environment;
 use crate::runner::fin::{NOT_FOUND, REFUSED, failure};
 use crate::runner::gate::ExecGate;
-use crate::runner::host_settings::HostSettings;
+use crate::runner::host_settings::{Admitted, HostSettings};
 use crate::runner::script::ScriptFile;
 use crate::runner::spawn::{CANNOT_ENTER, SpawnOptions, SpawnedCommand, spawn};
 
@@ -61,7 +61,7 @@ fn prepare(
     gate: Option<OwnedFd>,
 ) -> Result<SpawnedCommand, Fin> {
     let refused = |why: String| failure(REFUSED, why);
-    let account = host.admit(order).map_err(refused)?;
+    let Admitted { account, no_new_privs } = host.admit(order).map_err(refused)?;
     if order.shell != SYSTEM_SHELL {
         return Err(refused("This agent has no such shell.".to_owned()));
     }
@@ -106,6 +106,7 @@ fn prepare(
                 refused("The directory's name contains a NUL character.".to_owned())
             })?,
             gate,
+            no_new_privs,
         };
     let started = spawn(command, account, options).map_err(|error| {
         match (error.raw_os_error(), &order.cwd) {

@@ -1,8 +1,8 @@
-//! The agent's config file: its text, and how it is written.
+//! The agent's config file: its text, and how it and the policy are written.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use farhand_domain::secret::Secret;
@@ -61,6 +61,16 @@ impl<'a> Draft<'a> {
             return Err(format!("{}: this is a folder", path.display()));
         }
         Ok(draft)
+    }
+
+    /// Lets all accounts read the file, because it contains no credential.
+    ///
+    /// # Errors
+    /// The reason, in one line.
+    pub fn readable_by_all(self) -> Result<Self, String> {
+        let set = self.file.set_permissions(fs::Permissions::from_mode(0o644));
+        set.map_err(|error| format!("{}: {error}", self.path.display()))?;
+        Ok(self)
     }
 
     /// Writes the file and moves it to its final path.

@@ -10,10 +10,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use farhand_domain::wire::PolicyMode;
 use nix::unistd::{Gid, User, geteuid};
 
 use crate::host::system::getgrouplist;
 
+use crate::runner::policy::POLICY;
+use crate::service::policy_install;
 use crate::upgrade::program_file;
 
 /// The path of the installed binary.
@@ -44,6 +47,8 @@ pub struct Installation {
     pub own_account: bool,
     /// Whether to start the agent.
     pub start: bool,
+    /// The mode of the host's policy, if one was chosen.
+    pub policy: Option<PolicyMode>,
 }
 
 /// The reason why an action failed, in one line.
@@ -112,7 +117,7 @@ fn own_home() -> Result<PathBuf, Failure> {
 /// # Errors
 /// The reason.
 pub fn install(installation: &Installation) -> Result<String, Failure> {
-    let Installation { config, user, prefix, own_account, start } = installation;
+    let Installation { config, user, prefix, own_account, start, policy } = installation;
     check_path(config)?;
     let account = user.as_deref().map(find_account).transpose()?;
     let InstallTarget { binary, unit_file, manager } =
@@ -132,6 +137,14 @@ pub fn install(installation: &Installation) -> Result<String, Failure> {
     } else {
         unit(config, user.as_deref())
     };
+    if !own_account {
+        // Before the start, because an agent without a policy accepts every command.
+        let path = prefixed(prefix.as_deref(), POLICY);
+        report.extend(policy_install::write(&path, *policy).map_err(Failure::Failed)?);
+    } else if policy.is_some() {
+        let variable = policy_install::MODE_VARIABLE;
+        return misuse(format!("{variable}: only root can write {POLICY}, so omit --own-account"));
+    }
     if copy_binary(&binary)? {
         // The files of an earlier upgrade belong to another program.
         program_file::forget_upgrades(&binary);

@@ -5,5 +5,7 @@ mod config_file;
 pub mod configure;
 pub mod install;
 pub mod key_check;
+pub mod policy_check;
+pub mod policy_install;
 pub mod register;
 pub mod status;

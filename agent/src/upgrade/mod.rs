@@ -2,7 +2,7 @@
 //! and replaces the program (contract 17.4).
 
 pub mod program_file;
-mod release;
+pub mod release;
 
 use std::time::Duration;
 

@@ -396,6 +396,27 @@ async fn install_writes_a_valid_unit() {
         .await;
     }
     assert_eq!(names(unit.parent().unwrap()), ["farhand-agent.service"]);
+    // The first installation wrote an open policy, which another choice does not replace.
+    let policy = folder.path().join("etc/farhand/policy.toml");
+    let open = fs::read_to_string(&policy).unwrap();
+    assert!(open.contains("Mode \"open\"") && !open.lines().any(|line| line.starts_with("deny")));
+    let install = |mode: &str| {
+        let arguments: [&dyn AsRef<OsStr>; 5] =
+            [&"install", &"--config", &"/etc/farhand/web-1.toml", &"--prefix", &folder.path()];
+        let mut command = program(&arguments);
+        command.env("FARHAND_POLICY", mode);
+        command
+    };
+    let (code, out, _) = end(&mut install("accounts")).await;
+    assert!(code == 0 && out.contains("exists and stays"), "{out}");
+    assert_eq!(fs::read_to_string(&policy).unwrap(), open);
+    fs::remove_file(&policy).unwrap();
+    let (code, _, errors) = end(&mut install("root")).await;
+    assert!(code == 2 && errors.contains("FARHAND_POLICY: \"root\" is not open"), "{errors}");
+    assert!(!policy.exists());
+    let (code, out, _) = end(&mut install("accounts")).await;
+    assert!(code == 0 && out.contains("no command runs as root"), "{out}");
+    assert!(fs::read_to_string(&policy).unwrap().contains("deny_accounts = [\"root\"]"));
     let uninstall = || program(&[&"uninstall", &"--prefix", &folder.path()]);
     let (code, out, _) = end(&mut uninstall()).await;
     assert!(code == 0 && out.contains("is removed"), "{out}");

@@ -27,6 +27,9 @@ pub struct Arguments {
     /// Only servers whose agent is not connected
     #[arg(long, conflicts_with = "connected")]
     offline: bool,
+    /// Only servers whose host has this policy
+    #[arg(long, value_name = "MODE", value_parser = ["open", "accounts", "argv", "custom", "none"])]
+    policy: Option<String>,
     /// How many to show
     #[arg(short = 'n', long, default_value = DEFAULT_LIMIT)]
     limit: usize,
@@ -38,6 +41,7 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<()> {
         filters.push(("is_connected", arguments.connected.to_string()));
     }
     filters.extend(arguments.selector.clone().map(|selector| ("label", selector)));
+    filters.extend(arguments.policy.clone().map(|mode| ("policy", mode)));
     filters.extend(arguments.search.clone().map(|words| ("search", words)));
     let (items, count) = options.connect()?.list("/api/servers/", &filters, arguments.limit)?;
     print_list(&items, options.output, table)?;
@@ -52,6 +56,7 @@ fn table(items: &[Value]) -> Result<Table> {
         "LABELS",
         "SYSTEM",
         "AGENT",
+        "POLICY",
         "LOAD",
         "ADDRESS",
         "LAST SEEN",
@@ -72,6 +77,7 @@ fn table(items: &[Value]) -> Result<Table> {
             or_dash((!server.labels.is_empty()).then(|| labels(&server.labels))),
             or_dash((!system.is_empty()).then(|| system.join(" "))),
             or_dash(server.agent_version),
+            or_dash(server.policy.map(|policy| policy.mode)),
             or_dash(server.load.map(|load| format!("{load:.2}"))),
             or_dash(server.remote_ip),
             time::shown_or(server.last_seen_at.as_deref(), "never"),

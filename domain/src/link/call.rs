@@ -376,7 +376,7 @@ pub enum Report {
     /// Facts about the agent and its host.
     Facts {
         /// The facts.
-        facts: HostFacts,
+        facts: Box<HostFacts>,
         /// Whether this is the agent's first complete report.
         is_commit: bool,
     },

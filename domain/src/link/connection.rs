@@ -80,6 +80,23 @@ impl<S: Store> LinkMachine<S> {
         Ok(Some(self.agent_event("server.connect", server, source)?.details(details)))
     }
 
+    /// Returns an audit event if the agent reports another policy of its host than before. The
+    /// first report of a server is no change.
+    pub(super) fn policy_event(
+        &mut self,
+        server: &ServerIdentity,
+        source: Source,
+        facts: &HostFacts,
+    ) -> Result<Option<AuditEvent>> {
+        let before = &self.state().facts;
+        let (policy, previous) = (before.policy_after(facts), before.policy.clone());
+        if !before.commissioned || policy == previous {
+            return Ok(None);
+        }
+        let details = json!({"policy": policy, "previous_policy": previous});
+        Ok(Some(self.agent_event("server.policy", server, source)?.details(details)))
+    }
+
     /// Handles a connection that the runtime dropped without an event.
     pub(super) fn notice_lost_sockets(&mut self) -> Result<()> {
         let has_one = self.server.as_ref().is_some_and(|server| server.backhaul.open.is_some());

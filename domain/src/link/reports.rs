@@ -54,10 +54,14 @@ impl<S: Store> LinkMachine<S> {
                 answer
             }
             Report::Facts { facts, is_commit } => {
-                let upgrade = self.upgrade_event(server, source, &facts)?;
+                let upgrade = self.upgrade_event(server, source.clone(), &facts)?;
+                let policy = self.policy_event(server, source, &facts)?;
                 self.change_facts(|server_facts| {
-                    server_facts.learn(facts, is_commit, now);
-                    upgrade.into_iter().for_each(|event| server_facts.add_event(event));
+                    server_facts.learn(*facts, is_commit, now);
+                    upgrade
+                        .into_iter()
+                        .chain(policy)
+                        .for_each(|event| server_facts.add_event(event));
                 });
                 LinkResponse::EMPTY
             }

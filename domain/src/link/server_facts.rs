@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::stored_command::PendingEvent;
 use crate::audit::AuditEvent;
 use crate::time::Timestamp;
-use crate::wire::HostFacts;
+use crate::wire::{HostFacts, HostPolicy};
 
 /// Maximum number of a server's audit events that wait for D1.
 const MAX_EVENTS: usize = 100;
@@ -40,6 +40,9 @@ pub struct ServerFacts {
     pub load: Option<f64>,
     /// The only account that the agent can use, as the agent reported it; `None`: any account.
     pub reported_username: Option<String>,
+    /// The policy of the host; `None`: the agent does not report it.
+    #[serde(default)]
+    pub policy: Option<HostPolicy>,
     /// When a second agent with this server's identity was last refused; `None`: not recently.
     pub identity_conflict_at: Option<Timestamp>,
     /// Audit events about the server that D1 does not have yet.
@@ -74,6 +77,16 @@ impl ServerFacts {
         texts.into_iter().flatten().map(|text| text.to_lowercase()).collect::<Vec<_>>().join("\n")
     }
 
+    /// The policy after a report. A complete report (commit or sync) has the version. If it has no
+    /// policy, the agent does not report policies.
+    pub fn policy_after(&self, reported: &HostFacts) -> Option<HostPolicy> {
+        if reported.version.is_some() || reported.policy.is_some() {
+            reported.policy.clone()
+        } else {
+            self.policy.clone()
+        }
+    }
+
     /// Stores what an agent reports about itself and its host. A missing value does not change.
     /// `is_commit`: the report is complete, so the server is commissioned (agent-protocol 2.1).
     pub fn learn(&mut self, reported: HostFacts, is_commit: bool, now: Timestamp) {
@@ -83,6 +96,7 @@ impl ServerFacts {
             }
         }
         self.commissioned |= is_commit;
+        self.policy = self.policy_after(&reported);
         set(&mut self.platform, reported.platform);
         set(&mut self.os_name, reported.os_name);
         set(&mut self.os_version, reported.os_version);

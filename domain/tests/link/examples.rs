@@ -6,7 +6,8 @@ use farhand_domain::link::call::{
     Report,
 };
 use farhand_domain::link::event::{ConnectionKind, D1Request, LinkEvent, Ticket};
-use farhand_domain::wire::{Chunk, Fin};
+use farhand_domain::wire::{Chunk, Fin, HostFacts, HostPolicy, PolicyMode};
+use serde_json::json;
 use uuid::Uuid;
 
 use super::ops::Op;
@@ -110,6 +111,39 @@ fn the_newer_of_two_agents_wins_if_the_older_one_closes() {
     world.step(LinkEvent::Closed(4)).unwrap();
     assert!(world.replied(ticket).is_some() && world.sockets[4].is_open);
     world.settle().unwrap();
+}
+
+#[test]
+fn a_change_of_the_policy_of_the_host_is_an_audit_event() {
+    let mut world = connected();
+    let mut report = |version: Option<&str>, mode: Option<PolicyMode>, is_commit: bool| {
+        let facts = HostFacts {
+            version: version.map(str::to_owned),
+            policy: mode.map(|mode| HostPolicy { mode, sha256: None }),
+            ..HostFacts::default()
+        };
+        world.report("key-0", Report::Facts { facts: Box::new(facts), is_commit }).unwrap();
+        let facts = &world.store().state.as_ref().unwrap().facts;
+        let events = facts.events.iter().map(|pending| &pending.event);
+        let changes: Vec<_> = events
+            .filter(|event| event.action == "server.policy")
+            .map(|event| event.details.clone())
+            .collect();
+        (changes, facts.policy.as_ref().map(|policy| policy.mode))
+    };
+    let (open, accounts) = (Some(PolicyMode::Open), Some(PolicyMode::Accounts));
+    let shown = |mode: &str| json!({"mode": mode, "sha256": null});
+    // The first report is no change, and neither is a report that is the same or is partial.
+    assert_eq!(report(Some("1"), accounts, true), (vec![], accounts));
+    assert_eq!(report(Some("1"), accounts, false), (vec![], accounts));
+    assert_eq!(report(None, None, false), (vec![], accounts));
+    let first = json!({"policy": shown("open"), "previous_policy": shown("accounts")});
+    assert_eq!(report(Some("1"), open, false), (vec![first.clone()], open));
+    // A complete report without a policy comes from an agent that does not report it.
+    let second = json!({"policy": null, "previous_policy": shown("open")});
+    assert_eq!(report(Some("2"), None, false), (vec![first.clone(), second.clone()], None));
+    let third = json!({"policy": shown("accounts"), "previous_policy": null});
+    assert_eq!(report(Some("3"), accounts, false), (vec![first, second, third], accounts));
 }
 
 /// Creates a command with an Idempotency-Key. The object crashes before it replies.

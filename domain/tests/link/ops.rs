@@ -534,7 +534,7 @@ impl World {
                     0 | 1 => Report::Started,
                     2 => Report::Whoami,
                     3 => Report::Heartbeat { load: (what > 128).then_some(0.25) },
-                    4 | 5 => Report::Facts { facts, is_commit: what > 128 },
+                    4 | 5 => Report::Facts { facts: Box::new(facts), is_commit: what > 128 },
                     6 if what > 200 => Report::Unregister,
                     _ => Report::Alive,
                 };

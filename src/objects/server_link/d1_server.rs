@@ -6,6 +6,7 @@ use farhand_domain::link::event::{D1Server, ServerChange};
 use farhand_domain::link::server_facts::ServerFacts;
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
+use serde_json::json;
 use uuid::Uuid;
 use worker::Env;
 
@@ -132,6 +133,7 @@ pub fn update_server(
             load = CASE WHEN :drops_load THEN NULL ELSE coalesce(:load, load) END, folded = :folded,
             identity_conflict_at = :identity_conflict_at,
             reported_username = iif(:version IS NULL, coalesce(:username, reported_username), :username),
+            policy = iif(:version IS NULL, coalesce(:policy, policy), :policy),
             link_revision = :revision
          WHERE id = :id AND workspace_id = :workspace_id AND link_revision < :revision";
     let update = Statement::new(sql).bind_all(params! {
@@ -154,6 +156,7 @@ pub fn update_server(
         drops_load: facts.drops_load,
         identity_conflict_at: facts.identity_conflict_at,
         username: facts.reported_username.as_deref(),
+        policy: facts.policy.as_ref().map(|policy| json!(policy).to_string()),
     });
     let mut statements =
         audit::pending(("servers", "link_revision"), workspace_id, id, &facts.events)?;

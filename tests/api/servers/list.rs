@@ -427,6 +427,7 @@ async fn all_malformed_parameters_are_reported() {
         ("platform=debian", 0),
         ("platform=", 0),
         ("agent_version=a%00b", 0),
+        ("policy=none", 0),
         ("is_connected=true", 0),
         ("is_connected=False", 1),
         ("page_size=1000", 1),

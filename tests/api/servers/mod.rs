@@ -97,6 +97,7 @@ async fn a_new_server_shows_its_key_once() {
                 "owner",
                 "physical_memory",
                 "platform",
+                "policy",
                 "registration",
                 "remote_ip",
                 "updated_at"

@@ -7,6 +7,8 @@ import { requestOf, type Draft } from "../src/pages/run/request";
 import { onlyServer, targetsInAddress } from "../src/pages/run/targets";
 import { summary } from "../src/pages/run/preview";
 import { labelsOf } from "../src/pages/server/edit";
+import { queryOf } from "../src/pages/servers/page";
+import { withPolicy } from "../src/pages/servers/policy";
 import { complete } from "../src/ui/selector";
 import { curl, quoted } from "../src/ui/same";
 import { bytes, duration, plural, relative } from "../src/ui/words";
@@ -37,6 +39,19 @@ describe("selectors", () => {
     expect(complete("env=", labels)).toEqual(["env=prod", "env=test"]);
     expect(complete("env=prod,ro", labels)).toEqual(["env=prod,role", "env=prod,role=web"]);
     expect(complete("env in (prod,te", labels)).toEqual([]);
+  });
+});
+
+describe("policies", () => {
+  test("an install line gets the variable, whatever is before its variables", () => {
+    expect(withPolicy("curl -fsSL 'https://a.example/install.sh' | FARHAND_KEY=x sh", "accounts")).toBe("curl -fsSL 'https://a.example/install.sh' | FARHAND_POLICY=accounts FARHAND_KEY=x sh");
+    expect(withPolicy("", "open")).toBe("");
+  });
+
+  test("a filter sends only a mode that exists", () => {
+    const filter = { search: "", label: "", state: "", policy: "none", ordering: "name" };
+    expect(queryOf(filter)).toEqual({ ordering: "name", policy: "none" });
+    expect(queryOf({ ...filter, policy: "x" })).toEqual({ ordering: "name" });
   });
 });
 

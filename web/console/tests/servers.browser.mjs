@@ -100,6 +100,7 @@ test("the first server: install line, wait, greeting", async () => {
   await page.keyboard.press("Enter");
   await page.getByText("Waiting for first-1 to connect").waitFor();
   const install = await page.getByLabel("Install line").innerText();
+  assert.match(install, /\| FARHAND_POLICY=accounts FARHAND_SERVER=/);
   const { results } = await fresh.admin.get("/api/servers/?name=first-1");
   const key = /\b[A-Za-z0-9]{128}\b/.exec(install)?.[0];
   assert.ok(key, install);

@@ -47,6 +47,12 @@ pub fn take_ids(uid: Uid, gid: Gid) -> nix::Result<()> {
     setresuid(uid, uid, uid)
 }
 
+/// Keeps this process and its descendants from getting more permissions by executing a program with
+/// a set-user-ID bit or capabilities, such as sudo.
+pub fn forbid_new_privileges() -> nix::Result<()> {
+    prctl::set_no_new_privs()
+}
+
 /// Whether a child has exited. Does not reap it.
 pub fn has_exited(child: Pid) -> bool {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;

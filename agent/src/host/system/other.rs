@@ -35,6 +35,11 @@ pub fn take_ids(uid: Uid, gid: Gid) -> nix::Result<()> {
     setuid(uid)
 }
 
+/// Fails, so a command of a policy that needs this does not run.
+pub fn forbid_new_privileges() -> nix::Result<()> {
+    Err(Errno::ENOSYS)
+}
+
 pub fn setgroups(groups: &[Gid]) -> nix::Result<()> {
     let ids = groups.as_ptr().cast::<libc::gid_t>();
     // `Gid` is a transparent wrapper of `gid_t`.

@@ -11,6 +11,7 @@ import { State } from "../../ui/state";
 import { Time } from "../../ui/time";
 import { bytes } from "../../ui/words";
 import { Labels, stateOf, system } from "../servers/page";
+import { MEANINGS, MODES } from "../servers/policy";
 import { Approve } from "./approve";
 import { DeleteServer, RotateKey } from "./danger";
 import { Edit } from "./edit";
@@ -81,6 +82,7 @@ function Facts({ server }: { server: ServerObject }) {
     ["Memory", server.physical_memory === null ? "–" : bytes(server.physical_memory)],
     ["Load", server.load === null ? "–" : server.load.toFixed(2)],
     ["Agent", server.agent_version ?? "–"],
+    ["Policy", <Policy policy={server.policy} />],
     ["Account", <span className="mono">{server.default_username ?? "your own username"}</span>],
     ["Owner", server.owner?.username ?? "–"],
     ["Groups", names.join(", ") || "–"],
@@ -111,6 +113,16 @@ function Facts({ server }: { server: ServerObject }) {
         )}
       </div>
     </section>
+  );
+}
+
+function Policy({ policy }: Pick<ServerObject, "policy">) {
+  if (!policy) return "–";
+  const { mode, sha256 } = policy;
+  return (
+    <span className={mode === "none" ? "tone-wait" : undefined} title={[MEANINGS[mode], sha256 && `SHA-256 ${sha256}`].filter(Boolean).join("\n")}>
+      {MODES.find(([name]) => name === mode)?.[1]}
+    </span>
   );
 }
 

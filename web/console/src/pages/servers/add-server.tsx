@@ -10,6 +10,7 @@ import { Snippet } from "../../ui/copy";
 import { errorsFor, SelectField, TextField } from "../../ui/field";
 import { State } from "../../ui/state";
 import type { PromptState } from "../server/prompt";
+import { POLICY_CHOICES, POLICY_HINTS, withPolicy, type PolicyChoice } from "./policy";
 import "./add-server.css";
 
 /** Adds one named server, or makes a registration token with which many add themselves. */
@@ -32,10 +33,13 @@ export function AddServer() {
 
 function One() {
   const [name, setName] = useState("");
-  const [account, setAccount] = useState("root");
+  const [policy, setPolicy] = useState<PolicyChoice>("accounts");
+  const [typed, setTyped] = useState<string | null>(null);
+  const account = typed ?? (policy === "open" ? "root" : "");
   const create = useMutation({ mutationFn: () => read(api.POST("/api/servers/", { body: { name: name.trim(), default_username: account.trim() || null } })) });
   const isOfField = ["name", "default_username"].some((field) => errorsFor(create.error, field).length > 0);
-  if (create.data) return <Waiting id={create.data.id} name={create.data.name} install={create.data.install ?? ""} />;
+  if (create.data) return <Waiting id={create.data.id} name={create.data.name} install={withPolicy(create.data.install ?? "", policy)} />;
+  const refusesRoot = policy === "accounts" && account.trim() === "root";
   const submit = (event: FormEvent) => {
     event.preventDefault();
     create.mutate();
@@ -43,13 +47,14 @@ function One() {
   return (
     <form className="form" onSubmit={submit}>
       <TextField label="Name" required autoFocus placeholder="web-1" hint="Lower-case letters, digits, hyphens, underscores and dots." value={name} errors={errorsFor(create.error, "name")} onChange={(event) => setName(event.target.value)} />
+      <PolicyField policy={policy} onChange={setPolicy} />
       <TextField
         label="Account for commands"
         placeholder="each user's own username"
         hint="Runs the commands that name no other account. Only staff, owners and managers may use an account other than their own."
         value={account}
-        errors={errorsFor(create.error, "default_username")}
-        onChange={(event) => setAccount(event.target.value)}
+        errors={refusesRoot ? ["This policy refuses every command as root. Enter another account."] : errorsFor(create.error, "default_username")}
+        onChange={(event) => setTyped(event.target.value)}
       />
       {!isOfField && <ActionError error={create.error} />}
       <Button look="primary" type="submit" isBusy={create.isPending}>
@@ -57,6 +62,11 @@ function One() {
       </Button>
     </form>
   );
+}
+
+/** Asks what the host lets the service do. */
+function PolicyField({ policy, onChange }: { policy: PolicyChoice; onChange: (policy: PolicyChoice) => void }) {
+  return <SelectField label="Policy of the host" hint={POLICY_HINTS[policy]} options={POLICY_CHOICES} value={policy} onChange={(event) => onChange(event.target.value as PolicyChoice)} />;
 }
 
 /** The install line, until the agent connects. */
@@ -96,6 +106,7 @@ function Many() {
   const [name, setName] = useState("");
   const [uses, setUses] = useState("10");
   const [hours, setHours] = useState("24");
+  const [policy, setPolicy] = useState<PolicyChoice>("accounts");
   const create = useMutation({
     mutationFn: () =>
       read(
@@ -108,7 +119,7 @@ function Many() {
     return (
       <div>
         <p>Run this as root on each server, or put it into its image or its cloud-init. It contains the token's key, which is shown only now.</p>
-        <Snippet label="Install line" text={create.data.install ?? ""} />
+        <Snippet label="Install line" text={withPolicy(create.data.install ?? "", policy)} />
         <p>Each server appears in the list as soon as its agent has registered.</p>
       </div>
     );
@@ -122,6 +133,7 @@ function Many() {
       <TextField label="Name of the token" required placeholder="autumn rollout" value={name} errors={errorsFor(create.error, "name")} onChange={(event) => setName(event.target.value)} />
       <TextField label="Servers that may register" type="number" min={1} max={100_000} required value={uses} errors={errorsFor(create.error, "uses")} onChange={(event) => setUses(event.target.value)} />
       <SelectField label="Valid for" options={LIFETIMES} value={hours} onChange={(event) => setHours(event.target.value)} />
+      <PolicyField policy={policy} onChange={setPolicy} />
       <ActionError error={create.error} />
       <Button look="primary" type="submit" isBusy={create.isPending}>
         Create the token

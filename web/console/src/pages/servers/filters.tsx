@@ -2,6 +2,7 @@ import type { Problem } from "../../api/problem";
 import { useTyped } from "../../live/use-typed";
 import { SelectorInput } from "../../ui/selector-input";
 import type { Filter } from "./page";
+import { MODES } from "./policy";
 
 interface FiltersProps {
   filter: Filter;
@@ -9,7 +10,7 @@ interface FiltersProps {
   problem: Problem | null;
 }
 
-/** Search, selector and state of the list of servers. */
+/** Search, selector, state and policy of the list of servers. */
 export function Filters({ filter, onChange, problem }: FiltersProps) {
   const [search, setSearch] = useTyped(filter.search, (value) => onChange({ search: value }));
   const [label, setLabel] = useTyped(filter.label, (value) => onChange({ label: value }));
@@ -21,6 +22,14 @@ export function Filters({ filter, onChange, problem }: FiltersProps) {
         <option value="">Connected and offline</option>
         <option value="connected">Connected</option>
         <option value="offline">Offline</option>
+      </select>
+      <select className="grow" aria-label="Policy" value={filter.policy} onChange={(event) => onChange({ policy: event.target.value })}>
+        <option value="">Any policy</option>
+        {MODES.map(([mode, name]) => (
+          <option key={mode} value={mode}>
+            {name}
+          </option>
+        ))}
       </select>
     </div>
   );

@@ -15,12 +15,13 @@ import { Time } from "../../ui/time";
 import { number } from "../../ui/words";
 import { AddServer } from "./add-server";
 import { Filters } from "./filters";
+import { MEANINGS, modeOf } from "./policy";
 import { SelectionBar } from "./selection-bar";
 import { useSelection } from "./use-selection";
 import "./page.css";
 
 const PAGE_SIZE = 200;
-const DEFAULTS = { search: "", label: "", state: "", ordering: "name" };
+const DEFAULTS = { search: "", label: "", state: "", policy: "", ordering: "name" };
 export type Filter = typeof DEFAULTS;
 
 /** The state of a server: one that awaits approval runs no commands. */
@@ -30,11 +31,12 @@ export const stateOf = ({ registration, is_connected }: Server) => (registration
 export const system = ({ os_name, os_version }: Server) => [os_name?.replace(" GNU/Linux", ""), os_version].filter(Boolean).join(" ");
 
 /** The query parameters of a filter. */
-export const queryOf = ({ search, label, state, ordering }: Filter) => ({
+export const queryOf = ({ search, label, state, policy, ordering }: Filter) => ({
   ordering,
   ...(search && { search }),
   ...(label && { label }),
   ...(state && { is_connected: state === "connected" }),
+  ...(modeOf(policy) && { policy: modeOf(policy) }),
 });
 
 /** The columns of the list. `groupNames` are the names of groups by their ids. */
@@ -52,6 +54,11 @@ const columnsOf = (groupNames: ReadonlyMap<number, string>): readonly Column<Ser
         <Link to={`/servers/${server.id}`} className="ellipsis">
           {server.name}
         </Link>
+        {server.policy?.mode === "none" && (
+          <span className="chip tone-wait" title={MEANINGS.none}>
+            no policy
+          </span>
+        )}
       </span>
     ),
   },
@@ -88,7 +95,7 @@ export default function Servers() {
   const query = queryOf(filter);
   const list = usePages<Server>(PAGE_SIZE, (page) => servers({ ...query, page, page_size: PAGE_SIZE }));
   const selection = useSelection(list.at);
-  const isFiltered = filter.search !== "" || filter.label !== "" || filter.state !== "";
+  const isFiltered = filter.search !== "" || filter.label !== "" || filter.state !== "" || filter.policy !== "";
   const close = useCallback(() => {
     setIsAdding(false);
     void client.invalidateQueries({ queryKey: ["servers"] });
@@ -126,7 +133,7 @@ export default function Servers() {
           />
         </>
       )}
-      <Same method="GET" path={`/api/servers/?${asText}`} farhand={["farhand servers", filter.search && `--search ${quoted(filter.search)}`, filter.label && `-l ${quoted(filter.label)}`, filter.state === "connected" && "--connected"].filter(Boolean).join(" ")} />
+      <Same method="GET" path={`/api/servers/?${asText}`} farhand={["farhand servers", filter.search && `--search ${quoted(filter.search)}`, filter.label && `-l ${quoted(filter.label)}`, filter.state && (filter.state === "connected" ? "--connected" : "--offline"), modeOf(filter.policy) && `--policy ${filter.policy}`].filter(Boolean).join(" ")} />
       <Dialog title="Add servers" isOpen={isAdding} onClose={close}>
         <AddServer />
       </Dialog>
