@@ -90,9 +90,9 @@ pub fn add_acl_to_event(event: &mut AuditEvent, acl: Option<&Acl>) -> Result<(),
     Ok(())
 }
 
-/// SQL for whether a token outlives the API token of the request. `end` is SQL for the time at
-/// which the token expires, or for null if it never expires.
-fn outlives(end: &str) -> String {
+/// SQL for whether a credential outlives the API token of the request. `end` is SQL for the time at
+/// which the credential expires, or for null if it never expires.
+pub(super) fn outlives(end: &str) -> String {
     format!(
         "(me.kind = 'api_token' AND me.expires_at IS NOT NULL AND ({end} IS NULL OR {end} > me.expires_at))"
     )
