@@ -83,6 +83,9 @@ fn read_new_workspace(mut fields: Fields) -> Result<NewWorkspace, Error> {
         let good = workspace::is_slug(slug);
         if !good {
             fields.reject("slug", "Enter a lower-case letter, then letters, digits and hyphens; no hyphen at the end.");
+        } else if workspace::is_reserved(slug) {
+            fields.reject("slug", "This slug is reserved. Choose another one.");
+            return false;
         }
         good
     });

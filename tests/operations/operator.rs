@@ -69,7 +69,10 @@ async fn bad_input_is_reported_by_field() {
     let all = operator.post(PATH, &json!({"slug": "X", "admin": {}})).await;
     all.expect_fields(400, &["email", "password", "slug", "username"]);
     let too_long = "a".repeat(64);
-    for slug in ["", "1a", "-a", "a-", "A", "a.b", "a_b", "ä", &too_long] {
+    let reserved = ["api", "localhost", "operator", "www", "xn--a"];
+    for slug in
+        ["", "1a", "-a", "a-", "A", "a.b", "a_b", "ä", &too_long].into_iter().chain(reserved)
+    {
         let mut body = good.clone();
         body["slug"] = json!(slug);
         operator.post(PATH, &body).await.expect_fields(400, &["slug"]);
