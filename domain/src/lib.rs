@@ -46,6 +46,7 @@ pub mod labels;
 pub mod lifecycle;
 pub mod link;
 pub mod mail;
+pub mod notice;
 pub mod output;
 pub mod page;
 pub mod password;

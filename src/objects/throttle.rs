@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::throttle::{
-    Attempt, AttemptVerdict, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, LEASE_SECONDS,
-    MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
+    Attempt, AttemptVerdict, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, KnownAddress,
+    LEASE_SECONDS, MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
 };
 use farhand_domain::time::Timestamp;
 use futures_channel::oneshot;
@@ -60,9 +60,11 @@ pub enum ThrottleRequest {
 
 impl ThrottleRequest {
     fn home(&self) -> &str {
-        let (Self::Begin { attempt, .. } | Self::End { attempt, .. } | Self::Count { attempt, .. }) =
-            self;
-        &attempt.home
+        match self {
+            Self::Begin { attempt, .. }
+            | Self::End { attempt, .. }
+            | Self::Count { attempt, .. } => &attempt.home,
+        }
     }
 }
 
@@ -72,34 +74,53 @@ struct ThrottleResponse {
     verdict: AttemptVerdict,
     /// Whether the user logged in from the attempt's address within the last [`KNOWN_DAYS`].
     is_known: bool,
+    /// Whether the user did not log in from the attempt's network within the last [`KNOWN_DAYS`].
+    #[serde(default)]
+    is_new_network: bool,
 }
 
 impl From<AttemptVerdict> for ThrottleResponse {
     fn from(verdict: AttemptVerdict) -> Self {
-        Self { verdict, is_known: false }
+        Self { verdict, is_known: false, is_new_network: false }
     }
 }
 
-/// Calls the object of an attempt. Returns whether the attempt's address is known.
+/// What an object knows about the client's address of an attempt that may begin.
+#[derive(Clone, Copy, Debug)]
+pub struct AttemptOrigin {
+    /// Whether the user logged in from the address within the last [`KNOWN_DAYS`].
+    pub is_known: bool,
+    /// Whether the user did not log in from its network within the last [`KNOWN_DAYS`].
+    pub is_new_network: bool,
+}
+
+/// Calls the object of an attempt.
 ///
 /// # Errors
 /// 429 if the attempt is refused, or if it still has to wait. Other errors if the call fails.
-pub async fn call_throttle(env: &Env, message: ThrottleRequest) -> Result<bool, Error> {
-    let name = format!("throttle-{}", shard(message.home(), SHARDS));
-    let answer: ThrottleResponse = objects::call(env, platform::THROTTLE, &name, &message).await?;
+pub async fn call_throttle(env: &Env, message: ThrottleRequest) -> Result<AttemptOrigin, Error> {
+    let answer = call(env, &message).await?;
     match answer.verdict {
-        AttemptVerdict::Go => Ok(answer.is_known),
+        AttemptVerdict::Go => {
+            Ok(AttemptOrigin { is_known: answer.is_known, is_new_network: answer.is_new_network })
+        }
         AttemptVerdict::Refused { retry_after } => Err(Error::throttled(retry_after)),
         AttemptVerdict::Wait => Err(Error::throttled(1)),
     }
+}
+
+/// Sends a message to its object.
+async fn call(env: &Env, message: &ThrottleRequest) -> Result<ThrottleResponse, Error> {
+    let name = format!("throttle-{}", shard(message.home(), SHARDS));
+    objects::call(env, platform::THROTTLE, &name, message).await
 }
 
 const SCHEMA: [&str; 4] = [
     "CREATE TABLE IF NOT EXISTS counters (key TEXT PRIMARY KEY, count INTEGER NOT NULL, ends_at TEXT NOT NULL) WITHOUT ROWID",
     // Serves: the deletion of expired counters.
     "CREATE INDEX IF NOT EXISTS counters_by_end ON counters (ends_at)",
-    // The addresses from which users logged in. Users and addresses are hashes
-    // (`farhand_domain::throttle::KnownAddress`).
+    // The addresses and the networks from which users logged in. Users, addresses and networks are
+    // hashes (`farhand_domain::throttle::KnownAddress`).
     "CREATE TABLE IF NOT EXISTS known_addresses (
         user TEXT, address TEXT, logged_in_at TEXT NOT NULL, PRIMARY KEY (user, address)) WITHOUT ROWID",
     // Serves: the deletion of expired addresses.
@@ -170,9 +191,13 @@ impl Throttle {
         }
         match message {
             ThrottleRequest::Begin { id, attempt } => {
-                let is_known = self.last_login_from(&attempt, platform::now())?.is_some();
+                let now = platform::now();
+                let is_known = self.last_login_from(attempt.origin.as_ref(), now)?.is_some();
+                let is_new_network = attempt.network.is_some()
+                    && self.last_login_from(attempt.network.as_ref(), now)?.is_none();
                 let attempt = if is_known { attempt.for_known_address() } else { attempt };
-                Ok(ThrottleResponse { verdict: self.begin(id, &attempt).await?, is_known })
+                let verdict = self.begin(id, &attempt).await?;
+                Ok(ThrottleResponse { verdict, is_known, is_new_network })
             }
             ThrottleRequest::End { id, attempt, outcome } => {
                 self.end(id, &attempt, outcome).await?;
@@ -188,33 +213,32 @@ impl Throttle {
         }
     }
 
-    /// The stored time of the last login from an attempt's address, if the address is known.
+    /// The stored time of the last login from an attempt's address or network, if it is known.
     fn last_login_from(
         &self,
-        attempt: &Attempt,
+        origin: Option<&KnownAddress>,
         now: Timestamp,
     ) -> worker::Result<Option<Timestamp>> {
         #[derive(Deserialize)]
-        struct KnownAddress {
+        struct LastLogin {
             logged_in_at: Timestamp,
         }
-        let Some(origin) = &attempt.origin else { return Ok(None) };
+        let Some(origin) = origin else { return Ok(None) };
         let sql = "SELECT logged_in_at FROM known_addresses WHERE user = ? AND address = ? AND logged_in_at > ?";
         let bound = vec![
             origin.user.as_str().into(),
             origin.address.as_str().into(),
             known_since(now).into(),
         ];
-        let mut rows = self.sql().exec(sql, bound)?.to_array::<KnownAddress>()?;
+        let mut rows = self.sql().exec(sql, bound)?.to_array::<LastLogin>()?;
         Ok(rows.pop().map(|known| known.logged_in_at))
     }
 
-    /// Stores that a user logged in from the attempt's address, unless this was stored within the
-    /// last day. Deletes the user's oldest addresses beyond [`MAX_KNOWN_ADDRESSES`].
-    fn store_known_address(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
-        let Some(origin) = &attempt.origin else { return Ok(()) };
+    /// Stores that a user logged in from the attempt's address or network, unless this was stored
+    /// within the last day. Deletes the user's oldest ones beyond [`MAX_KNOWN_ADDRESSES`].
+    fn store_known_address(&self, origin: &KnownAddress, now: Timestamp) -> worker::Result<()> {
         let is_fresh = |at: Timestamp| at.plus_seconds(KNOWN_ADDRESS_UPDATE_INTERVAL) > now;
-        if self.last_login_from(attempt, now)?.is_some_and(is_fresh) {
+        if self.last_login_from(Some(origin), now)?.is_some_and(is_fresh) {
             return Ok(());
         }
         self.sql().exec(
@@ -272,7 +296,9 @@ impl Throttle {
                 for key in attempt.after_success() {
                     self.sql().exec("DELETE FROM counters WHERE key = ?", vec![key.into()])?;
                 }
-                self.store_known_address(attempt, now)?;
+                for origin in attempt.origin.iter().chain(&attempt.network) {
+                    self.store_known_address(origin, now)?;
+                }
             }
             AttemptOutcome::GivenUp => {}
         }
