@@ -60,11 +60,9 @@ pub enum ThrottleRequest {
 
 impl ThrottleRequest {
     fn home(&self) -> &str {
-        match self {
-            Self::Begin { attempt, .. }
-            | Self::End { attempt, .. }
-            | Self::Count { attempt, .. } => &attempt.home,
-        }
+        let (Self::Begin { attempt, .. } | Self::End { attempt, .. } | Self::Count { attempt, .. }) =
+            self;
+        &attempt.home
     }
 }
 
@@ -109,12 +107,6 @@ pub async fn call_throttle(env: &Env, message: ThrottleRequest) -> Result<Attemp
     }
 }
 
-/// Sends a message to its object.
-async fn call(env: &Env, message: &ThrottleRequest) -> Result<ThrottleResponse, Error> {
-    let name = format!("throttle-{}", shard(message.home(), SHARDS));
-    objects::call(env, platform::THROTTLE, &name, message).await
-}
-
 const SCHEMA: [&str; 4] = [
     "CREATE TABLE IF NOT EXISTS counters (key TEXT PRIMARY KEY, count INTEGER NOT NULL, ends_at TEXT NOT NULL) WITHOUT ROWID",
     // Serves: the deletion of expired counters.
@@ -148,6 +140,7 @@ impl DurableObject for Throttle {
             alarm: Alarm::default(),
             under_way: RefCell::default(),
             waiting: RefCell::default(),
+            streams: RefCell::default(),
         }
     }
 
@@ -213,7 +206,7 @@ impl Throttle {
         }
     }
 
-    /// The stored time of the last login from an attempt's address or network, if it is known.
+    /// The stored time of the last login from an attempt's address, if the address is known.
     fn last_login_from(
         &self,
         origin: Option<&KnownAddress>,
