@@ -61,6 +61,7 @@ pub mod server;
 pub mod session;
 pub mod shell_words;
 pub mod smtp;
+pub mod stream_slots;
 pub mod throttle;
 pub mod time;
 pub mod user;

@@ -4,11 +4,14 @@
 //! The number of objects is fixed. A hash of the attempt's `home` selects its object. The object
 //! stores counters that expire, so that attempts cannot fill its storage. Attempts in progress are
 //! only in memory, so a restart of the object loses them.
+//!
+//! The objects also hold the slots of live streams (contract 11.4), chosen by a hash of the user.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use farhand_domain::error::Error;
+use farhand_domain::stream_slots::{self, StreamSlots};
 use farhand_domain::throttle::{
     Attempt, AttemptVerdict, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, KnownAddress,
     LEASE_SECONDS, MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
@@ -56,13 +59,29 @@ pub enum ThrottleRequest {
     End { id: Uuid, attempt: Attempt, outcome: AttemptOutcome },
     /// Begin an attempt, if it is allowed, and immediately end it as a failure.
     Count { id: Uuid, attempt: Attempt },
+    /// Change the slot of a live stream of a user.
+    Stream { id: Uuid, user: String, change: SlotChange },
+}
+
+/// A change of the slot of a live stream.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum SlotChange {
+    /// Take a slot, if the user has fewer than `max` streams.
+    Open { max: i64 },
+    /// Renew the lease.
+    Renew,
+    /// Free the slot.
+    Close,
 }
 
 impl ThrottleRequest {
     fn home(&self) -> &str {
-        let (Self::Begin { attempt, .. } | Self::End { attempt, .. } | Self::Count { attempt, .. }) =
-            self;
-        &attempt.home
+        match self {
+            Self::Begin { attempt, .. }
+            | Self::End { attempt, .. }
+            | Self::Count { attempt, .. } => &attempt.home,
+            Self::Stream { user, .. } => user,
+        }
     }
 }
 
@@ -107,6 +126,27 @@ pub async fn call_throttle(env: &Env, message: ThrottleRequest) -> Result<Attemp
     }
 }
 
+/// Changes the slot of a live stream.
+///
+/// # Errors
+/// 429 `QUOTA_EXCEEDED` if the user has too many streams. Other errors if the call fails.
+pub async fn change_slot(env: &Env, user: &str, id: Uuid, change: SlotChange) -> Result<(), Error> {
+    let message = ThrottleRequest::Stream { id, user: user.to_owned(), change };
+    match (call(env, &message).await?.verdict, change) {
+        (AttemptVerdict::Refused { retry_after }, SlotChange::Open { max }) => {
+            let detail = format!("You have {max} open streams. Close one first.");
+            Err(Error::quota_exceeded(detail, retry_after))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Sends a message to its object.
+async fn call(env: &Env, message: &ThrottleRequest) -> Result<ThrottleResponse, Error> {
+    let name = format!("throttle-{}", shard(message.home(), SHARDS));
+    objects::call(env, platform::THROTTLE, &name, message).await
+}
+
 const SCHEMA: [&str; 4] = [
     "CREATE TABLE IF NOT EXISTS counters (key TEXT PRIMARY KEY, count INTEGER NOT NULL, ends_at TEXT NOT NULL) WITHOUT ROWID",
     // Serves: the deletion of expired counters.
@@ -131,6 +171,7 @@ pub struct Throttle {
     under_way: RefCell<PendingAttempts>,
     /// Notifies the attempts that wait until another attempt ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
+    streams: RefCell<StreamSlots>,
 }
 
 impl DurableObject for Throttle {
@@ -203,10 +244,27 @@ impl Throttle {
                 }
                 Ok(verdict.into())
             }
+            ThrottleRequest::Stream { id, user, change } => {
+                Ok(self.change_slot(&user, id, change).into())
+            }
         }
     }
 
-    /// The stored time of the last login from an attempt's address, if the address is known.
+    fn change_slot(&self, user: &str, id: Uuid, change: SlotChange) -> AttemptVerdict {
+        let (mut streams, now) = (self.streams.borrow_mut(), platform::now());
+        match change {
+            SlotChange::Open { max } if !streams.open(user, id, max, now) => {
+                let retry_after = stream_slots::LEASE_SECONDS.unsigned_abs();
+                return AttemptVerdict::Refused { retry_after };
+            }
+            SlotChange::Open { .. } => {}
+            SlotChange::Renew => streams.renew(user, id, now),
+            SlotChange::Close => streams.close(user, id),
+        }
+        AttemptVerdict::Go
+    }
+
+    /// The stored time of the last login from an attempt's address or network, if it is known.
     fn last_login_from(
         &self,
         origin: Option<&KnownAddress>,
