@@ -228,7 +228,7 @@ async fn acts_that_could_take_an_account_cause_mails() {
     log_in("bob", "2001:db8:1::1", 12).await;
     expect_notices(&mut server, &[("bob@example.com", LOGIN)]).await;
 
-    let path = item_path(USERS, &alice);
+    let path = format!("{USERS}{}/", alice["id"]);
     session.patch(&path, &json!({"email": renamed, "first_name": "A"})).await.expect(200);
     let changed = "A Farhand e-mail address was changed";
     expect_notices(&mut server, &[(ALICE, changed), (renamed, changed)]).await;
