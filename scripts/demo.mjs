@@ -44,8 +44,8 @@ export class Demo {
   /** Creates the workspace, or uses the workspace of an earlier start. Returns its facts. */
   async prepare() {
     const factsFile = join(this.#stateDir, "demo.json");
-    const exists = existsSync(factsFile) && existsSync(this.agentFile);
-    const facts = exists ? JSON.parse(readFileSync(factsFile, "utf8")) : await this.#create();
+    const earlier = existsSync(factsFile) ? JSON.parse(readFileSync(factsFile, "utf8")) : null;
+    const facts = earlier && existsSync(this.agentFile) ? earlier : await this.#create(factsFile, earlier);
     facts.url = this.#url;
     // The port may have changed since the last start.
     const config = readFileSync(this.agentFile, "utf8").replace(/^url = .*$/m, `url = "${this.#url}"`);
@@ -82,17 +82,20 @@ export class Demo {
     writePrivate(this.agentFile, `url = "${this.#url}"\nid = "${server.id}"\nkey = "${server.key}"\n`);
   }
 
-  async #create() {
+  /** Creates what an interrupted first start, which stored its password in `earlier`, did not create. */
+  async #create(factsFile, earlier) {
     const slug = process.env.DEFAULT_WORKSPACE || "demo";
-    const admin = { username: "admin", email: "admin@example.com", password: randomBytes(12).toString("base64url") };
-    const operator = `Bearer ${this.#operatorToken}`;
-    // Deletes the workspace of an interrupted first start, if it exists, because its password is
-    // lost.
-    await this.#api("DELETE", `/operator/workspaces/${slug}/?now=true`, operator).catch(() => null);
-    await this.#api("POST", "/operator/workspaces/", operator, { slug, name: "Demo", admin });
-    const { token } = await this.#api("POST", "/api/auth/login/", "", { username: admin.username, password: admin.password });
+    const admin = { username: "admin", email: "admin@example.com", password: earlier?.password ?? randomBytes(12).toString("base64url") };
+    if (!earlier) writePrivate(factsFile, JSON.stringify({ password: admin.password }));
+    const logIn = () => this.#api("POST", "/api/auth/login/", "", { username: admin.username, password: admin.password });
+    const create = () => this.#api("POST", "/operator/workspaces/", `Bearer ${this.#operatorToken}`, { slug, name: "Demo", admin });
+    const { token } = (earlier && (await logIn().catch(() => null))) ?? (await create().then(logIn));
     const { key } = await this.#api("POST", "/api/auth/tokens/", userToken(token), { name: "demo", expires_at: null });
-    const server = await this.#api("POST", "/api/servers/", userToken(key), { name: "this-machine", default_username: userInfo().username });
+    const name = "this-machine";
+    const { results } = await this.#api("GET", `/api/servers/?name=${name}`, userToken(key));
+    const server = await (results.length > 0
+      ? this.#api("POST", `/api/servers/servers/${results[0].id}/rotate-key/`, userToken(key))
+      : this.#api("POST", "/api/servers/", userToken(key), { name, default_username: userInfo().username }));
     this.#writeAgentFile(server);
     return { url: this.#url, username: admin.username, password: admin.password, api_token: key, server: server.name };
   }

@@ -55,9 +55,9 @@ const PROGRESS_EVERY_MS = 30_000;
  *
  * The tests log in hundreds of times, so the Worker hashes with the minimum number of rounds. The
  * tests are a trusted proxy, so that a test can choose its client address. ALLOW_HTTP allows plain
- * HTTP for host names of other machines.
+ * HTTP for host names of other machines. One user of a test may open many streams.
  */
-const VARIABLES = { PBKDF2_ITERATIONS: "100000", TRUSTED_PROXIES: "127.0.0.1", ALLOW_HTTP: "1" };
+const VARIABLES = { PBKDF2_ITERATIONS: "100000", TRUSTED_PROXIES: "127.0.0.1", ALLOW_HTTP: "1", QUOTA_STREAMS_PER_USER: "200" };
 
 const counts = { passed: 0, failed: 0 };
 /** The name and the seconds of each stage, in order. */

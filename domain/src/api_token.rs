@@ -11,6 +11,8 @@ use crate::time::Timestamp;
 pub struct NewToken {
     /// The name, for people.
     pub name: String,
+    /// Whether the token can be used.
+    pub enabled: bool,
     /// When it expires; `None`: never.
     pub expires_at: Option<Timestamp>,
     /// The access control list; `None`: the token is not limited.
@@ -89,28 +91,20 @@ fn acl(fields: &mut Fields) -> Option<Option<Acl>> {
 }
 
 impl NewToken {
-    /// Reads a `POST`. `expires_at` is required. A new token is enabled, so `enabled` may only be
-    /// true.
+    /// Reads a `POST`. `expires_at` is required.
     ///
     /// # Errors
     /// All invalid fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
-        if fields.optional_boolean("enabled") == Some(false) {
-            fields.reject("enabled", "A new token is enabled. Disable it with PATCH.");
-        }
-        Self::read_common(fields, now)
-    }
-
-    /// Reads the fields that a `POST` and a `PUT` share.
-    fn read_common(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let name = fields.text("name", 1..=128);
+        let enabled = fields.optional_boolean("enabled").unwrap_or(true);
         let expires_at = expires_at(&mut fields, now).unwrap_or_else(|| {
             fields.reject("expires_at", REQUIRED);
             None
         });
         let acl = acl(&mut fields).flatten();
         let name = fields.finish_with(name)?;
-        Ok(Self { name, expires_at, acl })
+        Ok(Self { name, enabled, expires_at, acl })
     }
 }
 
@@ -126,14 +120,13 @@ impl From<TokenReplacement> for TokenChanges {
 }
 
 impl TokenReplacement {
-    /// Reads a `PUT`: the fields of a `POST`, and `enabled`.
+    /// Reads a `PUT`: the fields of a `POST`.
     ///
     /// # Errors
     /// All invalid fields together.
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         fields.ignore(READ_ONLY);
-        let enabled = fields.optional_boolean("enabled").unwrap_or(true);
-        let NewToken { name, expires_at, acl } = NewToken::read_common(fields, now)?;
+        let NewToken { name, enabled, expires_at, acl } = NewToken::read(fields, now)?;
         Ok(Self { name, enabled, expires_at, acl })
     }
 }
@@ -227,7 +220,10 @@ mod tests {
     #[test]
     fn a_null_expiry_means_never() {
         let token = read(&json!({"name": "ci", "expires_at": null})).unwrap();
-        assert_eq!(token, NewToken { name: "ci".into(), expires_at: None, acl: None });
+        assert_eq!(
+            token,
+            NewToken { name: "ci".into(), enabled: true, expires_at: None, acl: None }
+        );
         let token = read(&json!({"name": "ci", "expires_at": FUTURE, "acl": null})).unwrap();
         assert_eq!((token.expires_at, token.acl), (Timestamp::parse(FUTURE).ok(), None));
     }
@@ -237,6 +233,11 @@ mod tests {
         let body =
             json!({"name": "ci", "expires_at": null, "acl": {"read_only": true}, "enabled": true});
         assert_eq!(read(&body).unwrap().acl, reader());
+        for (sent, enabled) in [(json!({}), true), (json!({"enabled": false}), false)] {
+            let mut body = json!({"name": "ci", "expires_at": null});
+            body.as_object_mut().unwrap().extend(sent.as_object().unwrap().clone());
+            assert_eq!(read(&body).unwrap().enabled, enabled, "{body}");
+        }
         assert_eq!(
             read(&json!({"name": "ci", "expires_at": null, "acl": {}})).unwrap().acl,
             Some(Acl::default())
@@ -272,6 +273,7 @@ mod tests {
                 &["enabled"],
             );
             refused(changes(&json!({"enabled": bad})), &["enabled"]);
+            refused(read(&json!({"name": "ci", "expires_at": null, "enabled": bad})), &["enabled"]);
         }
         refused(changes(&json!({"name": null})), &["name"]);
         refused(changes(&json!({"name": " "})), &["name"]);
@@ -285,7 +287,6 @@ mod tests {
                 &[name],
             );
         }
-        refused(read(&json!({"name": "ci", "expires_at": null, "enabled": false})), &["enabled"]);
         refused(
             replacement(&json!({"name": "ci", "expires_at": null, "scopes": ["read"]})),
             &["scopes"],

@@ -2,6 +2,7 @@
 
 use base64ct::{Base64, Encoding};
 use email_address::{EmailAddress, Options};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::time::Timestamp;
@@ -14,7 +15,7 @@ const MAX_PLAIN_SUBJECT: usize = 60;
 const MAX_WORD: usize = 39;
 
 /// A mail to send. It has no `Debug`, because its text must not get into the log.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct MailMessage {
     /// The id in the Message-ID. It is the same for each attempt to send, so that a recipient can
     /// recognise a duplicate.

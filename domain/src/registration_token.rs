@@ -44,6 +44,8 @@ pub struct NewRegistrationToken {
     pub groups: Vec<i64>,
     /// When it expires; `None`: never.
     pub expires_at: Option<Timestamp>,
+    /// Whether `expires_at` was not sent, so that it has its default.
+    pub has_default_expiry: bool,
     /// How many servers can be registered with it; `None`: any number.
     pub uses: Option<i64>,
     /// The pattern that a requested server name must match. `*` stands for any characters.
@@ -135,8 +137,7 @@ impl NewRegistrationToken {
     pub fn read(mut fields: Fields, now: Timestamp) -> Result<Self, Error> {
         let name = fields.text("name", 1..=128);
         let groups = fields.optional_groups().unwrap_or_default();
-        let expires_at =
-            api_token::expires_at(&mut fields, now).unwrap_or(Some(now.plus(DEFAULT_LIFETIME)));
+        let expires_at = api_token::expires_at(&mut fields, now);
         let uses = match fields.any("uses") {
             None => Some(DEFAULT_USES),
             Some(_) => fields.optional_integer("uses", 1..=MAX_USES),
@@ -151,7 +152,8 @@ impl NewRegistrationToken {
         Ok(Self {
             name,
             groups,
-            expires_at,
+            expires_at: expires_at.unwrap_or(Some(now.plus(DEFAULT_LIFETIME))),
+            has_default_expiry: expires_at.is_none(),
             uses,
             name_pattern,
             networks,
@@ -159,6 +161,22 @@ impl NewRegistrationToken {
             labels,
             label_keys,
         })
+    }
+
+    /// Limits the expiry to `limit`, at which the caller's own API token expires. Only the default
+    /// expiry is shortened.
+    ///
+    /// # Errors
+    /// The token was requested with a later expiry, or with none.
+    pub fn limit_expiry(&mut self, limit: Timestamp) -> Result<(), Error> {
+        let outlives = self.expires_at.is_none_or(|end| end > limit);
+        if outlives && !self.has_default_expiry {
+            return Err(api_token::outlives("expires_at", limit));
+        }
+        if outlives {
+            self.expires_at = Some(limit);
+        }
+        Ok(())
     }
 }
 
@@ -215,6 +233,7 @@ mod tests {
             name: "web".into(),
             groups: vec![],
             expires_at: Some(now.plus_seconds(24 * 3600)),
+            has_default_expiry: true,
             uses: Some(10),
             name_pattern: None,
             networks: None,
@@ -223,7 +242,12 @@ mod tests {
             label_keys: BTreeSet::new(),
         };
         assert_eq!(read(json!({"name": "web"})).unwrap(), default);
-        let endless = NewRegistrationToken { expires_at: None, uses: None, ..default };
+        let endless = NewRegistrationToken {
+            expires_at: None,
+            has_default_expiry: false,
+            uses: None,
+            ..default
+        };
         assert_eq!(
             read(json!({"name": "web", "expires_at": null, "uses": null})).unwrap(),
             endless
@@ -247,6 +271,26 @@ mod tests {
         for uses in [json!(-1), json!(1.5), json!("1"), json!(100_001)] {
             assert_eq!(wrong(read(json!({"name": "web", "uses": uses}))), ["uses"]);
         }
+    }
+
+    #[test]
+    fn a_token_does_not_outlive_the_token_that_creates_it() {
+        let now = Timestamp::parse("2026-11-21T00:00:00Z").unwrap();
+        let (limit, later) = (now.plus_seconds(3_600), now.plus_seconds(3_601));
+        let limited = |mut body: Value, limit| {
+            body["name"] = json!("web");
+            let mut new = NewRegistrationToken::read(fields(&body), now)?;
+            new.limit_expiry(limit).map(|()| new.expires_at)
+        };
+        for body in [json!({"expires_at": null}), json!({"expires_at": later})] {
+            assert_eq!(wrong(limited(body, limit)), ["expires_at"]);
+        }
+        let sent = json!({"expires_at": limit});
+        assert_eq!(limited(sent, limit).unwrap(), Some(limit));
+        // The default is shortened, and never extended.
+        assert_eq!(limited(json!({}), limit).unwrap(), Some(limit));
+        let default = Some(now.plus(DEFAULT_LIFETIME));
+        assert_eq!(limited(json!({}), now.plus_seconds(30 * 24 * 3_600)).unwrap(), default);
     }
 
     #[test]

@@ -22,7 +22,8 @@
 //! limit of the pair applies to an attempt from a known address ([`Attempt::for_known_address`]).
 //! So strangers at other addresses cannot lock the user out. The username's object stores the known
 //! addresses as hashes. This does not reveal whether a username exists: a user who never logged in
-//! has no known address either.
+//! has no known address either. The known networks of a user are stored in the same way. They decide
+//! only whether a login causes a mail (contract 4.16).
 //!
 //! Steps of the object for an attempt:
 //! 1. It counts the attempts of [`PendingAttempts::take_lapsed`] as failed, reads the counters of
@@ -32,7 +33,7 @@
 //! 3. In the same step it calls [`PendingAttempts::end`], so that each attempt counts exactly once.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -167,6 +168,10 @@ pub struct Attempt {
     pub limits: Vec<AttemptLimit>,
     /// The known address that the object stores after a success; `None`: it stores no address.
     pub origin: Option<KnownAddress>,
+    /// The known network that the object stores after a successful login, in the same form;
+    /// `None`: it stores no network.
+    #[serde(default)]
+    pub network: Option<KnownAddress>,
 }
 
 /// The stored form of a known address: hashes of the username and the address.
@@ -196,6 +201,14 @@ fn counted_address(address: &str, bits: u32) -> String {
     }
 }
 
+/// The network of an address: the /24 of an IPv4 address, or the site of an IPv6 address.
+fn network_of(address: &str) -> String {
+    match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(IpAddr::V4(v4)) => format!("{}/24", Ipv4Addr::from_bits(v4.to_bits() & (u32::MAX << 8))),
+        _ => counted_address(address, SITE_BITS),
+    }
+}
+
 /// The counter with this key, unless its window has ended.
 fn live<'a>(counters: &'a [Counter], key: &str, now: Timestamp) -> Option<&'a Counter> {
     counters.iter().find(|counter| counter.key == key && counter.ends_at > now)
@@ -211,13 +224,17 @@ impl Attempt {
         settings: ThrottleSettings,
     ) -> Self {
         let (username, site) = (username.to_lowercase(), counted_address(address, SITE_BITS));
-        let is_unknown = address.parse::<IpAddr>().is_err();
+        let (is_unknown, network) = (address.parse::<IpAddr>().is_err(), network_of(address));
         let address = counted_address(address, HOST_BITS);
         let home = key("login-username", &[scope, &username]);
         let origin = KnownAddress {
             user: sha256(&home),
             address: sha256(&key("login-origin", &[scope, &username, &address])),
         };
+        let network = Some(KnownAddress {
+            user: sha256(&key("login-networks", &[scope, &username])),
+            address: sha256(&key("login-network", &[scope, &username, &network])),
+        });
         let pair = AttemptLimit {
             key: key("login-pair", &[scope, &username, &address]),
             max_failures: MAX_PAIR_FAILURES,
@@ -237,7 +254,15 @@ impl Attempt {
         };
         // All clients with an unknown address would share one known address.
         let origin = Some(origin).filter(|_| !is_unknown);
-        Self { home, limits: vec![pair, everywhere], origin }
+        let network = network.filter(|_| !is_unknown);
+        Self { home, limits: vec![pair, everywhere], origin, network }
+    }
+
+    /// Stores no network after a success: the check of a current password is no login, and causes no
+    /// mail.
+    #[must_use]
+    pub fn without_network(self) -> Self {
+        Self { network: None, ..self }
     }
 
     /// Keeps only the limit of the pair, because the address is known for this user.
@@ -283,7 +308,7 @@ impl Attempt {
             share: None,
             cleared_by_success: false,
         };
-        Self { home, limits: vec![limit], origin: None }
+        Self { home, limits: vec![limit], origin: None, network: None }
     }
 
     /// Limits an address, its IPv6 site (/48) and the workspace, in this order, with counters of
@@ -312,7 +337,7 @@ impl Attempt {
         if !is_site {
             limits.remove(1);
         }
-        Self { home, limits, origin: None }
+        Self { home, limits, origin: None, network: None }
     }
 
     /// The keys of all counters that the other methods need.
@@ -774,6 +799,26 @@ mod tests {
         assert_ne!(origin("alice", "2001:db8:0:1::1"), origin("alice", "2001:db8:0:2::1"));
         assert_ne!(origin("alice", ADDRESS), origin("bob", ADDRESS));
         assert_eq!(origin("alice", "no address"), None);
+    }
+
+    #[test]
+    fn a_known_network_is_a_24_or_a_site_of_one_user() {
+        let network = |username, address| login(username, address).network;
+        for (one, same, other) in [
+            ("192.0.2.1", "192.0.2.254", "192.0.3.1"),
+            ("::ffff:192.0.2.1", "192.0.2.2", "2001:db8::1"),
+            ("2001:db8:0:1::1", "2001:db8:0:2::1", "2001:db8:1:1::1"),
+        ] {
+            assert_eq!(network("alice", one), network("ALICE", same));
+            assert_ne!(network("alice", one), network("alice", other));
+            assert_ne!(network("alice", one), network("bob", one));
+        }
+        assert_eq!(network("alice", "no address"), None);
+        // Networks and addresses of a user do not push each other out.
+        let attempt = login("alice", ADDRESS);
+        assert_ne!(attempt.network.as_ref().unwrap().user, attempt.origin.as_ref().unwrap().user);
+        assert_eq!(attempt.clone().for_known_address().network, attempt.network);
+        assert_eq!(attempt.without_network().network, None);
         let share = |address| login("alice", address).limits[1].share.clone();
         assert_eq!(share("2001:db8:0:1::1"), share("2001:db8:0:ffff::1"), "of one /48");
         assert_ne!(share("2001:db8:0:1::1"), share("2001:db8:1:1::1"));

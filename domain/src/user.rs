@@ -287,6 +287,13 @@ impl UserChanges {
             || (account.is_superuser && self.is_superuser == Some(false))
     }
 
+    /// Whether the changes make the account an active superuser.
+    pub fn adds_superuser(&self, account: &Account) -> bool {
+        let is_active = self.is_active.unwrap_or(account.is_active);
+        let is_superuser = self.is_superuser.unwrap_or(account.is_superuser);
+        (is_active && is_superuser) && !(account.is_active && account.is_superuser)
+    }
+
     /// Whether the changes remove the account as the owner of its servers.
     pub fn releases_servers(&self, account: &Account) -> bool {
         self.lowers_rank(account) && !self.keep_servers
@@ -533,6 +540,27 @@ mod tests {
         allowed(json!({"is_staff": false, "first_name": "x"}), ORDINARY, [false, true, true]);
         // A change never sets another user's password.
         allowed(json!({"password": "correct horse battery"}), ORDINARY, [false; 3]);
+    }
+
+    #[test]
+    fn a_change_that_makes_an_active_superuser_is_found() {
+        let inactive = Account { is_active: false, ..account(1, SUPERUSER) };
+        for (account, body, adds) in [
+            (account(1, STAFF), serde_json::json!({"is_superuser": true}), true),
+            (
+                account(1, STAFF),
+                serde_json::json!({"is_superuser": true, "is_active": false}),
+                false,
+            ),
+            (account(1, SUPERUSER), serde_json::json!({"is_superuser": true}), false),
+            (account(1, SUPERUSER), serde_json::json!({"first_name": "A"}), false),
+            (account(1, STAFF), serde_json::json!({"is_active": true}), false),
+            (inactive.clone(), serde_json::json!({"is_active": true}), true),
+            (inactive, serde_json::json!({"first_name": "A"}), false),
+        ] {
+            let changes = read_changes(body.clone()).unwrap().without_unchanged(&account);
+            assert_eq!(changes.adds_superuser(&account), adds, "{body}");
+        }
     }
 
     #[test]

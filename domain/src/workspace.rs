@@ -1,5 +1,16 @@
 //! Workspaces: the tenants. Each has its own host name.
 
+/// The slugs that no new workspace can get, because people take hosts with these names for a part
+/// of the service itself.
+const RESERVED: [&str; 4] = ["api", "localhost", "operator", "www"];
+/// Slugs with this prefix are reserved: browsers show them as other texts (punycode, RFC 5891).
+const RESERVED_PREFIX: &str = "xn--";
+
+/// Whether a slug is reserved (contract 2.2). Workspaces that have such a slug keep it.
+pub fn is_reserved(slug: &str) -> bool {
+    RESERVED.contains(&slug) || slug.starts_with(RESERVED_PREFIX)
+}
+
 /// Whether `text` is a workspace slug: `^[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?$` (contract 1.1). A slug
 /// is a DNS label.
 pub fn is_slug(text: &str) -> bool {
@@ -13,7 +24,17 @@ pub fn is_slug(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_slug;
+    use super::{is_reserved, is_slug};
+
+    #[test]
+    fn names_of_the_service_and_punycode_are_reserved() {
+        for reserved in ["api", "localhost", "operator", "www", "xn--", "xn--a"] {
+            assert!(is_reserved(reserved), "{reserved}");
+        }
+        for free in ["a", "acme", "api2", "www-1", "xn", "xn-a", "a-xn--a"] {
+            assert!(!is_reserved(free), "{free}");
+        }
+    }
 
     #[test]
     fn slugs_are_dns_labels() {

@@ -73,7 +73,7 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
         next_check: call.now.plus(MAX_FOLLOW_WAIT),
         has_ended: false,
     };
-    Ok(event_stream::respond(follower))
+    event_stream::respond(call, &caller, follower).await
 }
 
 impl EventSource for Follower {

@@ -158,7 +158,7 @@ pub async fn stream(call: &Call) -> Result<Reply, Error> {
     let next = last?.map_or(0, |last| u64::from(last) + 1);
     let watch = credential.watch(commands::is_readable(id));
     let follower = OutputFollower::new(watch, serde_json::from_str(&body)?, next, call.now)?;
-    Ok(event_stream::respond(OutputStream { follower, has_ended: false }))
+    event_stream::respond(call, &caller, OutputStream { follower, has_ended: false }).await
 }
 
 impl EventSource for OutputStream {

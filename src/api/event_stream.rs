@@ -1,16 +1,25 @@
-//! What all streams of Server-Sent Events share: how a client resumes one, and how it ends.
+//! What all streams of Server-Sent Events share: how many a user may have, how a client resumes
+//! one, and how it ends.
 
+use farhand_domain::caller::Caller;
 use farhand_domain::error::{Error, NON_FIELD};
+use farhand_domain::stream_slots::RENEWAL_SECONDS;
+use farhand_domain::time::Timestamp;
 use futures_util::stream;
 use serde_json::Value;
+use uuid::Uuid;
+use worker::Env;
 
 use crate::http::request::Call;
 use crate::http::response::Reply;
+use crate::objects::throttle::{self, SlotChange};
+use crate::platform;
 use crate::platform::log;
 
-/// The maximum number of subrequests of a stream. The stream then closes without `end`, and the
-/// client resumes with a new request. The platform allows 10,000 subrequests per request.
-pub const MAX_SUBREQUESTS: u32 = 8_000;
+/// The maximum number of subrequests of a source. The stream then closes without `end`, and the
+/// client resumes with a new request. The platform allows 10,000 subrequests per request. A silent
+/// source makes two of them for each renewal of its slot.
+pub const MAX_SUBREQUESTS: u32 = 6_000;
 
 /// The first text of a stream: how long a client waits before it reconnects, in milliseconds.
 const RETRY: &str = "retry: 1000\n\n";
@@ -30,27 +39,80 @@ pub trait EventSource {
     fn subject(&self) -> Value;
 }
 
+/// One of the streams that a user may hold open (contract 11.4). If the client disconnects, nothing
+/// frees the slot, and its lease expires.
+struct Slot {
+    env: Env,
+    user: String,
+    id: Uuid,
+    /// When the lease is renewed next.
+    renew_at: Timestamp,
+}
+
+impl Slot {
+    async fn open(call: &Call, caller: &Caller) -> Result<Self, Error> {
+        let slot = Self {
+            env: call.env.clone(),
+            user: format!("streams {} {}", caller.workspace_id, caller.user_id),
+            id: platform::new_id(call.now)?,
+            renew_at: call.now.plus_seconds(RENEWAL_SECONDS),
+        };
+        slot.change(SlotChange::Open { max: call.config.quotas.streams_of_user }).await?;
+        Ok(slot)
+    }
+
+    async fn change(&self, change: SlotChange) -> Result<(), Error> {
+        throttle::change_slot(&self.env, &self.user, self.id, change).await
+    }
+
+    /// Renews the lease, if this is due.
+    async fn renew(&mut self) -> Result<(), Error> {
+        let now = platform::now();
+        if self.renew_at <= now {
+            self.change(SlotChange::Renew).await?;
+            self.renew_at = now.plus_seconds(RENEWAL_SECONDS);
+        }
+        Ok(())
+    }
+}
+
 /// The response with the events of a source. If the source cannot continue, it closes without an
 /// `end` event. The client then reconnects, and gets a refusal if it may no longer read.
-pub fn respond(source: impl EventSource + 'static) -> Reply {
-    Reply::event_stream(stream::unfold(
-        (source, Some(RETRY.to_owned())),
-        |(mut source, first)| async move {
+///
+/// # Errors
+/// 429 `QUOTA_EXCEEDED` if the caller has too many streams.
+pub async fn respond(
+    call: &Call,
+    caller: &Caller,
+    source: impl EventSource + 'static,
+) -> Result<Reply, Error> {
+    let slot = Slot::open(call, caller).await?;
+    Ok(Reply::event_stream(stream::unfold(
+        (source, slot, Some(RETRY.to_owned())),
+        |(mut source, mut slot, first)| async move {
             if let Some(text) = first {
-                return Some((Ok(text), (source, None)));
+                return Some((Ok(text), (source, slot, None)));
             }
-            if source.has_ended() {
-                return None;
-            }
-            match source.next_text().await {
-                Ok(text) => text.map(|text| (Ok(text), (source, None))),
-                Err(error) => {
-                    log::error("stream_cut_off", source.subject(), &error.detail);
-                    None
+            let next = async {
+                if source.has_ended() {
+                    return Ok(None);
                 }
+                slot.renew().await?;
+                source.next_text().await
+            };
+            let text = next.await.unwrap_or_else(|error| {
+                log::error("stream_cut_off", source.subject(), &error.detail);
+                None
+            });
+            if let Some(text) = text {
+                return Some((Ok(text), (source, slot, None)));
             }
+            if let Err(error) = slot.change(SlotChange::Close).await {
+                log::error("stream_not_closed", source.subject(), &error.detail);
+            }
+            None
         },
-    ))
+    )))
 }
 
 /// The number of the last event that the client received. `None`: the request names no event.

@@ -19,6 +19,7 @@ mod event_stream;
 pub mod groups;
 pub mod idempotency;
 pub mod installer;
+mod notices;
 pub mod operator;
 pub mod output_follower;
 pub mod pages;

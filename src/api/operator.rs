@@ -5,7 +5,7 @@ use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
 use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::fields::Fields;
 use farhand_domain::host::Host;
-use farhand_domain::page::{Page, boolean_parameter};
+use farhand_domain::page::{Page, boolean_parameter, last_value};
 use farhand_domain::secret::Secret;
 use farhand_domain::user::{self, NewUser};
 use farhand_domain::workspace;
@@ -20,12 +20,15 @@ use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::janitor;
 use crate::platform;
+use crate::store::workspaces::Deletion;
 use crate::store::{idempotency_keys, workspaces};
 
 /// The username that stands for the operator in the queue for hashing.
 const HASHING_USER: &str = "operator";
 /// The path of the collection of workspaces.
 const WORKSPACES: &str = "/operator/workspaces/";
+/// A workspace can be purged before its grace period ends if it was deleted this long ago.
+const MIN_DELETED_SECONDS: i64 = 600;
 
 /// The accepted operator tokens. Returns `None` if the operator API is not visible to this request:
 /// the host belongs to a workspace, or the secret `OPERATOR_TOKEN` is missing (contract 2.1).
@@ -80,6 +83,9 @@ fn read_new_workspace(mut fields: Fields) -> Result<NewWorkspace, Error> {
         let good = workspace::is_slug(slug);
         if !good {
             fields.reject("slug", "Enter a lower-case letter, then letters, digits and hyphens; no hyphen at the end.");
+        } else if workspace::is_reserved(slug) {
+            fields.reject("slug", "This slug is reserved. Choose another one.");
+            return false;
         }
         good
     });
@@ -171,18 +177,37 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
 }
 
 /// `DELETE /operator/workspaces/<slug>/` (contract 2.3). From the response on, every request to the
-/// workspace is refused. The purge starts after the grace period, or immediately with `?now=true`.
+/// workspace is refused. The purge starts after the grace period. With `?now=true`, it starts
+/// immediately, if the workspace was deleted at least [`MIN_DELETED_SECONDS`] ago.
 pub async fn delete(call: &Call) -> Result<Reply, Error> {
     authorize(call).await?;
-    let is_now = boolean_parameter(&call.query(), "now")?.unwrap_or(false);
-    let slug = call.parameter("slug");
+    let (query, slug) = (call.query(), call.parameter("slug"));
+    let is_now = boolean_parameter(&query, "now")?.unwrap_or(false);
+    if is_now && last_value(&query, "confirm") != Some(slug) {
+        let message = "To purge the workspace now, repeat its slug here.";
+        return Err(Error::field("confirm", message));
+    }
     let purge_at = if is_now { call.now } else { platform::purge_at(&call.env, call.now) };
+    let deletion = Deletion {
+        purge_at,
+        purges_now: purge_at <= call.now,
+        deleted_by: is_now.then(|| call.now.plus_seconds(-MIN_DELETED_SECONDS)),
+    };
     let event = workspace_event(call, slug)?.details(json!({"purge_at": purge_at}));
-    let existed =
-        janitor::delete_workspace(&call.env, slug, (purge_at, purge_at <= call.now), event).await?;
+    let is_changed = janitor::delete_workspace(&call.env, slug, deletion, event).await?;
     call.audited_chains.borrow_mut().push(CELL);
     workspaces::forget(slug);
-    if existed { Ok(Reply::no_content()) } else { Err(no_workspace_error()) }
+    if is_changed {
+        return Ok(Reply::no_content());
+    }
+    if is_now && workspaces::slug_holder(&call.env, slug).await?.is_some() {
+        let minutes = MIN_DELETED_SECONDS / 60;
+        let detail = format!(
+            "Only a workspace that was deleted at least {minutes} minutes ago can be purged now. Delete it without `now` first."
+        );
+        return Err(Error::new(ErrorKind::Conflict, detail));
+    }
+    Err(no_workspace_error())
 }
 
 /// `POST /operator/workspaces/<slug>/undelete/`: restores a deleted workspace whose purge has not

@@ -5,12 +5,14 @@ use farhand_domain::audit::{ActorType, CredentialType};
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_domain::fields::Fields;
+use farhand_domain::notice::NoticeKind;
 use farhand_domain::password::{self, PersonalTexts};
 use farhand_domain::secret::{Guessable, Secret};
 use farhand_domain::user::{self, Account};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::notices::{Audience, notice_of, notify_later};
 use super::users::target_from_path;
 use crate::auth::credential::{self, Credential};
 use crate::auth::guesses;
@@ -135,7 +137,11 @@ pub async fn set(call: &mut Call) -> Result<Reply, Error> {
     let (new, keep_scheduled) = read_new_password(fields, "password", account.personal())?;
     let user =
         set_password(call, &credential, (&caller, &account), None, (&new, keep_scheduled)).await?;
-    user.map(Reply::ok_text).ok_or_else(Error::not_found)
+    let user = user.ok_or_else(Error::not_found)?;
+    let (kind, account) = (NoticeKind::PasswordSet, &account);
+    let notice = notice_of(call, &caller, kind, &account.username, &[&account.email]);
+    notify_later(call, notice, Audience::of_act(&caller));
+    Ok(Reply::ok_text(user))
 }
 
 /// `POST /api/auth/reset-password/`. Its errors have the body `null` (contract 3.9), except 404 and

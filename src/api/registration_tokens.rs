@@ -1,8 +1,9 @@
 //! Registration tokens (contract 6.4), and the registration of servers with them (agent-protocol
 //! 1.2).
 
+use farhand_domain::api_token;
 use farhand_domain::audit::add_ids;
-use farhand_domain::error::Error;
+use farhand_domain::error::{self, Error};
 use farhand_domain::fingerprint;
 use farhand_domain::installer;
 use farhand_domain::registration_token::{NewRegistrationToken, Registration};
@@ -50,14 +51,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let (caller, problem) = credential.read(servers::check_groups(groups)).await?;
     // The permission is checked before the input (contract 3.4).
     require_staff(&caller)?;
-    let new = input?;
+    let mut new = input?;
     let creation = Creation::from_request(call, &RESOURCE, body)?;
     if let Some((_, reply)) = creation.replay(&credential).await? {
         return Ok(reply);
     }
-    if let Some(error) = api_servers::group_error(problem.as_deref()) {
-        return Err(error);
-    }
+    let limited = caller.token_expires_at().map_or(Ok(()), |limit| new.limit_expiry(limit));
+    let groups = api_servers::group_error(problem.as_deref()).map_or(Ok(()), Err);
+    error::combine(groups, limited)?;
     let key = platform::new_secret()?;
     let key_hash = credential_hash(Purpose::RegistrationToken, &key);
     let id = platform::new_id(now)?;
@@ -87,7 +88,12 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
             token["key"] = json!(key.expose());
             Reply::created(&token, location(call, RESOURCE.collection, id))
         }
-        CreationOutcome::Refused(_) => Err(staff_only_error()),
+        CreationOutcome::Refused(caller) => {
+            require_staff(&caller)?;
+            // Another request shortened the caller's own token after the first check.
+            let limit = caller.token_expires_at().ok_or_else(staff_only_error)?;
+            Err(api_token::outlives("expires_at", limit))
+        }
         CreationOutcome::Replayed(reply) => Ok(reply),
     }
 }

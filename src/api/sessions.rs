@@ -3,7 +3,7 @@
 use farhand_domain::audit::{ActorType, AuditEvent, CredentialType};
 use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
 use farhand_domain::fields::Fields;
-use farhand_domain::hashing_gate::CallerClass;
+use farhand_domain::notice::{Notice, NoticeKind};
 use farhand_domain::page::boolean_parameter;
 use farhand_domain::password::PasswordCheck;
 use farhand_domain::secret::{Purpose, credential_hash};
@@ -11,17 +11,19 @@ use farhand_domain::session;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::notices::{Audience, notify_later};
 use super::passwords::forbidden_without_header;
 use super::{any_caller, list_page, retrieve_one};
 use crate::auth::audit::count_failed_login;
 use crate::auth::credential::{self, Credential};
-use crate::auth::guesses::{self, Guesser};
+use crate::auth::guesses::{self, Guess, Guesser};
 use crate::auth::hashing;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform;
 use crate::platform::log;
 use crate::store::login_tokens::{self, Entry};
+use crate::store::users::UserForLogin;
 use crate::store::{sessions, users};
 
 /// The same message for an unknown user, an inactive user and a wrong password (contract 4.4).
@@ -44,8 +46,7 @@ pub async fn login(call: &mut Call) -> Result<Reply, Error> {
     let (username, password) = read_login(fields)?;
     let workspace = call.workspace()?;
 
-    let check =
-        async |rank: &CallerClass| log_in(call, workspace, (&username, &password), rank).await;
+    let check = async |guess: &Guess| log_in(call, workspace, (&username, &password), guess).await;
     let reply = guesses::check_throttled(call, (Guesser::Anonymous, &username), check).await?;
     reply.ok_or_else(|| Error {
         kind: ErrorKind::Forbidden,
@@ -63,7 +64,7 @@ async fn log_in(
     call: &Call,
     workspace: &str,
     (username, password): (&str, &str),
-    rank: &CallerClass,
+    guess: &Guess,
 ) -> Result<Option<Reply>, Error> {
     let mut failed = None;
     // A concurrent login of the same user may store a new hash of the same password after the
@@ -71,7 +72,8 @@ async fn log_in(
     for _ in 0..2 {
         let found =
             users::for_login(&call.env, workspace, username).await?.ok_or_else(Error::not_found)?;
-        let checked = hashing::check(call, rank, password, found.password.as_deref()).await?;
+        let checked =
+            hashing::check(call, &guess.rank, password, found.password.as_deref()).await?;
         failed =
             Some((found.workspace_id, found.user_id.map(|id| (id, normalized_username(username)))));
         let (Some(user_id), Some(stored), true) =
@@ -98,6 +100,10 @@ async fn log_in(
         )
         .await?
         {
+            // A user's first login comes from a new network, too, and causes no mail.
+            if guess.is_new_network && found.last_login.is_some() {
+                notify_of_new_network(call, workspace, username, found);
+            }
             return Ok(Some(reply));
         }
     }
@@ -105,6 +111,22 @@ async fn log_in(
         count_failed_login(call, workspace_id, user)?;
     }
     Ok(None)
+}
+
+/// After the response: a mail to a user about a login from a new network.
+fn notify_of_new_network(call: &Call, workspace: &str, username: &str, found: UserForLogin) {
+    let account = normalized_username(username);
+    let notice = Notice {
+        kind: NoticeKind::NewNetwork,
+        workspace_id: found.workspace_id,
+        workspace: workspace.to_owned(),
+        actor: account.clone(),
+        account,
+        remote_ip: call.remote_ip(),
+        at: call.now,
+        recipients: found.email.into_iter().collect(),
+    };
+    notify_later(call, notice, Audience::Named);
 }
 
 /// Creates a session for a user whose password was checked against `stored`. Returns `None` if the

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use farhand_domain::api_token::{self, NewToken, TokenChanges, TokenFilter, TokenReplacement};
+use farhand_domain::caller::Caller;
 use farhand_domain::error::Error;
+use farhand_domain::notice::NoticeKind;
 use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 
 use super::change::{Extent, changed_fields, conflict_error};
 use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
+use super::notices::{Audience, notice_of, notify_later};
 use super::{any_caller, list_page, location, retrieve_one};
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
@@ -22,6 +25,13 @@ const QUOTA_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// The path and the replay source of new API tokens.
 const RESOURCE: ResourceKind =
     ResourceKind { collection: "/api/auth/tokens/", source: api_tokens::REPLAY, hidden: &["key"] };
+
+/// After the response: a mail about a token of the caller without an access control list.
+fn notify_of_unlimited_token(call: &Call, caller: &Caller) {
+    let (name, address) = (&caller.username, caller.email.as_str());
+    let notice = notice_of(call, caller, NoticeKind::UnlimitedToken, name, &[address]);
+    notify_later(call, notice, Audience::Named);
+}
 
 /// `POST /api/auth/tokens/`. Only this response contains the key.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
@@ -46,7 +56,10 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let transaction =
         api_tokens::insert(&credential.scope, id, &new, &key_hash, max_tokens, &event)?;
     match creation.write(&credential, &id.to_string(), transaction).await? {
-        CreationOutcome::Created(_, token) => {
+        CreationOutcome::Created(caller, token) => {
+            if new.acl.is_none() {
+                notify_of_unlimited_token(call, &caller);
+            }
             let mut token: Value = serde_json::from_str(&token)?;
             token["key"] = json!(key.expose());
             Reply::created(&token, location(call, RESOURCE.collection, id))
@@ -107,6 +120,9 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         .write(api_tokens::update(&credential.scope, id, &changes, expected_acl, event)?)
         .await?;
     if let Some(token) = token {
+        if changes.acl == Some(None) {
+            notify_of_unlimited_token(call, &caller);
+        }
         return Ok(Reply::ok_text(token));
     }
     if call.overrides.expected_acl.is_some() {

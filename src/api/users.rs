@@ -1,12 +1,15 @@
 //! Users (contract 5.1 to 5.3): below `/api/iam/users/` by id, with `-` for the caller, and below
 //! `/api/users/users/` by username.
 
+use farhand_domain::caller::{Caller, CredentialKind};
 use farhand_domain::error::{Error, FieldErrors};
+use farhand_domain::notice::NoticeKind;
 use farhand_domain::user::{self, Account, Proof, UserChanges, UserFilter};
 use serde_json::{Value, json};
 
 use super::change::{Extent, changed_fields, find, retry};
 use super::idempotency::{self, Creation, CreationOutcome, ResourceKind};
+use super::notices::{Audience, notice_of, notify_later};
 use super::{any_caller, list_page, location_from_json, retrieve_one, staff_only_error};
 use crate::auth::credential::Credential;
 use crate::auth::guesses;
@@ -75,7 +78,18 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     }));
     let transaction = users::insert(&credential.scope, rank, &new, &rest, &hash, &event)?;
     match creation.write(&credential, &new.username, transaction).await {
-        Ok(CreationOutcome::Created(_, user)) => {
+        Ok(CreationOutcome::Created(caller, user)) => {
+            let kind = if rest.is_superuser == Some(true) && rest.is_active != Some(false) {
+                Some((NoticeKind::NewSuperuser, vec![new.email.as_str()]))
+            } else if caller.kind == CredentialKind::ApiToken {
+                Some((NoticeKind::UserCreated, vec![]))
+            } else {
+                None
+            };
+            if let Some((kind, recipients)) = kind {
+                let notice = notice_of(call, &caller, kind, &new.username, &recipients);
+                notify_later(call, notice, Audience::Superusers);
+            }
             let location = location_from_json(call, RESOURCE.collection, &user)?;
             Ok(Reply::created_text(user, location))
         }
@@ -149,6 +163,21 @@ fn audit_details(account: &Account, changes: &UserChanges) -> Value {
     details
 }
 
+/// After the response: mails about a new e-mail address, and about a new superuser.
+fn notify_of_change(call: &Call, caller: &Caller, account: &Account, changes: &UserChanges) {
+    let username = changes.username.as_ref().unwrap_or(&account.username);
+    let email = changes.email.as_ref().unwrap_or(&account.email);
+    if changes.email.is_some() {
+        let recipients = [account.email.as_str(), email];
+        let notice = notice_of(call, caller, NoticeKind::EmailChanged, username, &recipients);
+        notify_later(call, notice, Audience::Named);
+    }
+    if changes.adds_superuser(account) {
+        let notice = notice_of(call, caller, NoticeKind::NewSuperuser, username, &[email]);
+        notify_later(call, notice, Audience::Superusers);
+    }
+}
+
 /// `PUT` and `PATCH`: changes everything except the password.
 ///
 /// 1. Finds the caller and the user. A caller who may not change the user at all is refused before
@@ -190,7 +219,12 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
         let transaction =
             users::update(&credential.scope, &caller, account, &changes, proved, &event)?;
         match credential.write(transaction).await {
-            Ok((_, user)) => Ok(user.map(Reply::ok_text)),
+            Ok((_, user)) => {
+                if user.is_some() {
+                    notify_of_change(call, &caller, account, &changes);
+                }
+                Ok(user.map(Reply::ok_text))
+            }
             Err(failure) => {
                 let (username, email) = (changes.username.as_ref(), changes.email.as_ref());
                 Err(duplicate_field_errors(&credential, failure, username, email, Some(account.id))

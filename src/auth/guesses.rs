@@ -35,15 +35,23 @@ pub enum Guesser {
     User,
 }
 
-/// Runs a password check as a counted guess. `check` gets the rank for the hashing queue, and
-/// returns `None` for a wrong password.
+/// What is known about a guess before its password is checked.
+#[derive(Clone, Debug)]
+pub struct Guess {
+    /// The rank for the hashing queue.
+    pub rank: CallerClass,
+    /// Whether the user did not log in from the client's network recently (contract 4.16).
+    pub is_new_network: bool,
+}
+
+/// Runs a password check as a counted guess. `check` returns `None` for a wrong password.
 ///
 /// # Errors
 /// 429 if there were too many wrong guesses, or an error of `check`.
 pub async fn check_throttled<T>(
     call: &Call,
     (guesser, username): (Guesser, &str),
-    check: impl AsyncFnOnce(&CallerClass) -> Result<Option<T>, Error>,
+    check: impl AsyncFnOnce(&Guess) -> Result<Option<T>, Error>,
 ) -> Result<Option<T>, Error> {
     let known = CallerClass::known(call.workspace()?, username);
     let (scope, address) = (counter_scope(call).await?, call.remote_ip());
@@ -68,7 +76,12 @@ pub async fn check_throttled<T>(
     // Always begin the attempts in this order. Otherwise two requests could each hold the attempt
     // that the other request waits for.
     let by_username = Attempt::login_by_username(&scope, &username, &address, settings);
-    let (rank, attempts) = if begin(&by_username).await? {
+    let by_username = match guesser {
+        Guesser::Anonymous => by_username,
+        Guesser::User => by_username.without_network(),
+    };
+    let origin = begin(&by_username).await?;
+    let (rank, attempts) = if origin.is_known {
         (known, vec![by_username.for_known_address()])
     } else if guesser == Guesser::User {
         (known, vec![by_username])
@@ -84,7 +97,8 @@ pub async fn check_throttled<T>(
         }
         (CallerClass::Stranger, vec![by_username, by_address])
     };
-    let checked = check(&rank).await;
+    let guess = Guess { rank, is_new_network: origin.is_new_network };
+    let checked = check(&guess).await;
     match &checked {
         Ok(Some(_)) => report_later(&attempts, AttemptOutcome::Success),
         // Report the failure before the response says that the password is wrong. Otherwise the
@@ -119,8 +133,11 @@ pub async fn is_current_password(
     password: &str,
     stored: &str,
 ) -> Result<bool, Error> {
-    let check = async |rank: &CallerClass| {
-        Ok(hashing::check(call, rank, password, Some(stored)).await?.is_correct.then_some(()))
+    let check = async |guess: &Guess| {
+        Ok(hashing::check(call, &guess.rank, password, Some(stored))
+            .await?
+            .is_correct
+            .then_some(()))
     };
     let checked = check_throttled(call, (Guesser::User, username), check).await?;
     if checked.is_none() {

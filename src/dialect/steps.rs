@@ -121,13 +121,11 @@ pub async fn duplicate_token(exchange: &mut Exchange) -> Result<Reply, Reply> {
         let copy = format!("Copy of {}", original["name"].as_str().unwrap_or(""));
         copy.chars().take(MAX_TOKEN_NAME).collect()
     });
-    let body = json!({"name": name, "expires_at": original["expires_at"], "acl": original["acl"]});
-    let (reply, mut copy) = exchange.send("POST", TOKENS, "", Some(&body)).await?;
-    if original["enabled"] == false {
-        let path = format!("{TOKENS}{}/", copy["id"].as_str().unwrap_or(""));
-        exchange.send("PATCH", &path, "", Some(&json!({"enabled": false}))).await?;
-        copy["enabled"] = json!(false);
+    let mut body = json!({"name": name});
+    for field in ["expires_at", "acl", "enabled"] {
+        body[field] = original[field].clone();
     }
+    let (reply, copy) = exchange.send("POST", TOKENS, "", Some(&body)).await?;
     Ok(reply.with_json(201, &copy))
 }
 

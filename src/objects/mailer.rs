@@ -1,12 +1,16 @@
-//! The Durable Object that sends the mails for password resets. It sends a mail after the response
-//! to the client, and retries after a temporary failure. The region cell has one mailer.
+//! The Durable Object that sends the mails for password resets, and notices (contract 4.16). It
+//! sends a mail after the response to the client, and retries after a temporary failure. The region
+//! cell has one mailer.
 //!
-//! The object stores only the ids of reset requests and the times of the next tries. It looks up
-//! the address and builds the link when it sends the mail. Requests for unknown addresses are
-//! stored in the same way and dropped when they are due. So the duration of a response does not
+//! For resets, the object stores only the ids of the requests and the times of the next tries. It
+//! looks up the address and builds the link when it sends the mail. Requests for unknown addresses
+//! are stored in the same way and dropped when they are due. So the duration of a response does not
 //! reveal which addresses are registered.
+//!
+//! For notices, it stores the mails until they are sent, and counts them.
 
 use farhand_domain::error::Error;
+use farhand_domain::notice::{MAX_AGE_SECONDS, MailLimit, Notice, WINDOW_SECONDS};
 use farhand_domain::time::Timestamp;
 use futures_util::future;
 use serde::{Deserialize, Serialize};
@@ -32,17 +36,29 @@ const MAX_RETRY_SECONDS: i64 = 3_600;
 /// terminated during the try. No transport takes that long.
 const TRY_SECONDS: i64 = 120;
 
-const SCHEMA: [&str; 2] = [
+const SCHEMA: [&str; 5] = [
+    // The queue. `request` is the id of a request for a password reset, or of a row of `notices`.
     "CREATE TABLE IF NOT EXISTS mails (
         request TEXT PRIMARY KEY, tries INTEGER NOT NULL, due_at TEXT NOT NULL) WITHOUT ROWID",
     // Serves: the mails that are due.
     "CREATE INDEX IF NOT EXISTS mails_due ON mails (due_at)",
+    // The queued mails of notices, as JSON.
+    "CREATE TABLE IF NOT EXISTS notices (id TEXT PRIMARY KEY, mail TEXT NOT NULL) WITHOUT ROWID",
+    // How many mails of notices were queued in a window.
+    "CREATE TABLE IF NOT EXISTS notice_counts (
+        key TEXT PRIMARY KEY, count INTEGER NOT NULL, ends_at TEXT NOT NULL) WITHOUT ROWID",
+    // Serves: the deletion of windows that have ended.
+    "CREATE INDEX IF NOT EXISTS notice_counts_by_end ON notice_counts (ends_at)",
 ];
 
-/// The request message: send the mail for a request for a password reset.
+/// A request message. The names of the fields tell the messages apart.
 #[derive(Serialize, Deserialize)]
-struct SendReset {
-    request: Uuid,
+#[serde(untagged)]
+enum MailerRequest {
+    /// Send the mail for a request for a password reset.
+    SendReset { request: Uuid },
+    /// Send the mails of a notice.
+    Notify { notice: Box<Notice> },
 }
 
 #[derive(Deserialize)]
@@ -57,7 +73,16 @@ struct QueuedMail {
 /// # Errors
 /// The object did not respond. The mail may never be sent.
 pub async fn send_reset(env: &Env, request: Uuid) -> Result<(), Error> {
-    objects::call(env, platform::MAILER, NAME, &SendReset { request }).await
+    objects::call(env, platform::MAILER, NAME, &MailerRequest::SendReset { request }).await
+}
+
+/// Queues the mails of a notice, up to their limits.
+///
+/// # Errors
+/// The object did not respond. The mails may never be sent.
+pub async fn notify(env: &Env, notice: Notice) -> Result<(), Error> {
+    let message = MailerRequest::Notify { notice: Box::new(notice) };
+    objects::call(env, platform::MAILER, NAME, &message).await
 }
 
 #[durable_object]
@@ -73,14 +98,21 @@ impl DurableObject for Mailer {
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
-        objects::respond(&mut request, async |message: SendReset| {
-            self.queue(message.request).await.map_err(internal)
+        objects::respond(&mut request, async |message: MailerRequest| {
+            self.create_tables()?;
+            match message {
+                MailerRequest::SendReset { request } => self.queue(request).map_err(internal)?,
+                MailerRequest::Notify { notice } => self.queue_notice(&notice)?,
+            }
+            self.set_alarm().await.map_err(internal)
         })
         .await
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
         self.alarm.went_off();
+        // An earlier version, which had fewer tables, may have queued the mails.
+        self.create_tables()?;
         self.send_due().await?;
         Response::empty()
     }
@@ -91,20 +123,75 @@ impl Mailer {
         self.state.storage().sql()
     }
 
-    async fn queue(&self, request: Uuid) -> worker::Result<()> {
-        for statement in SCHEMA {
-            self.sql().exec(statement, None)?;
-        }
+    fn create_tables(&self) -> worker::Result<()> {
+        SCHEMA.iter().try_for_each(|statement| self.sql().exec(statement, None).map(drop))
+    }
+
+    fn queue(&self, request: Uuid) -> worker::Result<()> {
         let now = platform::now().to_string();
         let sql = "INSERT OR IGNORE INTO mails (request, tries, due_at) VALUES (?, 0, ?)";
-        self.sql().exec(sql, vec![request.to_string().into(), now.into()])?;
-        self.set_alarm().await
+        self.sql().exec(sql, vec![request.to_string().into(), now.into()]).map(drop)
+    }
+
+    /// Queues a mail for each recipient that has not reached a limit.
+    fn queue_notice(&self, notice: &Notice) -> Result<(), Error> {
+        let now = platform::now();
+        let ended = "DELETE FROM notice_counts WHERE ends_at <= ?";
+        self.sql().exec(ended, vec![now.to_string().into()])?;
+        for recipient in notice.distinct_recipients() {
+            let limits = notice.limits(recipient);
+            let counts =
+                limits.iter().map(|limit| self.count(limit)).collect::<Result<Vec<_>, _>>()?;
+            if limits.iter().zip(&counts).any(|(limit, count)| *count >= limit.max) {
+                continue;
+            }
+            let ends_at = now.plus_seconds(WINDOW_SECONDS).to_string();
+            for MailLimit { key, .. } in &limits {
+                let sql = "INSERT INTO notice_counts (key, count, ends_at) VALUES (?, 1, ?)
+                    ON CONFLICT DO UPDATE SET count = count + 1";
+                self.sql().exec(sql, vec![key.as_str().into(), ends_at.as_str().into()])?;
+            }
+            let id = platform::new_id(now)?;
+            let is_last = counts
+                .first()
+                .zip(limits.first())
+                .is_some_and(|(count, limit)| count + 1 == limit.max);
+            let mail = serde_json::to_string(&notice.mail(id, recipient, is_last))?;
+            let sql = "INSERT INTO notices (id, mail) VALUES (?, ?)";
+            self.sql().exec(sql, vec![id.to_string().into(), mail.into()])?;
+            self.queue(id)?;
+        }
+        Ok(())
+    }
+
+    /// The number of mails that a counter has in its window.
+    fn count(&self, limit: &MailLimit) -> worker::Result<i64> {
+        #[derive(Deserialize)]
+        struct CountRow {
+            count: i64,
+        }
+        let sql = "SELECT count FROM notice_counts WHERE key = ?";
+        let rows = self.sql().exec(sql, vec![limit.key.as_str().into()])?.to_array::<CountRow>()?;
+        Ok(rows.first().map_or(0, |row| row.count))
+    }
+
+    /// The queued mail of a notice. Returns `None` for the id of a request for a password reset.
+    fn notice_mail(&self, id: Uuid) -> Result<Option<MailMessage>, Error> {
+        #[derive(Deserialize)]
+        struct MailRow {
+            mail: String,
+        }
+        let sql = "SELECT mail FROM notices WHERE id = ?";
+        let rows = self.sql().exec(sql, vec![id.to_string().into()])?.to_array::<MailRow>()?;
+        Ok(rows.first().map(|row| serde_json::from_str(&row.mail)).transpose()?)
     }
 
     /// Sends the mails that are due, and sets the alarm for the next one.
     async fn send_due(&self) -> worker::Result<()> {
         let now = platform::now();
-        let sql = "SELECT request, tries FROM mails WHERE due_at <= ? ORDER BY due_at LIMIT ? + 0";
+        // Resets come first: a user waits for them.
+        let sql = "SELECT request, tries FROM mails WHERE due_at <= ?
+            ORDER BY EXISTS (SELECT 1 FROM notices n WHERE n.id = mails.request), due_at LIMIT ? + 0";
         let due = self
             .sql()
             .exec(sql, vec![now.to_string().into(), MAX_CONCURRENT.into()])?
@@ -131,9 +218,10 @@ impl Mailer {
     }
 
     fn remove(&self, request: Uuid) -> worker::Result<()> {
-        self.sql()
-            .exec("DELETE FROM mails WHERE request = ?", vec![request.to_string().into()])
-            .map(drop)
+        for sql in ["DELETE FROM notices WHERE id = ?", "DELETE FROM mails WHERE request = ?"] {
+            self.sql().exec(sql, vec![request.to_string().into()])?;
+        }
+        Ok(())
     }
 
     async fn set_alarm(&self) -> worker::Result<()> {
@@ -170,11 +258,18 @@ impl Mailer {
         }
     }
 
-    /// Sends the mail for a request. Succeeds without a mail if the request has no recipient: its
-    /// address is unknown, or the request was used or has expired.
+    /// Sends the mail of a notice or for a request for a password reset. Succeeds without a mail if
+    /// the request has no recipient: its address is unknown, or the request was used or has expired.
     async fn send(&self, request: Uuid) -> Result<(), MailFailure> {
         let temporary = |error: Error| MailFailure::Temporary(error.detail.into_owned());
         let now = platform::now();
+        if let Some(mail) = self.notice_mail(request).map_err(temporary)? {
+            let is_old = mail.date.plus_seconds(MAX_AGE_SECONDS) <= now;
+            return mail::send(&self.env, &mail).await.map_err(|failure| match failure {
+                MailFailure::Temporary(cause) if is_old => MailFailure::Permanent(cause),
+                failure => failure,
+            });
+        }
         let recipient =
             reset_requests::recipient(&self.env, request, now).await.map_err(temporary)?;
         let Some(recipient) = recipient else { return Ok(()) };

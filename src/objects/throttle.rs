@@ -4,14 +4,17 @@
 //! The number of objects is fixed. A hash of the attempt's `home` selects its object. The object
 //! stores counters that expire, so that attempts cannot fill its storage. Attempts in progress are
 //! only in memory, so a restart of the object loses them.
+//!
+//! The objects also hold the slots of live streams (contract 11.4), chosen by a hash of the user.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use farhand_domain::error::Error;
+use farhand_domain::stream_slots::{self, StreamSlots};
 use farhand_domain::throttle::{
-    Attempt, AttemptVerdict, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, LEASE_SECONDS,
-    MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
+    Attempt, AttemptVerdict, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, KnownAddress,
+    LEASE_SECONDS, MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
 };
 use farhand_domain::time::Timestamp;
 use futures_channel::oneshot;
@@ -56,13 +59,29 @@ pub enum ThrottleRequest {
     End { id: Uuid, attempt: Attempt, outcome: AttemptOutcome },
     /// Begin an attempt, if it is allowed, and immediately end it as a failure.
     Count { id: Uuid, attempt: Attempt },
+    /// Change the slot of a live stream of a user.
+    Stream { id: Uuid, user: String, change: SlotChange },
+}
+
+/// A change of the slot of a live stream.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum SlotChange {
+    /// Take a slot, if the user has fewer than `max` streams.
+    Open { max: i64 },
+    /// Renew the lease.
+    Renew,
+    /// Free the slot.
+    Close,
 }
 
 impl ThrottleRequest {
     fn home(&self) -> &str {
-        let (Self::Begin { attempt, .. } | Self::End { attempt, .. } | Self::Count { attempt, .. }) =
-            self;
-        &attempt.home
+        match self {
+            Self::Begin { attempt, .. }
+            | Self::End { attempt, .. }
+            | Self::Count { attempt, .. } => &attempt.home,
+            Self::Stream { user, .. } => user,
+        }
     }
 }
 
@@ -72,34 +91,68 @@ struct ThrottleResponse {
     verdict: AttemptVerdict,
     /// Whether the user logged in from the attempt's address within the last [`KNOWN_DAYS`].
     is_known: bool,
+    /// Whether the user did not log in from the attempt's network within the last [`KNOWN_DAYS`].
+    #[serde(default)]
+    is_new_network: bool,
 }
 
 impl From<AttemptVerdict> for ThrottleResponse {
     fn from(verdict: AttemptVerdict) -> Self {
-        Self { verdict, is_known: false }
+        Self { verdict, is_known: false, is_new_network: false }
     }
 }
 
-/// Calls the object of an attempt. Returns whether the attempt's address is known.
+/// What an object knows about the client's address of an attempt that may begin.
+#[derive(Clone, Copy, Debug)]
+pub struct AttemptOrigin {
+    /// Whether the user logged in from the address within the last [`KNOWN_DAYS`].
+    pub is_known: bool,
+    /// Whether the user did not log in from its network within the last [`KNOWN_DAYS`].
+    pub is_new_network: bool,
+}
+
+/// Calls the object of an attempt.
 ///
 /// # Errors
 /// 429 if the attempt is refused, or if it still has to wait. Other errors if the call fails.
-pub async fn call_throttle(env: &Env, message: ThrottleRequest) -> Result<bool, Error> {
-    let name = format!("throttle-{}", shard(message.home(), SHARDS));
-    let answer: ThrottleResponse = objects::call(env, platform::THROTTLE, &name, &message).await?;
+pub async fn call_throttle(env: &Env, message: ThrottleRequest) -> Result<AttemptOrigin, Error> {
+    let answer = call(env, &message).await?;
     match answer.verdict {
-        AttemptVerdict::Go => Ok(answer.is_known),
+        AttemptVerdict::Go => {
+            Ok(AttemptOrigin { is_known: answer.is_known, is_new_network: answer.is_new_network })
+        }
         AttemptVerdict::Refused { retry_after } => Err(Error::throttled(retry_after)),
         AttemptVerdict::Wait => Err(Error::throttled(1)),
     }
+}
+
+/// Changes the slot of a live stream.
+///
+/// # Errors
+/// 429 `QUOTA_EXCEEDED` if the user has too many streams. Other errors if the call fails.
+pub async fn change_slot(env: &Env, user: &str, id: Uuid, change: SlotChange) -> Result<(), Error> {
+    let message = ThrottleRequest::Stream { id, user: user.to_owned(), change };
+    match (call(env, &message).await?.verdict, change) {
+        (AttemptVerdict::Refused { retry_after }, SlotChange::Open { max }) => {
+            let detail = format!("You have {max} open streams. Close one first.");
+            Err(Error::quota_exceeded(detail, retry_after))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Sends a message to its object.
+async fn call(env: &Env, message: &ThrottleRequest) -> Result<ThrottleResponse, Error> {
+    let name = format!("throttle-{}", shard(message.home(), SHARDS));
+    objects::call(env, platform::THROTTLE, &name, message).await
 }
 
 const SCHEMA: [&str; 4] = [
     "CREATE TABLE IF NOT EXISTS counters (key TEXT PRIMARY KEY, count INTEGER NOT NULL, ends_at TEXT NOT NULL) WITHOUT ROWID",
     // Serves: the deletion of expired counters.
     "CREATE INDEX IF NOT EXISTS counters_by_end ON counters (ends_at)",
-    // The addresses from which users logged in. Users and addresses are hashes
-    // (`farhand_domain::throttle::KnownAddress`).
+    // The addresses and the networks from which users logged in. Users, addresses and networks are
+    // hashes (`farhand_domain::throttle::KnownAddress`).
     "CREATE TABLE IF NOT EXISTS known_addresses (
         user TEXT, address TEXT, logged_in_at TEXT NOT NULL, PRIMARY KEY (user, address)) WITHOUT ROWID",
     // Serves: the deletion of expired addresses.
@@ -118,6 +171,7 @@ pub struct Throttle {
     under_way: RefCell<PendingAttempts>,
     /// Notifies the attempts that wait until another attempt ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
+    streams: RefCell<StreamSlots>,
 }
 
 impl DurableObject for Throttle {
@@ -127,6 +181,7 @@ impl DurableObject for Throttle {
             alarm: Alarm::default(),
             under_way: RefCell::default(),
             waiting: RefCell::default(),
+            streams: RefCell::default(),
         }
     }
 
@@ -170,9 +225,13 @@ impl Throttle {
         }
         match message {
             ThrottleRequest::Begin { id, attempt } => {
-                let is_known = self.last_login_from(&attempt, platform::now())?.is_some();
+                let now = platform::now();
+                let is_known = self.last_login_from(attempt.origin.as_ref(), now)?.is_some();
+                let is_new_network = attempt.network.is_some()
+                    && self.last_login_from(attempt.network.as_ref(), now)?.is_none();
                 let attempt = if is_known { attempt.for_known_address() } else { attempt };
-                Ok(ThrottleResponse { verdict: self.begin(id, &attempt).await?, is_known })
+                let verdict = self.begin(id, &attempt).await?;
+                Ok(ThrottleResponse { verdict, is_known, is_new_network })
             }
             ThrottleRequest::End { id, attempt, outcome } => {
                 self.end(id, &attempt, outcome).await?;
@@ -185,36 +244,52 @@ impl Throttle {
                 }
                 Ok(verdict.into())
             }
+            ThrottleRequest::Stream { id, user, change } => {
+                Ok(self.change_slot(&user, id, change).into())
+            }
         }
     }
 
-    /// The stored time of the last login from an attempt's address, if the address is known.
+    fn change_slot(&self, user: &str, id: Uuid, change: SlotChange) -> AttemptVerdict {
+        let (mut streams, now) = (self.streams.borrow_mut(), platform::now());
+        match change {
+            SlotChange::Open { max } if !streams.open(user, id, max, now) => {
+                let retry_after = stream_slots::LEASE_SECONDS.unsigned_abs();
+                return AttemptVerdict::Refused { retry_after };
+            }
+            SlotChange::Open { .. } => {}
+            SlotChange::Renew => streams.renew(user, id, now),
+            SlotChange::Close => streams.close(user, id),
+        }
+        AttemptVerdict::Go
+    }
+
+    /// The stored time of the last login from an attempt's address or network, if it is known.
     fn last_login_from(
         &self,
-        attempt: &Attempt,
+        origin: Option<&KnownAddress>,
         now: Timestamp,
     ) -> worker::Result<Option<Timestamp>> {
         #[derive(Deserialize)]
-        struct KnownAddress {
+        struct LastLogin {
             logged_in_at: Timestamp,
         }
-        let Some(origin) = &attempt.origin else { return Ok(None) };
+        let Some(origin) = origin else { return Ok(None) };
         let sql = "SELECT logged_in_at FROM known_addresses WHERE user = ? AND address = ? AND logged_in_at > ?";
         let bound = vec![
             origin.user.as_str().into(),
             origin.address.as_str().into(),
             known_since(now).into(),
         ];
-        let mut rows = self.sql().exec(sql, bound)?.to_array::<KnownAddress>()?;
+        let mut rows = self.sql().exec(sql, bound)?.to_array::<LastLogin>()?;
         Ok(rows.pop().map(|known| known.logged_in_at))
     }
 
-    /// Stores that a user logged in from the attempt's address, unless this was stored within the
-    /// last day. Deletes the user's oldest addresses beyond [`MAX_KNOWN_ADDRESSES`].
-    fn store_known_address(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
-        let Some(origin) = &attempt.origin else { return Ok(()) };
+    /// Stores that a user logged in from the attempt's address or network, unless this was stored
+    /// within the last day. Deletes the user's oldest ones beyond [`MAX_KNOWN_ADDRESSES`].
+    fn store_known_address(&self, origin: &KnownAddress, now: Timestamp) -> worker::Result<()> {
         let is_fresh = |at: Timestamp| at.plus_seconds(KNOWN_ADDRESS_UPDATE_INTERVAL) > now;
-        if self.last_login_from(attempt, now)?.is_some_and(is_fresh) {
+        if self.last_login_from(Some(origin), now)?.is_some_and(is_fresh) {
             return Ok(());
         }
         self.sql().exec(
@@ -272,7 +347,9 @@ impl Throttle {
                 for key in attempt.after_success() {
                     self.sql().exec("DELETE FROM counters WHERE key = ?", vec![key.into()])?;
                 }
-                self.store_known_address(attempt, now)?;
+                for origin in attempt.origin.iter().chain(&attempt.network) {
+                    self.store_known_address(origin, now)?;
+                }
             }
             AttemptOutcome::GivenUp => {}
         }

@@ -126,6 +126,8 @@ pub struct Quotas {
     pub tokens_of_user: i64,
     /// Login sessions of a user. A further login ends the user's oldest session.
     pub sessions_of_user: i64,
+    /// Live streams that a user holds open.
+    pub streams_of_user: i64,
     /// Schedules that a user owns.
     pub schedules_of_user: i64,
     /// Schedules of a workspace.
@@ -206,6 +208,7 @@ impl Config {
                 waiting_of_workspace: positive(env, "QUOTA_WAITING_PER_WORKSPACE", 50_000),
                 tokens_of_user: positive(env, "QUOTA_TOKENS_PER_USER", 100),
                 sessions_of_user: positive(env, "QUOTA_SESSIONS_PER_USER", 100),
+                streams_of_user: positive(env, "QUOTA_STREAMS_PER_USER", 20),
                 schedules_of_user: positive(env, "QUOTA_SCHEDULES_PER_USER", 100),
                 schedules_of_workspace: positive(env, "QUOTA_SCHEDULES_PER_WORKSPACE", 1_000),
                 scripts_of_workspace: positive(env, "QUOTA_SCRIPTS_PER_WORKSPACE", 1_000),

@@ -90,9 +90,9 @@ pub fn add_acl_to_event(event: &mut AuditEvent, acl: Option<&Acl>) -> Result<(),
     Ok(())
 }
 
-/// SQL for whether a token outlives the API token of the request. `end` is SQL for the time at
-/// which the token expires, or for null if it never expires.
-fn outlives(end: &str) -> String {
+/// SQL for whether a credential outlives the API token of the request. `end` is SQL for the time at
+/// which the credential expires, or for null if it never expires.
+pub(super) fn outlives(end: &str) -> String {
     format!(
         "(me.kind = 'api_token' AND me.expires_at IS NOT NULL AND ({end} IS NULL OR {end} > me.expires_at))"
     )
@@ -137,15 +137,15 @@ pub fn insert(
 ) -> Result<Transaction, Error> {
     let insert = scope
         .statement(&format!(
-            "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, added_at, updated_at, expires_at, acl, selector)
-             SELECT :id, workspace_id, user_id, :name, :key_hash, :now, :now, :expires_at, :acl, :selector FROM me
+            "INSERT INTO api_tokens (id, workspace_id, user_id, name, key_hash, enabled, added_at, updated_at, expires_at, acl, selector)
+             SELECT :id, workspace_id, user_id, :name, :key_hash, :enabled, :now, :now, :expires_at, :acl, :selector FROM me
              WHERE NOT {} AND :max_tokens > (SELECT count(*) FROM api_tokens t WHERE {IS_OWN})
              RETURNING {} AS body",
             outlives(":expires_at"),
             db::returned(OBJECT, "t")
         ))
         .bind_all(params! {
-            id, name: &new.name, key_hash, expires_at: new.expires_at,
+            id, name: &new.name, key_hash, enabled: new.enabled, expires_at: new.expires_at,
             acl: acl_text(new.acl.as_ref())?, selector: selector_terms(new.acl.as_ref()), max_tokens,
         });
     Ok(Transaction::default().change(insert, audit::after_change_by(scope, event)?))

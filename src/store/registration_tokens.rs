@@ -12,6 +12,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 use worker::Env;
 
+use super::api_tokens::outlives;
 use super::audit::{self, Insert};
 use super::db::{self, Failure, boolean, params};
 use super::idempotency_keys::ReplaySource;
@@ -38,7 +39,8 @@ pub const REPLAY: ReplaySource = ReplaySource {
 /// belongs to the caller's workspace, and the caller is staff.
 const IS_VISIBLE: &str = "t.workspace_id = me.workspace_id AND (me.is_staff OR me.is_superuser)";
 
-/// Creates a token, if the caller is staff. The reply is the token.
+/// Creates a token, if the caller is staff, and the token does not outlive the API token of the
+/// request. The reply is the token.
 pub fn insert(
     scope: &Scope<'_>,
     id: Uuid,
@@ -47,14 +49,15 @@ pub fn insert(
     event: &AuditEvent,
 ) -> Result<Transaction, Error> {
     let insert = scope
-        .statement(
+        .statement(&format!(
             "INSERT INTO registration_tokens (id, workspace_id, creator_id, name, key_hash, expires_at, uses, name_pattern,
                 networks, approval, labels, label_keys, added_at)
              SELECT :id, workspace_id, user_id, :name, :key_hash, :expires_at, :uses, :name_pattern,
                 :networks, :approval, :labels, :label_keys, :now
-             FROM me WHERE is_staff OR is_superuser
+             FROM me WHERE (is_staff OR is_superuser) AND NOT {}
              RETURNING id AS body",
-        )
+            outlives(":expires_at")
+        ))
         .bind_all(params! {
             id, name: &new.name, key_hash, expires_at: new.expires_at, uses: new.uses,
             name_pattern: new.name_pattern.as_ref(),

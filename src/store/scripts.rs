@@ -33,10 +33,23 @@ macro_rules! user {
     };
 }
 
+/// SQL for the member `body` of a row of `script_versions v`. It is null unless the caller is staff,
+/// wrote the version, or has an access control list or a schedule that names it (contract 14.10). A
+/// limited token reads only rows that its list names ([`IS_READABLE`]).
+macro_rules! body_member {
+    () => {
+        "'body', iif(me.is_staff OR me.is_superuser OR me.acl IS NOT NULL OR v.author_id = me.user_id
+            OR EXISTS (SELECT 1 FROM schedules c WHERE c.workspace_id = v.workspace_id AND c.owner_id = me.user_id
+                AND c.definition ->> '$.script' = v.script_id
+                AND coalesce(c.definition ->> '$.script_version', v.version) = v.version),
+            v.body, NULL), "
+    };
+}
+
 /// SQL for the script object (contract 14.10) without its body, of a row of `script_versions v`.
 /// `$body` is SQL for further members.
 macro_rules! object {
-    ($body:literal) => {
+    ($body:expr) => {
         concat!(
             "json_object('id', v.script_id, 'name', v.name, 'description', v.description, 'interpreter', v.interpreter, ",
             $body,
@@ -49,13 +62,13 @@ macro_rules! object {
 }
 
 /// SQL for the script object of its latest version, a row of `script_versions v`.
-const OBJECT: &str = object!("'body', v.body, ");
+const OBJECT: &str = object!(body_member!());
 /// SQL for the script object in a list, which has no body.
 const LIST_OBJECT: &str = object!("");
 
 /// SQL for the version object (contract 14.10) of a row of `script_versions v`, as JSON.
 macro_rules! version_object {
-    ($body:literal) => {
+    ($body:expr) => {
         concat!(
             "json_object('script', v.script_id, 'version', v.version, 'name', v.name, 'description', v.description,
             'interpreter', v.interpreter, ",
@@ -68,7 +81,7 @@ macro_rules! version_object {
 }
 
 /// SQL for the version object with the body.
-const VERSION_OBJECT: &str = version_object!("'body', v.body, ");
+const VERSION_OBJECT: &str = version_object!(body_member!());
 /// SQL for the version object in a list.
 const LIST_VERSION_OBJECT: &str = version_object!("");
 

@@ -50,6 +50,10 @@ pub struct UserForLogin {
     pub user_id: Option<i64>,
     /// The PHC string of the user's password.
     pub password: Option<String>,
+    /// The user's e-mail address.
+    pub email: Option<String>,
+    /// When the user logged in last.
+    pub last_login: Option<Timestamp>,
 }
 
 /// Looks up a username for a login. Returns `None` if the workspace does not exist. An inactive
@@ -59,12 +63,24 @@ pub async fn for_login(
     workspace: &str,
     username: &str,
 ) -> Result<Option<UserForLogin>, Error> {
-    let sql = "SELECT w.id AS workspace_id, u.id AS user_id, u.password AS password
+    let sql = "SELECT w.id AS workspace_id, u.id AS user_id, u.password AS password, u.email AS email,
+            u.last_login AS last_login
         FROM workspaces w LEFT JOIN users u ON u.workspace_id = w.id AND u.username = :username AND u.is_active = 1
         WHERE w.slug = :slug AND w.deleted_at IS NULL";
     db::first(
         &db::run(env, Statement::new(sql).bind_all(params! { slug: workspace, username })).await?,
     )
+}
+
+/// Maximum number of superusers that get a mail about one act.
+const MAX_NOTIFIED: u64 = 100;
+
+/// The e-mail addresses of a workspace's active superusers.
+pub async fn addresses_of_superusers(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
+    let sql = "SELECT email FROM users WHERE workspace_id = :workspace_id AND is_superuser = 1 AND is_active = 1
+        ORDER BY id LIMIT :limit + 0";
+    let statement = Statement::new(sql).bind_all(params! { workspace_id, limit: MAX_NOTIFIED });
+    db::column(&db::run(env, statement).await?)
 }
 
 /// The user that a request names.

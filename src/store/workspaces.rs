@@ -8,7 +8,7 @@ use farhand_domain::page::Page;
 use farhand_domain::time::Timestamp;
 use farhand_domain::user::NewUser;
 use farhand_sql::statement::Statement;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use worker::Env;
 
 use super::audit::{self, Insert};
@@ -153,21 +153,34 @@ async fn update_with_event(
     db::first_value(results.first().ok_or_else(|| Error::internal("D1 returned no result"))?)
 }
 
-/// Marks a workspace as deleted. From then on all its credentials are refused. If `is_now`, the
-/// purge begins immediately, even if the workspace is within its grace period. `is_now` is a
-/// parameter, because the caller's clock, which set `purge_at`, can differ from the clock here.
-/// Returns the workspace's id, or `None` if nothing changed.
+/// The deletion of a workspace.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Deletion {
+    /// When the purge begins.
+    pub purge_at: Timestamp,
+    /// Whether the purge begins immediately. It is a field, because the clock that set `purge_at`
+    /// can differ from the clock of the object that deletes the workspace.
+    pub purges_now: bool,
+    /// Purge only a workspace that was deleted by this time. `None`: delete a live workspace.
+    pub deleted_by: Option<Timestamp>,
+}
+
+/// Marks a workspace as deleted. From then on all its credentials are refused. Returns the
+/// workspace's id, or `None` if nothing changed.
 pub async fn mark_deleted(
     env: &Env,
     slug: &str,
-    (purge_at, is_now): (Timestamp, bool),
+    deletion: Deletion,
     event: &AuditEvent,
     now: Timestamp,
 ) -> Result<Option<i64>, Error> {
+    let Deletion { purge_at, purges_now, deleted_by } = deletion;
     let sql =
-        "UPDATE workspaces SET deleted_at = coalesce(deleted_at, :now), purge_at = :purge_at, is_purging = :is_now
-        WHERE slug = :slug AND is_purging = 0 AND (deleted_at IS NULL OR :is_now) RETURNING id";
-    let update = Statement::new(sql).bind_all(params! { slug, now, purge_at, is_now });
+        "UPDATE workspaces SET deleted_at = coalesce(deleted_at, :now), purge_at = :purge_at, is_purging = :purges_now
+        WHERE slug = :slug AND is_purging = 0 AND iif(:deleted_by IS NULL, deleted_at IS NULL, deleted_at <= :deleted_by)
+        RETURNING id";
+    let update =
+        Statement::new(sql).bind_all(params! { slug, now, purge_at, purges_now, deleted_by });
     update_with_event(env, update, slug, event).await
 }
 

@@ -1449,7 +1449,7 @@ async fn an_end_that_reaches_d1_late_is_recorded_once() {
 
 #[tokio::test]
 async fn the_operators_chain_outlives_workspaces() {
-    let (instance, _state) = Instance::new().await;
+    let (instance, _state) = Instance::new_with(&[("WORKSPACE_GRACE_DAYS", "0")]).await;
     let operator = instance.operator();
     let (path, verify) = ("/operator/audit/events/", "/operator/audit/verify/");
     let gone = Workspace::create_with(&operator, "gone").await;
@@ -1461,7 +1461,7 @@ async fn the_operators_chain_outlives_workspaces() {
         .await
         .expect(400);
     operator.delete("/operator/workspaces/nothing/").await.expect(404);
-    operator.delete("/operator/workspaces/gone/?now=true").await.expect(204);
+    operator.delete("/operator/workspaces/gone/").await.expect(204);
     let found = events(&operator, path, &[]).await;
     let found_events: Vec<_> = found
         .iter()

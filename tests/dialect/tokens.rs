@@ -1,6 +1,7 @@
 //! `token` of the command line.
 
 use farhand_tests::alpacon::{Alpacon, ApiToken, List, Scopes};
+use farhand_tests::people::column;
 use farhand_tests::{Workspace, now};
 use serde_json::{Value, json};
 
@@ -69,6 +70,10 @@ async fn a_duplicate_has_the_limits_of_the_original() {
     native.patch(&original_path, &json!({"enabled": false})).await.expect(200);
     let disabled: ApiToken = cli.post(&path, &json!({})).await;
     assert_eq!(show(&disabled).await["enabled"], false);
+    // It was never enabled: one request created it.
+    let events = format!("/api/audit/events/?object={}", disabled.id);
+    let events = workspace.admin.get(&events).await.expect(200);
+    assert_eq!(column(&events, "action"), ["api_token.create"], "{events}");
     let key = disabled.key.unwrap();
     let as_copy = workspace.anonymous.with_token(&key);
     as_copy.get("/api/status/").await.expect_detail(403, Some("INVALID_TOKEN"));

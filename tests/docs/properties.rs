@@ -394,7 +394,7 @@ async fn round(seed: u64, operations: &[Operation]) -> Vec<String> {
         failed.extend(setup.request(operation, &mut dice).await);
     }
     let slug = &setup.workspace.slug;
-    setup.operator.delete(&format!("/operator/workspaces/{slug}/?now=true")).await.expect(204);
+    setup.operator.delete(&format!("/operator/workspaces/{slug}/")).await.expect(204);
     failed
 }
 

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::mail::{Mail, mail_to};
+use farhand_tests::people::{USERS, item_path};
 use farhand_tests::smtp::{self, SmtpServer, mail_of};
-use farhand_tests::{Api, Instance, instance_setting};
+use farhand_tests::{Api, Instance, Workspace, eventually, instance_setting};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
 
+const TOKENS: &str = "/api/auth/tokens/";
 /// Time limit for a mail to be retried after a server did not respond.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -141,6 +143,118 @@ async fn starttls_is_used_and_temporary_failures_are_retried() {
     // The log contains neither the password nor the text of a mail.
     let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
     assert!(!log.contains(smtp::PASSWORD) && !log.contains(&link), "{log}");
+}
+
+/// Receives as many mails as expected, in any order, and asserts their recipients and subjects.
+async fn expect_notices(server: &mut SmtpServer, expected: &[(&str, &str)]) -> Vec<Mail> {
+    let mut mails = Vec::new();
+    while mails.len() < expected.len() {
+        let event = server.next("mail").await;
+        if event["answer"] == 250 {
+            mails.push(mail_of(&event));
+        }
+    }
+    let mut received: Vec<_> =
+        mails.iter().map(|mail| (mail.to.as_str(), mail.subject.as_str())).collect();
+    let mut expected = expected.to_vec();
+    received.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(received, expected, "{mails:?}");
+    for mail in &mails {
+        assert_headers(mail);
+        assert_eq!(mail.text.trim_end().lines().count(), 1, "{}", mail.text);
+        assert!(mail.text.contains("acme") && !mail.text.contains("://"), "{}", mail.text);
+    }
+    mails
+}
+
+const BOSS: &str = "boss@example.com";
+const ALICE: &str = "alice@example.com";
+const PASSWORD_SET: &str = "A Farhand password was set";
+const SUPERUSER: &str = "A new Farhand superuser";
+const TOKEN: &str = "A Farhand API token without limits";
+const LOGIN: &str = "A Farhand login from a new network";
+
+/// A mail that a test did not expect makes the next expectation fail.
+#[tokio::test]
+async fn acts_that_could_take_an_account_cause_mails() {
+    let renamed = "alice@example.org";
+    // The mail server is out of order at the first mail to the new address, and the request
+    // succeeds nevertheless.
+    let mut server = SmtpServer::with_account(&["--later", renamed]).await;
+    let (instance, _folder) = instance_for(&server, true, &[]).await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    let (session, token) = (workspace.session(), &workspace.admin);
+    expect_notices(&mut server, &[(BOSS, TOKEN)]).await;
+
+    // A token with a list causes no mail until it loses its list.
+    let limited = json!({"name": "ci", "expires_at": null, "acl": {"read_only": true}});
+    let limited = session.post(TOKENS, &limited).await.expect(201);
+    let limited = item_path(TOKENS, &limited);
+    session.patch(&limited, &json!({"name": "cd"})).await.expect(200);
+    session.patch(&limited, &json!({"acl": null})).await.expect(200);
+    expect_notices(&mut server, &[(BOSS, TOKEN)]).await;
+
+    // A user is created by a session without a mail, and by a token with one.
+    let user = |name: &str| json!({"username": name, "email": format!("{name}@example.com"), "password": PASSWORD});
+    let alice = session.post(USERS, &user("alice")).await.expect(201);
+    token.post(USERS, &user("bob")).await.expect(201);
+    let mail = expect_notices(&mut server, &[(BOSS, "A new Farhand user")]).await.remove(0);
+    assert!(mail.text.contains("bob") && !mail.text.contains(PASSWORD), "{}", mail.text);
+
+    // The first login of a user, and logins from known networks, cause no mail. Of the logins from
+    // new networks, the first one of a day does.
+    // The service stores them after the response: `known` is the number of known addresses and
+    // networks of alice and bob then.
+    let stored = || instance.read_objects("Throttle", "SELECT address FROM known_addresses").len();
+    let known_of_boss = stored();
+    let log_in = async |username: &str, address: &str, known: usize| {
+        let client = workspace.anonymous.from_address(address);
+        client.log_in(username, PASSWORD).await.expect(200);
+        eventually("the known networks", || async {
+            (stored() == known_of_boss + known).then_some(())
+        })
+        .await;
+    };
+    log_in("alice", "192.0.2.1", 2).await;
+    log_in("alice", "192.0.2.254", 3).await;
+    log_in("alice", "192.0.2.1", 3).await;
+    log_in("bob", "2001:db8:0:1::1", 5).await;
+    log_in("bob", "2001:db8:0:2::1", 6).await;
+    log_in("alice", "192.0.3.1", 8).await;
+    let mail = expect_notices(&mut server, &[(ALICE, LOGIN)]).await.remove(0);
+    assert!(mail.text.contains("192.0.3.1"), "{}", mail.text);
+    log_in("alice", "198.51.100.1", 10).await;
+    log_in("bob", "2001:db8:1::1", 12).await;
+    expect_notices(&mut server, &[("bob@example.com", LOGIN)]).await;
+
+    let path = format!("{USERS}{}/", alice["id"]);
+    session.patch(&path, &json!({"email": renamed, "first_name": "A"})).await.expect(200);
+    let changed = "A Farhand e-mail address was changed";
+    expect_notices(&mut server, &[(ALICE, changed), (renamed, changed)]).await;
+    session.patch(&path, &json!({"email": renamed, "first_name": "B"})).await.expect(200);
+    session.patch(&path, &json!({"is_staff": true})).await.expect(200);
+    session.patch(&path, &json!({"is_superuser": true})).await.expect(200);
+    expect_notices(&mut server, &[(BOSS, SUPERUSER), (renamed, SUPERUSER)]).await;
+    session.patch(&path, &json!({"is_superuser": false})).await.expect(200);
+
+    // All superusers get a mail if a token sets a password.
+    let password = json!({"password": "correct horse battery 7"});
+    session.put("/api/users/users/alice/", &password).await.expect(200);
+    expect_notices(&mut server, &[(renamed, PASSWORD_SET)]).await;
+    token.put("/api/users/users/bob/", &password).await.expect(200);
+    expect_notices(&mut server, &[("bob@example.com", PASSWORD_SET), (BOSS, PASSWORD_SET)]).await;
+    // Another kind has its own limit: the fifth mail of a kind says that it is the last one.
+    for number in 3..8 {
+        let body = json!({"name": number.to_string(), "expires_at": null});
+        session.post(TOKENS, &body).await.expect(201);
+    }
+    let mails = expect_notices(&mut server, &[(BOSS, TOKEN); 3]).await;
+    let last = mails.iter().filter(|mail| mail.text.contains("last mail")).count();
+    assert_eq!(last, 1, "{mails:?}");
+    // The own password, without the current one.
+    session.put("/api/users/users/boss/", &password).await.expect(200);
+    expect_notices(&mut server, &[(BOSS, PASSWORD_SET)]).await;
 }
 
 #[tokio::test]

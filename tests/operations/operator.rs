@@ -69,7 +69,10 @@ async fn bad_input_is_reported_by_field() {
     let all = operator.post(PATH, &json!({"slug": "X", "admin": {}})).await;
     all.expect_fields(400, &["email", "password", "slug", "username"]);
     let too_long = "a".repeat(64);
-    for slug in ["", "1a", "-a", "a-", "A", "a.b", "a_b", "ä", &too_long] {
+    let reserved = ["api", "localhost", "operator", "www", "xn--a"];
+    for slug in
+        ["", "1a", "-a", "a-", "A", "a.b", "a_b", "ä", &too_long].into_iter().chain(reserved)
+    {
         let mut body = good.clone();
         body["slug"] = json!(slug);
         operator.post(PATH, &body).await.expect_fields(400, &["slug"]);
@@ -148,9 +151,14 @@ async fn the_operator_lists_workspaces() {
     Api::operator().get(&format!("{PATH}?page=0")).await.expect_fields(400, &["page"]);
 }
 
+/// Without a grace period, a deletion purges immediately.
+const NO_GRACE: [(&str, &str); 1] = [("WORKSPACE_GRACE_DAYS", "0")];
+
 #[tokio::test]
 async fn a_workspace_deleted_now_is_refused_and_purged() {
-    let workspace = Workspace::new().await;
+    let (instance, _state) = Instance::new_with(&NO_GRACE).await;
+    let operator = instance.operator();
+    let workspace = Workspace::create_with(&operator, "acme").await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let command = workspace
@@ -163,11 +171,12 @@ async fn a_workspace_deleted_now_is_refused_and_purged() {
     session.get("/api/status/").await.expect(200);
 
     let single = format!("{PATH}{}/", workspace.slug);
-    let deleted = Api::operator().call("DELETE", &format!("{single}?now=true")).await;
+    let deleted = operator.call("DELETE", &single).await;
     assert_eq!((deleted.status, deleted.text.as_str()), (204, ""));
-    Api::operator().call("DELETE", &single).await.expect_detail(404, None);
-    Api::operator().call("DELETE", &format!("{single}?now=true")).await.expect_detail(404, None);
-    Api::operator().call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
+    operator.call("DELETE", &single).await.expect_detail(404, None);
+    let now = format!("{single}?now=true&confirm=acme");
+    operator.call("DELETE", &now).await.expect_detail(404, None);
+    operator.call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
     for api in [&workspace.admin, &session, &workspace.anonymous] {
         api.get("/api/status/").await.expect_detail(404, None);
         api.get("/api/events/commands/").await.expect_detail(404, None);
@@ -183,7 +192,7 @@ async fn a_workspace_deleted_now_is_refused_and_purged() {
     assert_eq!(dial(&agent.api, "/ws/servers/backhaul/").await.err(), Some(404));
 
     // The slug is free immediately, and the new workspace contains nothing of the old one.
-    let again = Workspace::with_slug(&workspace.slug).await;
+    let again = Workspace::create_with(&operator, &workspace.slug).await;
     assert_eq!(again.admin.get("/api/servers/").await.expect(200)["count"], 0);
     assert_eq!(again.admin.get("/api/events/commands/").await.expect(200)["count"], 0);
     for old in [&workspace.admin, &session] {
@@ -196,7 +205,7 @@ async fn a_workspace_deleted_now_is_refused_and_purged() {
 
 #[tokio::test]
 async fn a_purge_deletes_the_last_row_and_key() {
-    let (instance, _state) = Instance::new().await;
+    let (instance, _state) = Instance::new_with(&NO_GRACE).await;
     let kept = Workspace::create_with(&instance.operator(), "kept").await;
     let gone = Workspace::create_with(&instance.operator(), "gone").await;
     for workspace in [&kept, &gone] {
@@ -242,7 +251,7 @@ async fn a_purge_deletes_the_last_row_and_key() {
             ON CONFLICT DO UPDATE SET expired = expired + 1;
          END"
     ));
-    instance.operator().call("DELETE", &format!("{PATH}gone/?now=true")).await.expect(204);
+    instance.operator().call("DELETE", &format!("{PATH}gone/")).await.expect(204);
     let left = async || {
         let tables = [
             "workspaces",
@@ -283,7 +292,7 @@ async fn a_purge_deletes_the_last_row_and_key() {
 
 #[tokio::test]
 async fn an_interrupted_deletion_continues_after_a_restart() {
-    let (mut instance, state) = Instance::new().await;
+    let (mut instance, state) = Instance::new_with(&NO_GRACE).await;
     // Killed immediately, during the deletion, and just after the response.
     for (number, delay) in [0, 4, 30].into_iter().enumerate() {
         let slug = format!("gone{number}");
@@ -291,15 +300,15 @@ async fn an_interrupted_deletion_continues_after_a_restart() {
         let server = workspace.server("web-1").await;
         let _agent = ScriptedAgent::connect(&workspace, &server).await;
         let operator = instance.operator();
-        let request = operator.request("DELETE", &format!("{PATH}{slug}/?now=true"));
+        let request = operator.request("DELETE", &format!("{PATH}{slug}/"));
         let deletion = tokio::spawn(async move { request.send().await.map(drop) });
         tokio::time::sleep(Duration::from_millis(delay)).await;
         instance.kill().await;
         // The request was sent, and may have got no response.
         deletion.await.unwrap().ok();
-        instance = Instance::restart(state.path()).await;
+        instance = Instance::restart_with(state.path(), &NO_GRACE).await;
         // The first deletion may have succeeded or not. A repetition is valid in both cases.
-        let again = instance.operator().call("DELETE", &format!("{PATH}{slug}/?now=true")).await;
+        let again = instance.operator().call("DELETE", &format!("{PATH}{slug}/")).await;
         assert!([204, 404].contains(&again.status), "{}", again.text);
         workspace.admin.with_url(&instance.url).get("/api/status/").await.expect_detail(404, None);
     }
@@ -376,9 +385,30 @@ async fn a_workspace_can_be_undeleted_in_its_grace_period() {
         .expect(201);
     assert_eq!(agent.next_command().await["id"], made["id"]);
 
-    // A deleted workspace can be purged before the grace period ends.
+    // A deleted workspace can be purged before the grace period ends, but not in the first ten
+    // minutes, and never with one request.
+    let purge = format!("{single}?now=true&confirm=acme");
+    operator.delete(&purge).await.expect_detail(409, Some("CONFLICT"));
+    admin.get("/api/status/").await.expect(200);
     operator.delete(&single).await.expect(204);
-    operator.delete(&format!("{single}?now=true")).await.expect(204);
+    let deleted_at = |seconds: i64| {
+        let moment = now().plus_seconds(-seconds);
+        instance.tamper_with_d1(&format!("UPDATE workspaces SET deleted_at = '{moment}'"));
+    };
+    for (query, seconds) in [("", 0), ("&confirm=", 601), ("&confirm=acm", 601)] {
+        deleted_at(seconds);
+        let refused = operator.delete(&format!("{single}?now=true{query}")).await;
+        refused.expect_fields(400, &["confirm"]);
+    }
+    for seconds in [0, 590] {
+        deleted_at(seconds);
+        operator.delete(&purge).await.expect_detail(409, Some("CONFLICT"));
+    }
+    assert!(listed_workspace(&operator, "acme").await.is_some());
+    let nothing = format!("{PATH}nothing/?now=true&confirm=nothing");
+    operator.delete(&nothing).await.expect_detail(404, None);
+    deleted_at(601);
+    operator.delete(&purge).await.expect(204);
     operator.call("POST", &format!("{single}undelete/")).await.expect_detail(404, None);
     assert_eq!(listed_workspace(&operator, "acme").await, None);
     operator.post(PATH, &new_workspace("acme")).await.expect(201);

@@ -114,7 +114,9 @@ pub fn mails_to(log_file: &Path, address: &str) -> Vec<Mail> {
     calls.collect()
 }
 
-/// Waits for the first mail to an address. `log` is `worker.log` in an instance's state folder.
+/// Waits for the first mail with a link to an address: notices have none. `log` is `worker.log` in
+/// an instance's state folder.
 pub async fn mail_to(log: &Path, address: &str) -> Mail {
-    eventually("the mail", || async { mails_to(log, address).into_iter().next() }).await
+    let has_link = |mail: &Mail| mail.text.contains("://");
+    eventually("the mail", || async { mails_to(log, address).into_iter().find(has_link) }).await
 }

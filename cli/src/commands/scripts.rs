@@ -137,7 +137,11 @@ fn show(client: &Client, format: Format, name: &str, version: Option<u32>) -> Re
     if format != Format::Table {
         return write(&json_text(&json, format));
     }
-    let body = json["body"].as_str().unwrap_or_default();
+    let Some(body) = json["body"].as_str() else {
+        return Err(Error::local(
+            "Only staff, the author, and users with a schedule of the script can read its text.",
+        ));
+    };
     if io::stdout().is_terminal() { write(&visible_lines(body)) } else { write(body) }
 }
 

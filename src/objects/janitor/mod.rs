@@ -44,6 +44,7 @@ use crate::objects::{self, alarm::Alarm};
 use crate::objects::{audit_sealer, batch, scheduler};
 use crate::platform;
 use crate::platform::log;
+use crate::store::workspaces::Deletion;
 use crate::store::{Progress, open_batches, servers, sessions, workspaces};
 
 /// The maximum number of servers whose objects one step calls concurrently.
@@ -76,10 +77,9 @@ const LAST_UNAPPROVED_KEY: &str = "unapproved";
 /// A request message to the object. The response is a boolean.
 #[derive(Serialize, Deserialize)]
 enum JanitorRequest {
-    /// Delete the workspace with this slug, and write the audit event. The purge begins at the
-    /// given time. The flag is true if that time is now. The response says whether the workspace
-    /// exists.
-    DeleteWorkspace(String, (Timestamp, bool), Box<AuditEvent>),
+    /// Delete the workspace with this slug, and write the audit event. The response says whether
+    /// this changed something.
+    DeleteWorkspace(String, Deletion, Box<AuditEvent>),
     /// Undelete the workspace with this slug, and write the audit event. The response says whether
     /// the workspace existed and was deleted.
     UndeleteWorkspace(String, Box<AuditEvent>),
@@ -115,19 +115,18 @@ struct Pass {
     silent: BTreeSet<String>,
 }
 
-/// Deletes a workspace. When this returns, all requests to the workspace are refused. The purge
-/// begins at the given time, or now if the flag is true. Returns false if the workspace does not
-/// exist.
+/// Deletes a workspace. When this returns, all requests to the workspace are refused. Returns false
+/// if no workspace with this slug meets the condition of the deletion.
 ///
 /// # Errors
 /// The object did not respond, or D1 failed. The workspace may be deleted nevertheless.
 pub async fn delete_workspace(
     env: &Env,
     slug: &str,
-    purge: (Timestamp, bool),
+    deletion: Deletion,
     event: AuditEvent,
 ) -> Result<bool, Error> {
-    call(env, &JanitorRequest::DeleteWorkspace(slug.to_owned(), purge, Box::new(event))).await
+    call(env, &JanitorRequest::DeleteWorkspace(slug.to_owned(), deletion, Box::new(event))).await
 }
 
 /// Undeletes a workspace. Returns false if no such deleted workspace exists, or if its purge has
@@ -206,8 +205,8 @@ impl DurableObject for Janitor {
             let is_urgent = matches!(message, JanitorRequest::CancelRevoked);
             self.set_alarm(if is_urgent { STEP_DELAY } else { RETRY_DELAY }).await?;
             match message {
-                JanitorRequest::DeleteWorkspace(slug, purge, event) => {
-                    self.delete_workspace(slug, purge, &event).await
+                JanitorRequest::DeleteWorkspace(slug, deletion, event) => {
+                    self.delete_workspace(slug, deletion, &event).await
                 }
                 JanitorRequest::UndeleteWorkspace(slug, event) => {
                     self.undelete_workspace(slug, &event).await
@@ -280,12 +279,12 @@ impl Janitor {
     async fn delete_workspace(
         &self,
         slug: String,
-        purge: (Timestamp, bool),
+        deletion: Deletion,
         event: &AuditEvent,
     ) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
         let marked =
-            workspaces::mark_deleted(&self.env, &slug, purge, event, platform::now()).await?;
+            workspaces::mark_deleted(&self.env, &slug, deletion, event, platform::now()).await?;
         let Some(id) = marked else { return Ok(false) };
         let holder = workspaces::slug_holder(&self.env, &slug).await?;
         if holder.is_some_and(|holder| holder.id == id) {

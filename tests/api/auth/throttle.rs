@@ -80,17 +80,18 @@ async fn fifty_failures_block_an_address() {
 
 #[tokio::test]
 async fn counters_are_deleted_with_their_workspace() {
-    let slug = farhand_tests::client::unique("t");
-    let workspace = Workspace::with_slug(&slug).await;
+    let (instance, _state) = Instance::new_with(&[("WORKSPACE_GRACE_DAYS", "0")]).await;
+    let operator = instance.operator();
+    let workspace = Workspace::create_with(&operator, "acme").await;
     fail_logins(&workspace.anonymous, "boss", 10).await;
     expect_throttled(&workspace.anonymous.log_in("boss", PASSWORD).await);
-    Api::operator().delete(&format!("/operator/workspaces/{slug}/?now=true")).await.expect(204);
+    operator.delete("/operator/workspaces/acme/").await.expect(204);
     // Without a workspace, nothing is counted, and the response says only that there is no
     // workspace.
     for _ in 0..12 {
         workspace.anonymous.log_in("boss", WRONG).await.expect_detail(404, None);
     }
-    let again = Workspace::with_slug(&slug).await;
+    let again = Workspace::create_with(&operator, "acme").await;
     fail_logins(&again.anonymous, "boss", 1).await;
 }
 

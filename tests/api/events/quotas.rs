@@ -2,7 +2,7 @@
 
 use farhand_tests::client::PASSWORD;
 use farhand_tests::commands::{count_commands, stored_bytes};
-use farhand_tests::{Instance, Reply, ScriptedAgent, Workspace, eventually};
+use farhand_tests::{Api, Events, Instance, Reply, ScriptedAgent, Workspace, eventually};
 use serde_json::{Value, json};
 
 use super::commands::{PATH, id_of, path_of};
@@ -137,4 +137,37 @@ async fn tokens_and_sessions_of_a_user_are_limited() {
     second.get("/api/status/").await.expect(200);
     assert_eq!(third.get("/api/auth/sessions/").await.expect(200)["count"], 2);
     alice.get("/api/status/").await.expect(200);
+}
+
+#[tokio::test]
+async fn live_streams_of_a_user_are_limited() {
+    let (instance, _state) = Instance::new_with(&[("QUOTA_STREAMS_PER_USER", "2")]).await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    let server = workspace.server("web-1").await;
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    let (admin, session) = (&workspace.admin, workspace.session());
+    let command = admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
+    let batch = json!({"targets": {"all": true}, "line": "id", "username": "root"});
+    let batch = admin.post("/api/events/batches/", &batch).await.expect(201);
+    let path = format!("{}stream/", path_of(&command));
+    let batch = format!("/api/events/batches/{}/stream/", id_of(&batch));
+    let open = async |api: &Api, path: &str| Events::open(api, path).await;
+    // The credentials of a user, and both kinds of streams, count together.
+    let mut first = open(admin, &path).await.unwrap();
+    let mut second = open(&session, &path).await.unwrap();
+    for path in [&path, &batch] {
+        expect_quota_error(&open(admin, path).await.err().unwrap());
+    }
+    // Other requests go on, and so do other users.
+    admin.get(&path_of(&command)).await.expect(200);
+    let other = workspace.staff("sam").await;
+    drop((open(&other, &path).await.unwrap(), open(&other, &batch).await.unwrap()));
+    // A stream that ends makes room.
+    for _ in 0..2 {
+        let command = agent.next_command().await;
+        agent.fin(id_of(&command), 0, "done").await;
+    }
+    first.rest().await;
+    second.rest().await;
+    eventually("room", || async { open(admin, &path).await.ok() }).await.rest().await;
 }

@@ -235,7 +235,10 @@ async fn a_deleted_workspace_runs_nothing_until_it_is_undeleted() {
     assert_eq!((&run["outcome"], &run["due_at"]), (&json!("started"), &json!(due_at)));
     // The purge deletes the schedules, and wipes the scheduler.
     session.get(&item_path(SCHEDULES, &schedule)).await.expect(200);
-    operator.delete("/operator/workspaces/acme/?now=true").await.expect(204);
+    operator.delete("/operator/workspaces/acme/").await.expect(204);
+    instance
+        .tamper_with_d1("UPDATE workspaces SET deleted_at = '2026-01-01T00:00:00.000000+00:00'");
+    operator.delete("/operator/workspaces/acme/?now=true&confirm=acme").await.expect(204);
     eventually("the purge", || async {
         (instance
             .read_d1("SELECT id FROM schedules UNION ALL SELECT id FROM schedule_runs")

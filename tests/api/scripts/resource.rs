@@ -1,8 +1,9 @@
 //! The endpoints of scripts and their versions (contract 14.10).
 
 use farhand_domain::output::sha256;
+use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::people::keys;
-use farhand_tests::{Instance, Workspace};
+use farhand_tests::{Api, Instance, Workspace};
 use serde_json::{Value, json};
 
 use super::{COMMANDS, SCRIPTS, call, path_of, script};
@@ -31,7 +32,9 @@ async fn staff_create_scripts_and_everybody_reads_them() {
     assert_eq!(made["owner"]["username"], "boss");
     assert_eq!(made["added_at"], made["updated_at"]);
     let carl = workspace.user("carl").await;
-    assert_eq!(carl.get(&path_of(&made)).await.expect(200), made);
+    let mut without_body = made.clone();
+    without_body["body"] = Value::Null;
+    assert_eq!(carl.get(&path_of(&made)).await.expect(200), without_body);
     // A list has no bodies.
     let mut shown = made.clone();
     shown.as_object_mut().unwrap().remove("body");
@@ -64,9 +67,64 @@ async fn only_staff_change_scripts() {
     }
     carl.put(&path_of(&made), &new).await.expect_detail(403, Some("PERMISSION_DENIED"));
     carl.delete(&path_of(&made)).await.expect_detail(403, Some("PERMISSION_DENIED"));
-    assert_eq!(carl.get(&path_of(&made)).await.expect(200), made);
+    assert_eq!(workspace.admin.get(&path_of(&made)).await.expect(200), made);
     assert_eq!(staff.post(SCRIPTS, &new).await.expect(201)["owner"]["username"], "sam");
     assert_eq!(staff.patch(&path_of(&made), &json!({"body": "x"})).await.expect(200)["version"], 2);
+}
+
+#[tokio::test]
+async fn a_body_is_shown_to_staff_authors_and_users_whose_list_or_schedule_names_it() {
+    let workspace = Workspace::new().await;
+    let sam = workspace.staff("sam").await;
+    let made = sam.post(SCRIPTS, &json!({"name": "a", "body": "echo 1"})).await.expect(201);
+    let path = path_of(&made);
+    workspace.admin.patch(&path, &json!({"body": "echo 2"})).await.expect(200);
+    // The latest version, version 1 and version 2, as a caller sees them.
+    let bodies = async |api: &Api| {
+        let mut bodies = Vec::new();
+        for version in ["", "versions/1/", "versions/2/"] {
+            let reply = api.get(&format!("{path}{version}")).await;
+            bodies.push(match reply.status {
+                404 => json!(404),
+                _ => reply.expect(200)["body"].clone(),
+            });
+        }
+        json!(bodies)
+    };
+    let all = json!(["echo 2", "echo 1", "echo 2"]);
+    let none = json!([null, null, null]);
+    let carl = workspace.user("carl").await;
+    assert_eq!((bodies(&sam).await, bodies(&carl).await), (all.clone(), none.clone()));
+
+    // An author who is no longer staff.
+    let id = made["owner"]["id"].as_i64().unwrap();
+    let demotion = json!({"is_staff": false});
+    workspace.admin.patch(&format!("/api/iam/users/{id}/"), &demotion).await.expect(200);
+    let sam = workspace.anonymous.logged_in("sam", PASSWORD).await;
+    assert_eq!(bodies(&sam).await, json!([null, "echo 1", null]));
+
+    let script = made["id"].as_str().unwrap();
+    let pinned = format!("{script}@1");
+    for (entry, expected) in [(script, all.clone()), (pinned.as_str(), json!([404, "echo 1", 404]))]
+    {
+        let token = json!({"name": "t", "expires_at": null, "acl": {"scripts": [entry]}});
+        let token = carl.post("/api/auth/tokens/", &token).await.expect(201);
+        let token = workspace.anonymous.with_token(token["key"].as_str().unwrap());
+        assert_eq!(bodies(&token).await, expected);
+    }
+    for (more, expected) in
+        [(json!({}), all), (json!({"script_version": 1}), json!([null, "echo 1", null]))]
+    {
+        let mut schedule =
+            json!({"name": "s", "cron": "0 0 1 1 *", "targets": {"all": true}, "script": script});
+        schedule.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let schedule = carl.post("/api/events/schedules/", &schedule).await.expect(201);
+        assert_eq!(bodies(&carl).await, expected);
+        assert_eq!(bodies(&workspace.user(&unique("u")).await).await, none);
+        let schedule = format!("/api/events/schedules/{}/", schedule["id"].as_str().unwrap());
+        carl.delete(&schedule).await.expect(204);
+    }
+    assert_eq!(bodies(&carl).await, none);
 }
 
 #[tokio::test]

@@ -53,6 +53,40 @@ async fn count_servers(workspace: &Workspace) -> Value {
     workspace.admin.get(SERVERS).await.expect(200)["count"].clone()
 }
 
+/// Otherwise a token could leave a credential behind that is valid after its own expiry.
+#[tokio::test]
+async fn an_expiring_api_token_leaves_no_credential_behind() {
+    let workspace = Workspace::new().await;
+    let session = workspace.session();
+    let (limit, soon) = (now().plus_seconds(3_600), now().plus_seconds(1_800));
+    let own = json!({"name": "own", "expires_at": limit});
+    let own = session.post("/api/auth/tokens/", &own).await.expect(201);
+    let api = workspace.anonymous.with_token(own["key"].as_str().unwrap());
+    for path in [TOKENS, "/api/auth/tokens/"] {
+        for end in [Value::Null, json!(limit.plus_millis(1))] {
+            let refused = api.post(path, &json!({"name": "x", "expires_at": end})).await;
+            refused.expect_fields(400, &["expires_at"]);
+        }
+        for end in [limit, soon] {
+            let made = api.post(path, &json!({"name": "x", "expires_at": end})).await.expect(201);
+            assert_eq!(made["expires_at"], json!(end));
+        }
+    }
+    // All input errors are reported together, and nothing was created.
+    let bad = json!({"name": "x", "expires_at": null, "groups": [999]});
+    api.post(TOKENS, &bad).await.expect_fields(400, &["expires_at", "groups"]);
+    assert_eq!(create_token(&api, json!({})).await["expires_at"], json!(limit));
+    let tokens = workspace.admin.get(TOKENS).await.expect(200);
+    assert_eq!(column(&tokens, "expires_at"), [json!(limit), json!(soon), json!(limit)]);
+    // A session, and a token without an expiry, have no such limit.
+    for api in [&session, &workspace.admin] {
+        assert_eq!(create_token(api, json!({"expires_at": null})).await["expires_at"], Value::Null);
+        assert!(
+            create_token(api, json!({})).await["expires_at"].as_str() > Some(&limit.to_string())
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_token_shows_its_key_once() {
     let workspace = Workspace::new().await;

@@ -151,6 +151,8 @@ test("a user reads scripts, changes none, and sees no foreign schedule", async (
   await page.goto(`/scripts/${script.id}`);
   await visit.signIn("ann");
   await page.getByRole("heading", { level: 1, name: "of staff" }).waitFor();
+  await page.getByText("You cannot read the text").waitFor();
+  assert.equal(await page.getByText("true", { exact: true }).count(), 0);
   assert.equal(await page.getByRole("button", { name: /^(?:Change|Delete)$/ }).count(), 0);
   await page.goto("/scripts/new");
   await page.getByRole("heading", { name: "Only staff write scripts" }).waitFor();

@@ -122,7 +122,7 @@ export class Workspace {
       }
       rmSync(folder, { recursive: true, force: true });
     }
-    await this.operator.call("DELETE", `/operator/workspaces/${this.slug}/?now=true`).catch(() => null);
+    await this.operator.call("DELETE", `/operator/workspaces/${this.slug}/`).catch(() => null);
   }
 }
 

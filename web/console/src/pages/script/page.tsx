@@ -108,10 +108,14 @@ function Shown({ script }: { script: ScriptObject }) {
                     <span className="muted">
                       <code>{shown.interpreter}</code>, {bytes(shown.body_bytes)}
                     </span>
-                    <Copy text={shown.body} />
+                    {shown.body !== null && <Copy text={shown.body} />}
                     {number !== script.version && <Link to={`/scripts/${id}`}>Show the latest</Link>}
                   </header>
-                  <Source text={shown.body} label={`Text of version ${shown.version}`} />
+                  {shown.body === null ? (
+                    <Empty title="You cannot read the text">Staff, its author, and users with a schedule of the script can.</Empty>
+                  ) : (
+                    <Source text={shown.body} label={`Text of version ${shown.version}`} />
+                  )}
                 </section>
                 <Parameters parameters={shown.params} />
               </>
