@@ -80,6 +80,12 @@ function* statements(table, keys, row) {
 }
 
 /**
+ * SQL for a column's value that JavaScript does not round: an integer above 2^53, such as a key of
+ * workspace 8,192, as text. SQLite converts it back when it writes or compares the column.
+ */
+const exact = (column) => `iif(typeof(${column}) = 'integer' AND abs(${column}) > ${Number.MAX_SAFE_INTEGER}, CAST(${column} AS TEXT), ${column})`;
+
+/**
  * The statement that reads a page of a table in the order of the primary key: the first page, or
  * the page after the row `last`.
  */
@@ -88,7 +94,8 @@ function pageOf({ table, keys, columns }, bytes, last) {
   const size = columns.map((name) => `coalesce(length(CAST(${name} AS BLOB)), 0)`).join(" + ");
   const page = `SELECT *, sum(${size}) OVER (ORDER BY ${order} ROWS UNBOUNDED PRECEDING) - (${size}) AS before__, count(*) OVER () AS of__
     FROM (SELECT * FROM ${table} ${after ?? ""} ORDER BY ${order} LIMIT ${ROWS})`;
-  return `SELECT * FROM (${page}) WHERE before__ < ${bytes} ORDER BY ${order}`;
+  const all = columns.map((name) => `${exact(`p.${name}`)} AS ${name}`).join(", ");
+  return `SELECT ${all}, p.before__, p.of__ FROM (${page}) p WHERE p.before__ < ${bytes} ORDER BY ${keys.map((key) => `p.${key}`).join(", ")}`;
 }
 
 /** All rows of a table whose first page was already read. */

@@ -99,7 +99,7 @@ fn execute(farhand: &Farhand) -> Result<u8> {
         Subcommands::Schedules(arguments) => done(schedules::execute(options, arguments)),
         Subcommands::Scripts(arguments) => done(scripts::execute(options, arguments)),
         Subcommands::Servers(arguments) => done(servers::execute(options, arguments)),
-        Subcommands::Tokens(arguments) => done(tokens::execute(options, arguments)),
+        Subcommands::Tokens(arguments) => tokens::execute(options, arguments),
         Subcommands::Users(arguments) => done(users::execute(options, arguments)),
         Subcommands::Groups(arguments) => done(groups::execute(options, arguments)),
         Subcommands::Audit(arguments) => audit::execute(options, arguments),

@@ -190,6 +190,8 @@ api_types! {
 
     NewToken { id: String, name: String, key: Option<String>, expires_at: Option<String> }
 
+    AclVerdict { allowed: bool, reason: Option<String> }
+
     Actor { name: Option<String> }
 
     /// The resource that an audit event is about.
@@ -399,6 +401,7 @@ mod tests {
         check::<ScriptVersion>(&document, &["ScriptVersion"]);
         check::<ApiToken>(&document, &["ApiToken"]);
         check::<NewToken>(&document, &["ApiTokenWithKey"]);
+        check::<AclVerdict>(&document, &["AclVerdict"]);
         check::<AuditEvent>(&document, &["AuditEvent"]);
         check::<AuditVerified>(&document, &["AuditVerified"]);
     }

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 pub use crate::acl_limit::AclLimit;
-pub use crate::acl_pattern::{ANY_FURTHER_WORDS, matches_words};
-use crate::acl_pattern::{fits, star_problem, stars};
+pub use crate::acl_pattern::{ANY_FURTHER_WORDS, explain_line, explain_words, matches_words};
+use crate::acl_pattern::{fits_line, star_problem, stars};
 use crate::batch_list::MAX_TARGETS;
 use crate::command::{Command, MAX_ARGV_WORDS, MAX_LINE, Shell};
 use crate::fields::{BLANK, as_integer};
@@ -32,8 +32,7 @@ pub const MAX_IN_EVENT: usize = 4_096;
 /// Maximum number of `*` in a pattern or a word. This limit and the next two limits bound the cost
 /// of comparing a command with a list (`docs/contributing/performance.md`, What lists cost).
 const MAX_STARS: usize = 8;
-/// Maximum number of `*` in all patterns and words together. A word that is only `*` does not
-/// count.
+/// Maximum number of `*` in all patterns and words together. A word `*` or `**` does not count.
 const MAX_STARS_TOTAL: usize = 256;
 /// Maximum number of words in all entries of `argv` together.
 const MAX_WORDS_TOTAL: usize = 1_000;
@@ -61,8 +60,8 @@ const KEYS: [&str; 10] = [
 /// ```
 /// use farhand_domain::acl::Acl;
 /// let acl = Acl::read(&serde_json::json!({"commands": ["ls *"]})).unwrap();
-/// assert!(acl.allows_line("ls") && acl.allows_line("ls -l"));
-/// assert!(!acl.allows_line("ls; id"));
+/// assert!(acl.allows_line("ls") && acl.allows_line("ls /tmp"));
+/// assert!(!acl.allows_line("ls -l") && !acl.allows_line("ls; id"));
 /// ```
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -289,7 +288,7 @@ impl Acl {
     /// The errors for all entries together.
     fn problems_of_totals(&self) -> Vec<Cow<'static, str>> {
         let words = || self.argv.iter().flatten().flatten();
-        let starred = self.commands.iter().flatten().chain(words().filter(|word| *word != "*"));
+        let starred = self.commands.iter().flatten().chain(words().filter(|word| !matches!(word.as_str(), "*" | "**")));
         let Ok(json) = self.json() else { return vec!["Not a valid object.".into()] };
         let (bytes, words, stars) =
             (json.len(), words().count(), starred.map(|text| stars(text)).sum::<usize>());
@@ -329,15 +328,13 @@ impl Acl {
         Ok(fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
     }
 
-    /// Whether `commands` allows a line. In a pattern, each character matches itself. `*` matches
-    /// any text, even an empty one, without control characters, shell operators, quotes, `#` and
-    /// `~`. A trailing ` *` also matches a line without arguments.
+    /// Whether `commands` allows a line. In a pattern, each character matches itself. No star
+    /// matches control characters, shell operators, quotes, `#` and `~`. A `*` between blanks
+    /// matches words that are no options, `**` between blanks any words, and any other star a part
+    /// of one word. A trailing ` *` or ` **` also matches a line without arguments.
     pub fn allows_line(&self, line: &str) -> bool {
-        self.commands.as_ref().is_none_or(|patterns| {
-            patterns.iter().any(|pattern| {
-                fits(pattern, line) || pattern.strip_suffix(" *").is_some_and(|p| fits(p, line))
-            })
-        })
+        let allows = |patterns: &Vec<String>| patterns.iter().any(|one| fits_line(one, line));
+        self.commands.as_ref().is_none_or(allows)
     }
 
     /// Whether the token can access a server at all.
@@ -566,6 +563,11 @@ mod tests {
             r#"echo "\*""#,
             "echo *#",
             "echo *#x --dry-run",
+            "cat '/srv/'*",
+            "cat '/srv/.'*",
+            "ls \"\"*",
+            "ls ''.*",
+            r"cat /srv/\.*",
         ] {
             refused(&json!({"commands": ["ls", bad]}), &["commands[1]"]);
         }
@@ -604,7 +606,7 @@ mod tests {
     #[test]
     fn the_example_of_the_contract() {
         let acl = with("ls *");
-        for line in ["ls", "ls ", "ls -l", "ls -l /tmp a=b *.rs é"] {
+        for line in ["ls", "ls ", "ls /tmp", "ls /tmp a=b x*.rs ../é"] {
             assert!(acl.allows_line(line), "{line}");
         }
         for line in [
@@ -614,11 +616,14 @@ mod tests {
             " ls",
             "ls\t-l",
             "LS",
+            "ls -l",
+            "ls /tmp -l",
+            "ls *.rs",
             "ls; id",
             "ls && id",
             "ls $(id)",
-            "ls -l\nid",
-            "ls -l\n",
+            "ls x\nid",
+            "ls x\n",
         ] {
             assert!(!acl.allows_line(line), "{line}");
         }
@@ -645,8 +650,10 @@ mod tests {
             });
         };
         check("id", &["id"], &["id ", " id", "id -u", "Id", ""]);
-        check("*", &["", "id", "ls -l"], &["ls; id", "a\nb"]);
-        check("**", &["", "id"], &["$x"]);
+        check("*", &["", "id", "ls l"], &["ls; id", "a\nb", "ls -l", "-l"]);
+        check("**", &["", "id", "ls -l", "-l"], &["$x"]);
+        check("ls **", &["ls", "ls ", "ls -l", "ls *", "ls .."], &["ls; id", "lsof"]);
+        check("ls ***", &["ls x"], &["ls", "ls -l", "ls x y"]);
         check(" *", &["", " x"], &["x"]);
         check("a.c", &["a.c"], &["abc"]);
         check("a?[b]", &["a?[b]"], &["axb"]);
@@ -654,17 +661,19 @@ mod tests {
         check(
             "systemctl * nginx",
             &["systemctl status nginx", "systemctl  nginx"],
-            &["systemctl nginx", "systemctl;  nginx"],
+            &["systemctl nginx", "systemctl;  nginx", "systemctl -H x nginx"],
         );
         check("*aba", &["aba", "ababa", "abaaba"], &["abab"]);
-        check("aba*aba", &["abaaba", "aba aba"], &["ababa", "aba"]);
+        check("aba*aba", &["abaaba", "abaxaba"], &["ababa", "aba", "aba aba"]);
         check("* *", &["", "a", "a b"], &["a;b"]);
-        check("a*", &["a", "ab", "a b"], &["b"]);
+        check("a*", &["a", "ab"], &["b", "a b"]);
+        // Each star is as short as possible.
+        check("a * b *.c", &["a x b y.c"], &["a x b y b z.c"]);
         check("é*ü", &["éü", "éöü"], &["é;ü", "e\u{301}ü"]);
         let several = acl(json!({"commands": ["id", "ls *"]}));
         assert!(
             several.allows_line("id")
-                && several.allows_line("ls -l")
+                && several.allows_line("ls l")
                 && !several.allows_line("id -u")
         );
         assert!(!acl(json!({"commands": []})).allows_line("id"));
@@ -818,10 +827,13 @@ mod tests {
         check(
             json!([["grep", "*", "/var/log/dpkg.log"]]),
             &[
-                &["grep", "a b; $(id) 'x' #\n", "/var/log/dpkg.log"],
+                &["grep", "a -b; $(id) 'x' #\n ../", "/var/log/dpkg.log"],
+                &["grep", "[a-z]*", "/var/log/dpkg.log"],
                 &["grep", "", "/var/log/dpkg.log"],
             ],
             &[
+                &["grep", "-f", "/var/log/dpkg.log"],
+                &["grep", "--", "/var/log/dpkg.log"],
                 &["grep", "root", "/etc/passwd", "/var/log/dpkg.log"],
                 &["grep", "root", "/etc/passwd"],
                 &["grep", "/var/log/dpkg.log"],
@@ -845,6 +857,23 @@ mod tests {
                 &["systemctl", "restart", "web-.servic"],
                 &["systemctl", "stop", "web-1.service"],
                 &["systemctl", "restart", "db-1.service"],
+            ],
+        );
+        check(
+            json!([["cat", "/var/log/*"], ["tool", "*.c", "**"]]),
+            &[
+                &["cat", "/var/log/a b -c ..d"],
+                &["cat", "/var/log/.x/a..b"],
+                &["tool", "a -b.c", "-x"],
+                &["tool", ".c", "../.."],
+            ],
+            &[
+                &["cat", "/var/log/../x"],
+                &["cat", "/var/log/.."],
+                &["cat", "/var/log/a/../../x"],
+                &["tool", "-a.c", "-x"],
+                &["tool", "../a.c", "-x"],
+                &["tool", "x=../a.c", "-x"],
             ],
         );
         check(json!([["..."]]), &[&["id"], &[]], &[]);
@@ -1044,14 +1073,14 @@ mod tests {
         );
     }
 
-    /// The grammar of the contract, without regard to time.
-    fn naive(pattern: &[char], line: &[char]) -> bool {
+    /// The grammar of version 0.2.0, without regard to time: each `*` matches any plain text.
+    fn earlier(pattern: &[char], line: &[char]) -> bool {
         match pattern.split_first() {
             None => line.is_empty(),
             Some(('*', rest)) => (0..=line.len())
                 .take_while(|length| is_plain(&line[..*length].iter().collect::<String>()))
-                .any(|length| naive(rest, &line[length..])),
-            Some((c, rest)) => line.first() == Some(c) && naive(rest, &line[1..]),
+                .any(|length| earlier(rest, &line[length..])),
+            Some((c, rest)) => line.first() == Some(c) && earlier(rest, &line[1..]),
         }
     }
 
@@ -1067,30 +1096,45 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// The alphabet is small, so that many lines match.
+        /// A pattern allows no line that it did not allow in version 0.2.0. There, a trailing ` *`
+        /// matched no argument; ` **` did not.
         #[test]
-        fn matching_equals_the_naive_matcher(pattern in "[ab;*é]{0,8}", line in "[ab;*é\n]{0,9}") {
-            let (p, l): (Vec<char>, Vec<char>) = (pattern.chars().collect(), line.chars().collect());
-            prop_assert_eq!(fits(&pattern, &line), naive(&p, &l));
+        fn patterns_only_narrow(
+            pattern in "[ab;* /.'?-]{0,9}",
+            runs in proptest::collection::vec("[ab ./*?-]{0,4}|[ab;\n]{0,2}", 9),
+        ) {
+            let parts: Vec<&str> = pattern.split('*').collect();
+            let stars = runs.iter().map(String::as_str).take(parts.len() - 1).chain([""]);
+            let line: String = parts.iter().zip(stars).flat_map(|(part, run)| [*part, run]).collect();
+            let earlier = |pattern: &str, line: &str| {
+                let characters = |text: &str| text.chars().collect::<Vec<_>>();
+                earlier(&characters(pattern), &characters(line))
+            };
+            let bare = pattern.strip_suffix(" *").or_else(|| pattern.strip_suffix(" **"));
+            for line in [line.as_str(), line.trim_end(), "a", "ab a"] {
+                let was_allowed = earlier(&pattern, line) || bare.is_some_and(|bare| earlier(bare, line));
+                prop_assert!(!fits_line(&pattern, line) || was_allowed, "{:?} {:?}", pattern, line);
+            }
         }
 
-        /// If plain texts replace the stars of a pattern, the resulting line matches the pattern. A
-        /// line that matches has exactly the operators of the pattern.
+        /// A word that matched is one that matched in version 0.2.0, where `*` was any text.
+        #[test]
+        fn words_only_narrow(pattern in "[ab* /.=-]{0,7}", word in "[ab* /.=-]{0,7}") {
+            let (p, w): (Vec<char>, Vec<char>) = (pattern.chars().collect(), word.chars().collect());
+            let is_open = pattern == ANY_FURTHER_WORDS;
+            prop_assert!(is_open || !matches_words(&[pattern], &[word]) || earlier(&p, &w));
+        }
+
+        /// A line that matches has exactly the operators of the pattern.
         #[test]
         fn a_star_adds_no_operator(
             pattern in "[ab;* ]{1,8}",
             runs in proptest::collection::vec("[ab ]{0,3}|[ab;\n$]{0,3}", 9),
         ) {
-            let mut line = String::new();
-            for (part, run) in pattern.split('*').zip(&runs) {
-                line.push_str(part);
-                line.push_str(run);
-            }
-            // No star follows the last part.
-            line.truncate(line.len() - runs[pattern.split('*').count() - 1].len());
-            let plain = runs.iter().take(pattern.split('*').count() - 1).all(|run| is_plain(run));
-            prop_assert!(!plain || fits(&pattern, &line));
-            prop_assert!(!fits(&pattern, &line) || operators(&pattern) == operators(&line));
+            let parts: Vec<&str> = pattern.split('*').collect();
+            let stars = runs.iter().map(String::as_str).take(parts.len() - 1).chain([""]);
+            let line: String = parts.iter().zip(stars).flat_map(|(part, run)| [*part, run]).collect();
+            prop_assert!(!fits_line(&pattern, &line) || operators(&pattern) == operators(&line));
         }
 
         /// An allowed line has exactly the operators of one of the patterns. The lines are patterns

@@ -45,10 +45,11 @@ pub fn registration_command(base_url: &str, key: &Secret) -> String {
     command(base_url, &format!("FARHAND_REGISTRATION_TOKEN={}", key.expose()))
 }
 
-/// The credential is a variable, because every account of a host can see arguments.
+/// The credential is a variable, because every account of a host can see arguments. The line begins
+/// with a blank, because most shells then keep it out of their history.
 fn command(base_url: &str, variables: &str) -> String {
     let url = shell_words::quoted(&[format!("{base_url}/install.sh")]);
-    format!("curl -fsSL {url} | {variables} sh")
+    format!(" curl -fsSL {url} | {variables} sh")
 }
 
 /// The media type of an agent's file, or `None` if an agent has no such file.
@@ -104,19 +105,19 @@ mod tests {
     }
 
     #[test]
-    fn the_key_is_no_argument() {
+    fn the_key_is_no_argument_and_not_in_the_history() {
         let key = Secret::new("sesame");
         let command = install_command("https://a b", Uuid::nil(), &key);
         assert_eq!(
             command,
             format!(
-                "curl -fsSL 'https://a b/install.sh' | FARHAND_SERVER={} FARHAND_KEY=sesame sh",
+                " curl -fsSL 'https://a b/install.sh' | FARHAND_SERVER={} FARHAND_KEY=sesame sh",
                 Uuid::nil()
             )
         );
         assert_eq!(
             registration_command("https://a b", &key),
-            "curl -fsSL 'https://a b/install.sh' | FARHAND_REGISTRATION_TOKEN=sesame sh"
+            " curl -fsSL 'https://a b/install.sh' | FARHAND_REGISTRATION_TOKEN=sesame sh"
         );
     }
 

@@ -28,11 +28,10 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "ls",
             "ls ",
             "ls  ",
-            "ls -l /tmp",
-            "ls -- -l",
+            "ls /tmp a-b",
             "ls a=b",
-            "ls *.rs a? [a-c] [!x] !x",
-            "ls %y ^z @w +v ,u :t -s _r .q /p",
+            "ls a*.rs b? c[a-c] !x",
+            "ls %y ^z @w +v ,u :t _r .q /p ../o ..",
             "ls é 名 😀",
             // For a shell, characters that look like operators are ordinary characters.
             "ls \u{ff1b}id",
@@ -53,6 +52,19 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
             "ls e\u{301}",
         ],
         &[
+            // Options, and words that a shell may replace with an option.
+            "ls -l",
+            "ls -l /tmp",
+            "ls /tmp -l",
+            "ls  -l",
+            "ls --",
+            "ls -- -l",
+            "ls -",
+            "ls *.rs",
+            "ls a *",
+            "ls ?",
+            "ls [a-c]",
+            "ls [!x]",
             // Operators between commands.
             "ls; id",
             "ls ;id",
@@ -230,7 +242,7 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
         ],
     ),
     // A line without arguments matches only if a blank is before the last star.
-    ("df*", &["df", "df -h", "dfx"], &["df;id", "df\nid", "d"]),
+    ("df*", &["df", "df-h", "dfx"], &["df -h", "df ", "df;id", "df\nid", "d", "df/../id"]),
     (
         "df -h",
         &["df -h"],
@@ -254,13 +266,15 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "git * *",
         &["git  ", "git a b", "git ", "git a"],
-        &["git", "git;a b", "git a b;c", "git -c 'x' b"],
+        &["git", "git;a b", "git a b;c", "git -c 'x' b", "git -c a", "git a -c"],
     ),
     // A comment would remove a mandatory tail. A security report had this case.
     (
         "echo * --dry-run",
-        &["echo prod --dry-run", "echo  --dry-run", "echo a b --dry-run", "echo --x=y --dry-run"],
+        &["echo prod --dry-run", "echo  --dry-run", "echo a b --dry-run"],
         &[
+            "echo --x=y --dry-run",
+            "echo a --dry-run --dry-run",
             "echo prod # --dry-run",
             "echo prod #--dry-run",
             "echo # --dry-run",
@@ -296,8 +310,9 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     // Quotes in the line, for a pattern that has quotes too.
     (
         "grep 'a b' * /var/log/x",
-        &["grep 'a b' -c /var/log/x", "grep 'a b'  /var/log/x"],
+        &["grep 'a b' y /var/log/x", "grep 'a b'  /var/log/x"],
         &[
+            "grep 'a b' -f /var/log/x",
             "grep 'a b' '' /etc/passwd /var/log/x'",
             "grep 'a b' \"\" /etc/passwd /var/log/x\"",
             "grep 'a b' '/etc/passwd' /var/log/x",
@@ -313,9 +328,17 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
         &[
             "systemctl restart nginx.service",
             "systemctl restart .service",
-            "systemctl restart a b.service",
+            "systemctl restart a?[b]*.service",
         ],
         &[
+            "systemctl restart a b.service",
+            "systemctl restart a\u{a0}b.service",
+            "systemctl restart a\u{3000}b.service",
+            "systemctl restart -Hhost.service",
+            "systemctl restart -H host x.service",
+            "systemctl restart *.service",
+            "systemctl restart ?x.service",
+            "systemctl restart ../x.service",
             "systemctl restart x;id.service",
             "systemctl restart .service; id",
             "systemctl restart nginx.service ",
@@ -330,8 +353,30 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "cat /srv/public/*",
-        &["cat /srv/public/x", "cat /srv/public/", "cat /srv/public/../../etc/hostname"],
         &[
+            "cat /srv/public/x",
+            "cat /srv/public/",
+            "cat /srv/public/.x/a..b/*.[a-z]?",
+            "cat /srv/public/-x",
+            "cat /srv/public/.",
+        ],
+        &[
+            "cat /srv/public/../../etc/hostname",
+            "cat /srv/public/..",
+            "cat /srv/public/../",
+            "cat /srv/public/x/../../../etc/hostname",
+            "cat /srv/public/x/..",
+            "cat /srv/public//..",
+            "cat /srv/public/./../x",
+            // A shell may replace these with `..`.
+            "cat /srv/public/.?/x",
+            "cat /srv/public/.*/x",
+            "cat /srv/public/.[.]/x",
+            "cat /srv/public/x/.*",
+            // Further words.
+            "cat /srv/public/x /etc/passwd",
+            "cat /srv/public/ /etc/passwd",
+            "cat /srv/public/x ",
             "cat /srv/public",
             "cat /srv/private/x",
             "cat /srv/public/~root",
@@ -387,10 +432,46 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "*",
-        &["", "id", "ls -l", "a b c"],
-        &["id; ls", "$x", "a\nb", "(id)", "id &", "a\u{2028}b", "'id'", "id # x", "~/x"],
+        &["", "id", "ls l", "a b c"],
+        &["ls -l", "-l", "id; ls", "$x", "a\nb", "(id)", "id &", "a\u{2028}b", "'id'", "id # x", "~/x"],
     ),
-    ("**", &["", "id"], &["id;", "$x", "'"]),
+    ("**", &["", "id", "ls -l"], &["id;", "$x", "'"]),
+    ("ls **", &["ls", "ls ", "ls -l a", "ls *", "ls ../x"], &["ls; id", "ls 'a'", "ls\tx", "lsof"]),
+    (
+        "systemctl restart -- app-*",
+        &["systemctl restart -- app-web", "systemctl restart -- app-"],
+        &[
+            "systemctl restart -- app-web sshd",
+            "systemctl restart -- app-web -H host",
+            "systemctl restart -H host -- app-web",
+            "systemctl restart app-web",
+            "systemctl restart -- app-/../sshd",
+            "systemctl restart -- -H host",
+        ],
+    ),
+    (
+        "tail -n * /var/log/*",
+        &["tail -n 5 /var/log/x", "tail -n  /var/log/x"],
+        &[
+            "tail -n 5 /var/log/x /var/log/y",
+            "tail -n 5 /etc/x /var/log/../y",
+            "tail -n 5 -f /var/log/x",
+            "tail -n 5 /var/log/x /etc/passwd",
+        ],
+    ),
+    // `..` that the pattern does not spell.
+    ("cat ../a/*", &["cat ../a/b"], &["cat ../a/../b", "cat ../a/.."]),
+    ("cat /srv/.*", &["cat /srv/.a", "cat /srv/."], &["cat /srv/..", "cat /srv/../a", "cat /srv/.?"]),
+    ("cat /srv/*.", &["cat /srv/a.", "cat /srv/."], &["cat /srv/..", "cat /srv/a/.."]),
+    ("cat /srv/..*", &["cat /srv/..", "cat /srv/..a"], &["cat /srv/../../a", "cat /srv/.a"]),
+    ("cat /srv/*'.'", &["cat /srv/a'.'"], &["cat /srv/.'.'", "cat /srv/a/.'.'"]),
+    ("cat /srv/*\\.", &["cat /srv/a\\."], &["cat /srv/.\\."]),
+    ("cat /srv/*; id", &["cat /srv/a; id"], &["cat /srv/..; id", "cat /srv/a/..; id"]),
+    ("cat /srv/*$x", &["cat /srv/a$x"], &["cat /srv/..$x", "cat /srv/a/..$x"]),
+    ("run -v /srv/*:/data", &["run -v /srv/a:/data"], &["run -v /srv/..:/data", "run -v /srv/a:..:/data"]),
+    ("tool --in=*", &["tool --in=/a"], &["tool --in=../a", "tool --in=..", "tool --in=a,../b"]),
+    ("ls -*", &["ls -l", "ls -"], &["ls l", "ls -l x", "ls  -l"]),
+    ("*-x", &["a-x"], &["-x", "--x", "a -x"]),
     (" *", &["", " x"], &["x", "\u{a0}x", "\tx"]),
     (
         "* --help",
@@ -422,6 +503,9 @@ fn patterns_hold_for_very_long_lines() {
     let long = "a ".repeat(8_000);
     for (pattern, line, is_allowed) in [
         ("ls *", format!("ls {long}"), true),
+        ("ls *", format!("ls {long}-l"), false),
+        ("ls **", format!("ls {long}-l"), true),
+        ("ls a*", format!("ls {long}"), false),
         ("ls *", format!("ls {long};id"), false),
         ("ls *", format!("ls {long}\nid"), false),
         ("ls *", format!("ls {long}# x"), false),
@@ -495,6 +579,22 @@ impl Sandbox {
     }
 }
 
+impl Sandbox {
+    /// Runs a line in each shell that the host has, and asserts that `canary` did not run.
+    fn runs_no_canary(&self, line: &str) {
+        for shell in ["sh", "bash", "dash"] {
+            let run = Command::new(format!("/bin/{shell}"))
+                .args(["-c", line])
+                .env_clear()
+                .env("PATH", self.folder.join("bin"))
+                .current_dir(self.folder.join("work"))
+                .output();
+            assert!(run.is_ok() || shell != "sh", "{line:?}");
+            assert!(!self.folder.join("mark").exists(), "{line:?} ran another program in {shell}");
+        }
+    }
+}
+
 impl Drop for Sandbox {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.folder).ok();
@@ -520,7 +620,7 @@ proptest! {
     /// words of the line.
     #[test]
     fn an_allowed_line_is_one_command(
-        pattern in select(vec!["probe *", "probe * --dry-run", "probe a*b *", "probe -- *.x *"]),
+        pattern in select(vec!["probe *", "probe **", "probe * --dry-run", "probe ** -x a*b *", "probe -- *.x **"]),
         stars in (pieces(), pieces()),
     ) {
         let mut stars = [stars.0, stars.1].into_iter();
@@ -561,6 +661,87 @@ fn no_single_character_changes_what_a_line_runs() {
         }
     }
     assert!(run > 200, "{run}");
+}
+
+/// The forms of the second security report: separators, wrappers, prefixes and arguments, for each
+/// kind of pattern. No allowed line runs another program.
+#[test]
+fn no_form_of_the_second_report_runs_another_program() {
+    let sandbox = Sandbox::new("report");
+    let separators = [
+        ";", " ; ", "&", " & ", "&&", " && ", "|", " | ", "||", "|&", ";;", "\n", "\r", "\r\n", "\t",
+        "\u{b}", "\u{c}", "\u{1}", "\u{1b}", "\u{7f}", "\u{85}", "\u{2028}", "\u{2029}", "\u{a0}",
+        "\u{1680}", "\u{2003}", "\u{200b}", "\u{202e}", "\u{3000}", "\u{feff}", "\u{ff1b}", "\u{37e}",
+        "\u{ff06}", "\u{ff5c}", "\u{2024}", "\\\n", " #\n", " <<<", "\u{fdd0}",
+    ];
+    let wrappers = [
+        "$(canary)", "`canary`", "$((canary))", "${x:=$(canary)}", "${x:-`canary`}", "$[canary]", "<(canary)",
+        ">(canary)", "(canary)", "{canary,}", "{ canary; }", "=(canary)", "$'\\ncanary'", "<<EOF\n$(canary)\nEOF",
+        "<<<$(canary)", ">x canary", ">|x;canary", "2>&1;canary", "&>x canary", "() { canary; }", "$IFS;canary",
+    ];
+    let around = ["", "'", "\"", "\\"];
+    let prefixes = [
+        "canary; ", "canary & ", "exec ", "eval ", "command ", "env ", "nohup ", "time ", "! ", ". ", "/bin/", "\\",
+        "'", "X=1 ", "PATH=/tmp ",
+    ];
+    let arguments = [
+        "-x", "--canary", "-ocanary", "-H canary", "-- -x", "-", "--", "?", "?canary", "*", "*.rs", "[a-z]*", "+x", "..",
+        "../canary", "a/../canary", "@canary", "%canary", "!canary", "x=canary", "canary",
+    ];
+    let tails: Vec<String> = (separators.iter().map(|separator| format!("a{separator}canary")))
+        .chain(around.iter().flat_map(|quote| {
+            wrappers.iter().map(move |wrapper| format!("{quote}{wrapper}{quote}"))
+        }))
+        .chain(arguments.map(str::to_owned))
+        .collect();
+    let (mut tried, mut allowed) = (0, 0);
+    for pattern in [
+        "probe restart *", "probe *", "probe **", "probe /var/log/*", "probe * --dry-run",
+        "probe -n * /var/log/dpkg.log", "cd / && probe *",
+    ] {
+        let acl = with(pattern);
+        let stars = pattern.trim_start_matches(|c| c != '*');
+        let fixed = stars.trim_start_matches('*');
+        let begin = &pattern[..pattern.len() - stars.len()];
+        for prefix in prefixes {
+            assert!(!acl.allows_line(&format!("{prefix}{begin}a{fixed}")), "{prefix} {pattern}");
+            tried += 1;
+        }
+        for tail in &tails {
+            let line = format!("{begin}{tail}{fixed}");
+            tried += 1;
+            if acl.allows_line(&line) {
+                allowed += 1;
+                sandbox.runs_no_canary(&line);
+                let may_be_option = tail.split(' ').any(|word| word.starts_with(['-', '?', '*', '[']));
+                assert!(pattern.contains("**") || begin.ends_with('/') || !may_be_option, "{line}");
+            }
+        }
+    }
+    assert!(tried >= 948 && allowed > 60, "{tried} {allowed}");
+}
+
+/// What version 0.2.0 allowed, and the second security report ran on a host.
+#[test]
+fn patterns_allow_only_what_they_suggest() {
+    for (pattern, line) in [
+        ("cat /var/log/*", "cat /var/log/x /etc/passwd"),
+        ("cat /var/log/*", "cat /var/log/ /etc/passwd"),
+        ("cat /var/log/*", "cat /var/log/../../../etc/passwd"),
+        ("systemctl restart *", "systemctl restart -H host x"),
+        ("systemctl restart *", "systemctl restart x -H host"),
+        ("systemctl restart app-*", "systemctl restart app-web sshd"),
+    ] {
+        assert!(!with(pattern).allows_line(line), "{line}");
+    }
+    let acl = Acl::read(&json!({"argv": [["cat", "/var/log/*"], ["systemctl", "restart", "*"]]}));
+    let acl = acl.unwrap();
+    for words in
+        [["cat", "/var/log/../../etc/passwd"].as_slice(), &["systemctl", "restart", "-Hhost"]]
+    {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        assert!(!acl.allows_words(&words), "{words:?}");
+    }
 }
 
 /// The lines of a security report. An older rule allowed them.

@@ -1,6 +1,6 @@
 //! Checks whether an access control list allows a command (contract 4.14). It runs no command.
 
-use farhand_domain::acl::Acl;
+use farhand_domain::acl::{Acl, AclLimit, explain_line, explain_words};
 use farhand_domain::caller::Caller;
 use farhand_domain::command::{Command, Origin, Shell};
 use farhand_domain::command_end::Denial;
@@ -90,13 +90,24 @@ fn refusal_reason(
     let limit = rights.refusal(&command, false);
     Some(match (denial, limit) {
         (Denial::Acl, Some(limit)) => {
-            format!("The access control list does not allow this: {limit}.")
+            let rules = rights.acl.as_ref().and_then(|acl| broken_rules(acl, limit, &command));
+            let rules = rules.map(|rules| format!(" ({rules})")).unwrap_or_default();
+            format!("The access control list does not allow this: {limit}{rules}.")
         }
         (Denial::Account, _) => {
             "The caller cannot run commands as this account on the server.".to_owned()
         }
         (denial, _) => format!("It is not allowed: {denial}."),
     })
+}
+
+/// The rules of `*` because of which no pattern allows a command.
+fn broken_rules(acl: &Acl, limit: AclLimit, command: &Command) -> Option<String> {
+    match limit {
+        AclLimit::Commands => explain_line(acl.commands.as_ref()?, &command.line),
+        AclLimit::Argv => explain_words(acl.argv.as_ref()?, command.argv.as_ref()?),
+        _ => None,
+    }
 }
 
 /// `POST /api/auth/acl-check/`.

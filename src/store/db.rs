@@ -84,7 +84,7 @@ fn build(statements: impl IntoIterator<Item = Statement>) -> Result<(String, Str
     for statement in statements {
         let built = statement.build()?;
         texts.push(built.sql);
-        parameters.push(built.parameters.into_iter().map(json_value).collect());
+        parameters.push(json_values(built.parameters)?.into());
     }
     Ok((texts.join("\0"), serde_json::Value::Array(parameters).to_string()))
 }
@@ -102,32 +102,42 @@ impl PageStatement {
     /// Converts the text into a JavaScript string once, for all runs.
     pub fn new(statement: Statement) -> Result<Self, Error> {
         let Built { sql, names, parameters } = statement.build()?;
-        Ok(Self {
-            text: sql.into(),
-            names,
-            values: parameters.into_iter().map(json_value).collect(),
-        })
+        Ok(Self { text: sql.into(), names, values: json_values(parameters)? })
     }
 
     /// The parameters for `d1.js`. The values in `current` replace the values of [`Self::new`].
-    fn parameters(&self, current: &[(&str, Value)]) -> String {
+    fn parameters(&self, current: &[(&str, Value)]) -> Result<String, Error> {
         let value = |(name, value): (&String, &serde_json::Value)| {
             let replaced = current.iter().find(|(current, _)| current == name);
-            replaced.map_or_else(|| value.clone(), |(_, value)| json_value(value.clone()))
+            replaced.map_or_else(|| Ok(value.clone()), |(_, value)| json_value(value.clone()))
         };
-        json!([self.names.iter().zip(&self.values).map(value).collect::<Vec<_>>()]).to_string()
+        let values = self.names.iter().zip(&self.values).map(value);
+        Ok(json!([values.collect::<Result<Vec<_>, Error>>()?]).to_string())
     }
 }
 
+/// The largest integer that every double can hold exactly.
+const MAX_EXACT: u64 = 1 << 53;
+
 /// A value as JSON. D1 takes every number as a double, which is exact up to 2^53. Ids and sizes are
-/// far smaller.
-fn json_value(value: Value) -> serde_json::Value {
-    match value {
+/// far smaller. Keys are larger in some workspaces, and must be text ([`farhand_sql::numbering`]).
+///
+/// # Errors
+/// The value is an integer that D1 would round.
+fn json_value(value: Value) -> Result<serde_json::Value, Error> {
+    Ok(match value {
         Value::Null => serde_json::Value::Null,
+        Value::Integer(value) if value.unsigned_abs() > MAX_EXACT => {
+            return Err(Error::internal(format!("D1 would round the integer {value}")));
+        }
         Value::Integer(value) => json!(value),
         Value::Real(value) => json!(value),
         Value::Text(value) => serde_json::Value::String(value),
-    }
+    })
+}
+
+fn json_values(values: Vec<Value>) -> Result<Vec<serde_json::Value>, Error> {
+    values.into_iter().map(json_value).collect()
 }
 
 /// The reason why D1 did not run a statement.
@@ -212,7 +222,7 @@ pub async fn run_page(
 ) -> Result<(StatementResult, Items), Failure> {
     cost::add_d1_call();
     let page: ListOutcome =
-        run_list(env, &statement.text, &statement.parameters(current)).await?.unchecked_into();
+        run_list(env, &statement.text, &statement.parameters(current)?).await?.unchecked_into();
     let outcome: StatementResult = serde_json::from_str(&page.outcome()).map_err(Error::from)?;
     outcome.add_cost();
     Ok((outcome, Items(page.items())))
@@ -271,7 +281,19 @@ pub fn boolean<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
 mod tests {
     use std::fs;
 
+    use super::*;
     use crate::structure_tests::sources;
+
+    #[test]
+    fn an_integer_that_d1_would_round_is_refused() {
+        for exact in [0, 1 << 53, -(1 << 53)] {
+            assert_eq!(json_value(Value::Integer(exact)).unwrap(), json!(exact));
+        }
+        for rounded in [(1 << 53) + 1, -(1 << 53) - 1, 8_192 << 40 | 1, i64::MAX, i64::MIN] {
+            assert!(json_value(Value::Integer(rounded)).is_err(), "{rounded}");
+            assert!(json_values(vec![Value::Null, Value::Integer(rounded)]).is_err());
+        }
+    }
 
     #[test]
     fn every_parameter_after_a_limit_is_part_of_a_sum() {

@@ -37,7 +37,7 @@ const TRIGGER_TABLES_SQL: &[&str] = &[
     "SELECT * FROM batch_counts ORDER BY workspace_id, batch_id",
 ];
 
-async fn export(state: &Path, file: &Path) {
+pub async fn export(state: &Path, file: &Path) {
     let options = ["--local", "--persist-to", state.to_str().unwrap()];
     let mut command = Command::new("node");
     command.arg("scripts/export.mjs").arg(file).args(options).current_dir(ROOT);

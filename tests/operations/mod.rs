@@ -14,6 +14,7 @@ mod retention;
 mod set_up;
 mod start;
 mod versions;
+mod workspace_numbers;
 
 use std::path::Path;
 use std::process::Command;

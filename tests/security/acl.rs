@@ -249,7 +249,7 @@ async fn commands_are_checked_with_account_and_shell() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
-    let acl = json!({"commands": ["ls *", "systemctl restart *.service", "echo a; echo b"], "usernames": ["deploy"]});
+    let acl = json!({"commands": ["ls **", "systemctl restart *.service", "echo a; echo b"], "usernames": ["deploy"]});
     let token = workspace.limited(&acl).await;
     let run = async |line: &str, username: &str, shell: &str| {
         let body = json!({"server": "web-1", "line": line, "username": username, "shell": shell});
@@ -260,6 +260,8 @@ async fn commands_are_checked_with_account_and_shell() {
         assert_eq!(agent.next_command().await["line"], line);
     }
     for line in [
+        "systemctl restart -Hhost x.service",
+        "systemctl restart ../x.service",
         "ls; id",
         "ls && id",
         "ls $(id)",

@@ -19,6 +19,7 @@ pub mod schedules;
 pub mod scripts;
 pub mod servers;
 pub mod task;
+pub mod token_check;
 pub mod tokens;
 pub mod users;
 pub mod whoami;

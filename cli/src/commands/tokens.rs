@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
+use super::token_check::{self, Check};
 use super::{DEFAULT_LIMIT, lookup, note_rest, report_deleted, typed};
 use crate::client::{Client, segment};
 use crate::connection::Options;
@@ -13,7 +14,7 @@ use crate::types::{ApiToken, NewToken};
 
 const PATH: &str = "/api/auth/tokens/";
 
-/// List, create and delete API tokens
+/// List, create, check and delete API tokens
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -29,6 +30,7 @@ enum Action {
         limit: usize,
     },
     Create(Creation),
+    Check(Check),
     /// Delete API tokens
     Delete {
         /// The names or ids of the tokens
@@ -48,7 +50,8 @@ struct Creation {
     /// When the token expires: 12h, 90d, a time, or "never"
     #[arg(long, value_name = "TIME", default_value = "90d")]
     expires: String,
-    /// Allow only lines that match this pattern, such as 'systemctl restart *'. May be repeated
+    /// Allow only lines that match this pattern, such as 'systemctl restart -- app-*'. May be
+    /// repeated
     #[arg(long, value_name = "PATTERN")]
     allow: Vec<String>,
     /// Allow only programs without a shell whose words match, such as 'ls -l *' or 'ls ...'. May be
@@ -72,20 +75,21 @@ struct Creation {
     read_all: bool,
 }
 
-pub fn execute(options: &Options, arguments: &Arguments) -> Result<()> {
+pub fn execute(options: &Options, arguments: &Arguments) -> Result<u8> {
     let client = options.connect()?;
     match &arguments.action {
         Action::List { limit } => {
             let (items, count) = client.list(PATH, &[], *limit)?;
             print_list(&items, options.output, table)?;
             note_rest(items.len(), count);
-            Ok(())
         }
-        Action::Create(creation) => create(&client, options.output, creation),
+        Action::Create(creation) => create(&client, options.output, creation)?,
+        Action::Check(check) => return token_check::execute(&client, options.output, PATH, check),
         Action::Delete { names } => {
-            names.iter().try_for_each(|name| delete(&client, options.output, name))
+            names.iter().try_for_each(|name| delete(&client, options.output, name))?;
         }
     }
+    Ok(0)
 }
 
 fn create(client: &Client, format: Format, creation: &Creation) -> Result<()> {
@@ -184,10 +188,10 @@ mod tests {
             read_all: false,
         };
         assert_eq!(creation.acl(&[]), Value::Null);
-        creation.allow = vec!["systemctl restart *".into()];
+        creation.allow = vec!["systemctl restart -- app-*".into()];
         creation.allow_argv = vec!["ls ...".into()];
         creation.read_all = true;
-        let expected = json!({"commands": ["systemctl restart *"], "argv": [["ls", "..."]],
+        let expected = json!({"commands": ["systemctl restart -- app-*"], "argv": [["ls", "..."]],
             "servers": ["1"], "read_all": true});
         assert_eq!(creation.acl(&["1".to_owned()]), expected);
     }

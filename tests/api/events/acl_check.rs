@@ -35,7 +35,7 @@ async fn a_list_is_checked_without_running_anything() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let admin = workspace.session();
-    let acl = json!({"commands": ["ls *"], "argv": [["df", "..."]], "usernames": ["deploy"], "servers": [server["id"]],
+    let acl = json!({"commands": ["ls **", "cat /log/*"], "argv": [["df", "..."], ["cat", "/log/*"]], "usernames": ["deploy"], "servers": [server["id"]],
         "networks": ["192.0.2.0/24"]});
     for (fields, reason) in [
         (json!({"line": "ls -l"}), None),
@@ -45,6 +45,11 @@ async fn a_list_is_checked_without_running_anything() {
         (json!({"line": "ls # x"}), Some("commands")),
         (json!({"line": "df"}), Some("commands")),
         (json!({"argv": ["ls"]}), Some("argv")),
+        (
+            json!({"line": "cat /log/a /etc/b"}),
+            Some("the line (commands[1] does not: a * that touches another character matches no blank)"),
+        ),
+        (json!({"argv": ["cat", "/log/../b"]}), Some("(argv[1] does not: ")),
         (json!({"line": "ls", "username": "root"}), Some("usernames")),
         (json!({"line": "ls", "username": null}), Some("usernames")),
         (json!({"line": "ls", "server": "web-9"}), Some("server")),
@@ -114,7 +119,7 @@ async fn callers_check_their_own_tokens() {
     let workspace = Workspace::new().await;
     let admin = workspace.session();
     workspace.server("web-1").await;
-    let new = json!({"name": "ci", "expires_at": null, "acl": {"commands": ["ls *"]}});
+    let new = json!({"name": "ci", "expires_at": null, "acl": {"commands": ["ls **"]}});
     let token = admin.post(TOKENS, &new).await.expect(201);
     let of_token = async |api: &Api, line: &str| {
         check(api, &json!({"token": token["id"], "line": line})).await

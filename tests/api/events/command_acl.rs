@@ -109,7 +109,7 @@ fn lines(lines: &[&str]) -> Vec<Value> {
 async fn lines_outside_the_patterns_are_refused() {
     let groups = [
         (
-            json!({"commands": ["ls *", "df -h", "systemctl restart *.service"]}),
+            json!({"commands": ["ls **", "df -h", "systemctl restart *.service"]}),
             lines(&[
                 "ls",
                 "ls ",
@@ -251,7 +251,19 @@ async fn lines_outside_the_patterns_are_refused() {
             ]),
         ),
         (
-            json!({"commands": ["*"]}),
+            json!({"commands": ["systemctl restart *", "cat /var/log/*"]}),
+            lines(&["systemctl restart a b", "systemctl restart", "cat /var/log/a"]),
+            lines(&[
+                "systemctl restart -H host a",
+                "systemctl restart a -H host",
+                "systemctl restart *",
+                "cat /var/log/a /etc/passwd",
+                "cat /var/log/../../etc/passwd",
+                "cat /var/log/.?/a",
+            ]),
+        ),
+        (
+            json!({"commands": ["**"]}),
             lines(&["id", "ls -l"]),
             lines(&["id; ls", "$x", "a\nb", "(id)", "id &", "a\u{2028}b"]),
         ),
@@ -631,7 +643,7 @@ async fn commands_of_other_servers_look_unknown() {
 async fn a_token_ends_only_commands_it_could_create() {
     let mut limited_workspace = LimitedWorkspace::new().await;
     let admin = limited_workspace.workspace.admin.clone();
-    let mut acl = json!({"commands": ["ls *", "df"], "usernames": ["deploy"]});
+    let mut acl = json!({"commands": ["ls **", "df"], "usernames": ["deploy"]});
     let token = limited_workspace.workspace.limited(&acl).await;
     acl["read_all"] = json!(true);
     let reader = limited_workspace.workspace.limited(&acl).await;

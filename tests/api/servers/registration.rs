@@ -115,7 +115,8 @@ async fn a_token_shows_its_key_once() {
     assert!(key.len() == 128 && key.bytes().all(|b| b.is_ascii_alphanumeric()));
     let install = plain["install"].as_str().unwrap();
     assert!(
-        install.ends_with(&format!("/install.sh | FARHAND_REGISTRATION_TOKEN={key} sh")),
+        install.starts_with(" curl ")
+            && install.ends_with(&format!("/install.sh | FARHAND_REGISTRATION_TOKEN={key} sh")),
         "{install}"
     );
     // A token expires, unless the request says null.

@@ -151,7 +151,7 @@ test("a registration token for many servers", async () => {
   await page.getByLabel("Name of the token").fill("rollout");
   await page.getByLabel("Servers that may register").fill("3");
   await page.getByRole("button", { name: "Create the token" }).click();
-  assert.match(await page.getByLabel("Install line").innerText(), /FARHAND_REGISTRATION_TOKEN=[A-Za-z0-9]{128} sh/);
+  assert.match(await page.getByLabel("Install line").innerText(), /^ curl .*FARHAND_REGISTRATION_TOKEN=[A-Za-z0-9]{128} sh/);
   const { results } = await workspace.admin.get("/api/servers/registration-tokens/");
   assert.deepEqual(results.map(({ name, uses }) => [name, uses]), [["rollout", 3]]);
   await visit.end();

@@ -118,7 +118,7 @@ function Many() {
   if (create.data) {
     return (
       <div>
-        <p>Run this as root on each server, or put it into its image or its cloud-init. It contains the token's key, which is shown only now.</p>
+        <p>Run this as root on each server, or put it into its image or its cloud-init. It contains the token's key, which is shown only now, and begins with a blank, so that most shells keep it out of their history. In an image, put the key into a file and use --token-file.</p>
         <Snippet label="Install line" text={withPolicy(create.data.install ?? "", policy)} />
         <p>Each server appears in the list as soon as its agent has registered.</p>
       </div>

@@ -23,8 +23,8 @@ export function AclFields({ draft, onChange }: AclFieldsProps) {
     <fieldset className="acl">
       <legend>What it may do</legend>
       <p className="hint acl-wide">An empty field sets no limit. A token with any limit cannot manage the workspace.</p>
-      {patterns("commands", "Lines", "One pattern on each line. * stands for any text without shell operators.", "systemctl restart *")}
-      {patterns("argv", "Programs without a shell", "Words on each line. * stands for any text, ... for further words.", "df -h ...")}
+      {patterns("commands", "Lines", "One pattern on each line. * between blanks stands for words, ** for words and options, and app-* for one word.", "systemctl restart -- app-*")}
+      {patterns("argv", "Programs without a shell", "Words on each line. * stands for any text but options, ... for further words.", "df -h ...")}
       <Field label="Servers">{() => <ServerChips ids={draft.servers} onChange={(servers) => onChange({ servers })} />}</Field>
       <div className="field">
         <span className="field-name">Servers with labels</span>

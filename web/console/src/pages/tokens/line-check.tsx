@@ -35,7 +35,7 @@ export function LineCheck({ subject }: { subject: Subject }) {
     <div className="line-check" role="group" aria-label="Would this line be allowed?">
       <h2>Would this line be allowed?</h2>
       <div className="line-check-fields">
-        <TextField label="Line" className="mono" placeholder="systemctl restart nginx" value={line} {...input(setLine)} />
+        <TextField label="Line" className="mono" placeholder="systemctl restart -- app-web" value={line} {...input(setLine)} />
         <TextField label="On server" placeholder="web-1" value={server} {...input(setServer)} />
         <TextField label="As" placeholder="default account" value={username} {...input(setUsername)} />
         <Button isBusy={check.isPending} disabled={!isReady} onClick={() => check.mutate()}>
