@@ -23,7 +23,7 @@ use worker::{Context, Env, ScheduleContext, ScheduledEvent, event, web_sys, work
 use crate::auth::audit;
 use crate::http::request::Call;
 use crate::objects::{janitor, scheduler};
-use crate::platform::log;
+use crate::platform::{d1_size, log};
 use crate::store::idempotency_keys;
 
 /// Runs once for each isolate.
@@ -58,7 +58,8 @@ pub fn fetch(
 }
 
 /// The cron trigger (`wrangler.toml`): purges expired idempotency keys, starts a pass of the
-/// janitor, wakes schedulers that lost their alarm, and writes overdue anonymous audit events.
+/// janitor, wakes schedulers that lost their alarm, writes overdue anonymous audit events and refusals, and
+/// logs whether D1 is nearly full.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = idempotency_keys::purge(&env).await {
@@ -73,4 +74,5 @@ async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
     if let Err(error) = audit::write_overdue(&env).await {
         log::error("audit_event_lost", json!({}), &error.detail);
     }
+    d1_size::log_if_filling(&env);
 }

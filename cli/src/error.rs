@@ -120,6 +120,7 @@ impl Refusal {
             }
             ("SERVER_PENDING", ..) => "Staff can approve the server.".into(),
             ("HTTPS_REQUIRED", ..) => "Use an https URL.".into(),
+            ("CELL_FULL", ..) => "Tell the operator of the service.".into(),
             (_, Some(seconds), _) => format!("Try again in {seconds} s."),
             ("INTERNAL", _, Some(id)) => format!("The operator finds the cause under {id}."),
             ("NOT_FOUND", ..) if self.detail == "Not found." => {
@@ -171,6 +172,13 @@ mod tests {
             refused(429, Some("7"), body).to_string(),
             "Too many attempts. Try again in 7 s."
         );
+    }
+
+    #[test]
+    fn a_full_cell_is_for_the_operator() {
+        let body = r#"{"code": "CELL_FULL", "detail": "The database is full.", "request_id": "1"}"#;
+        let shown = "The database is full. Tell the operator of the service.";
+        assert_eq!(refused(503, Some("3600"), body).to_string(), shown);
     }
 
     #[test]

@@ -16,6 +16,13 @@ pub const CELL: i64 = 0;
 pub const MAX_LINE: usize = 1_024;
 /// An event has at most this number of ids of a list.
 pub const MAX_IDS: usize = 100;
+/// The details of a refusal have at most this number of bytes of JSON.
+pub const MAX_DENIAL_BYTES: usize = 1_024;
+/// The bytes of [`MAX_DENIAL_BYTES`] that are left for `count`.
+const COUNT_BYTES: usize = 32;
+/// The maximum bytes of JSON of one value in the details of a refusal: first try, second try. Both
+/// are longer than a hash in hexadecimal, which is useless if it is cut.
+const DENIAL_VALUE_BYTES: [usize; 2] = [256, 80];
 /// Maximum number that identifies a chain entry. JSON holds larger numbers inexactly.
 const MAX_ENTRY: i64 = 1 << 53;
 
@@ -213,6 +220,47 @@ pub fn add_ids(details: &mut Value, name: &str, ids: &[impl Serialize]) {
     details[format!("{name}_total")] = json!(ids.len());
 }
 
+fn json_bytes(value: &Value) -> usize {
+    value.to_string().len()
+}
+
+/// Cuts texts to `max` bytes of JSON, and removes longer lists.
+fn shorten(details: &mut Value, max: usize) {
+    let Value::Object(members) = details else { return };
+    members.retain(|_, value| !value.is_array() || json_bytes(value) <= max);
+    for value in members.values_mut() {
+        if let Value::String(text) = value {
+            let mut bytes = 2;
+            let fits = |character: &char| {
+                bytes += json_bytes(&json!(character)) - 2;
+                bytes <= max
+            };
+            *value = Value::String(text.chars().take_while(fits).collect());
+        } else {
+            shorten(value, max);
+        }
+    }
+}
+
+/// Shortens the details of a refusal, so that they have at most [`MAX_DENIAL_BYTES`] with `count`.
+/// The caller chooses most of them, and may be refused often. First cuts texts and removes lists,
+/// then removes the largest values.
+pub fn shorten_denial(mut details: Value) -> Value {
+    let is_long = |details: &Value| json_bytes(details) > MAX_DENIAL_BYTES - COUNT_BYTES;
+    for max in DENIAL_VALUE_BYTES {
+        if is_long(&details) {
+            shorten(&mut details, max);
+        }
+    }
+    while is_long(&details) {
+        let Value::Object(members) = &mut details else { return json!({}) };
+        let largest = members.iter().max_by_key(|(_, value)| json_bytes(value));
+        let Some(name) = largest.map(|(name, _)| name.clone()) else { break };
+        members.remove(&name);
+    }
+    details
+}
+
 /// The filters of a list of events (`docs/audit.md`).
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct EventFilter {
@@ -337,6 +385,32 @@ mod tests {
     fn a_long_line_is_cut() {
         assert_eq!(cut_line("id"), "id");
         assert_eq!(cut_line(&"ä".repeat(2_000)).chars().count(), MAX_LINE);
+    }
+
+    #[test]
+    fn details_of_a_refusal_are_bounded() {
+        let short = json!({"line": "reboot", "server": {"id": "x", "name": "web-1"}, "ids": [1]});
+        assert_eq!(shorten_denial(short.clone()), short);
+
+        let hash = "a".repeat(64);
+        let ids = vec!["01936d3e-7a00-7000-8000-000000000000"; MAX_IDS];
+        let long = json!({
+            "line": "\0".repeat(2_000), "line_sha256": hash, "line_length": 2_000, "cwd": "ä".repeat(4_000),
+            "targets": {"selector": "x".repeat(5_000), "servers": ids, "servers_total": MAX_IDS}, "code": "X",
+        });
+        let cut = shorten_denial(long);
+        assert!(json_bytes(&cut) <= MAX_DENIAL_BYTES - COUNT_BYTES, "{cut}");
+        assert_eq!((&cut["line_sha256"], &cut["line_length"]), (&json!(hash), &json!(2_000)));
+        assert_eq!(cut["targets"]["servers_total"], json!(MAX_IDS));
+        assert_eq!(cut["targets"]["servers"], Value::Null);
+        assert!(cut["line"].as_str().unwrap().starts_with('\0'));
+
+        let mut many = json!({"code": "X"});
+        for number in 0..1_000 {
+            many[format!("hash{number}")] = json!(hash);
+        }
+        let cut = shorten_denial(many);
+        assert!(json_bytes(&cut) <= MAX_DENIAL_BYTES - COUNT_BYTES && cut["code"] == "X", "{cut}");
     }
 
     #[test]

@@ -2,12 +2,25 @@
 
 use serde_json::{Value, json};
 
-use crate::audit::{add_ids, cut_line};
+use crate::audit::{add_ids, cut_line, shorten_denial};
 use crate::command::CommandSpec;
 use crate::error::Error;
 use crate::output::sha256;
 use crate::script::ScriptCall;
 use crate::secret::{Guessable, SecretKey};
+
+/// The details for the audit event of a refusal, from those that the event of the accepted request
+/// would have: a keyed hash instead of the names of variables, which the caller chooses.
+pub fn denial_details(mut details: Value, key: &SecretKey) -> Value {
+    let Value::Object(members) = &mut details else { return details };
+    for name in ["env", "params"] {
+        if let Some(names) = members.remove(name) {
+            let hash = key.hash(Guessable::Environment, &names.to_string());
+            members.insert(format!("{name}_names_hmac"), json!(hash));
+        }
+    }
+    shorten_denial(details)
+}
 
 impl CommandSpec {
     /// The details of an audit event about what runs. They contain the names of the environment
@@ -45,5 +58,43 @@ impl CommandSpec {
             details[format!("{name}_hmac")] = json!(key.hash(Guessable::Environment, &text));
         }
         Ok(details)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::MAX_DENIAL_BYTES;
+    use crate::command::Shell;
+    use crate::inputs::Inputs;
+
+    #[test]
+    fn a_refusal_has_no_names_of_variables() {
+        let key = SecretKey::new(&"x".repeat(32), "").unwrap();
+        let env = |number: usize| (0..number).map(|n| (format!("{n:0128}"), "v".repeat(200)));
+        let spec = |number| CommandSpec {
+            shell: Shell::System,
+            line: "é".repeat(16_000),
+            argv: None,
+            script: None,
+            username: Some("u".repeat(200)),
+            groupname: "g".repeat(200),
+            timeout: 3_600,
+            inputs: Some(Inputs {
+                env: Some(env(number).collect()),
+                cwd: Some("c".repeat(4_000)),
+                stdin: Some("s".repeat(60_000)),
+                ..Inputs::default()
+            }),
+        };
+        let details = |number| denial_details(spec(number).audit_details(&key).unwrap(), &key);
+        let hundred = details(100);
+        assert!(hundred.to_string().len() < MAX_DENIAL_BYTES, "{hundred}");
+        assert_eq!((&hundred["env"], &hundred["env_total"]), (&Value::Null, &json!(100)));
+        assert_eq!(hundred["line_sha256"], json!(sha256(&"é".repeat(16_000))));
+        assert_eq!(hundred["line_length"], 16_000);
+        let names = |number| details(number)["env_names_hmac"].clone();
+        assert!(names(1).is_string() && names(1) == names(1) && names(1) != names(2));
+        assert_eq!(denial_details(json!({"line": "id"}), &key), json!({"line": "id"}));
     }
 }

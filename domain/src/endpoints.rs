@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use matchit::{Params, Router};
 
 use crate::console;
+use crate::fullness::Growth;
 
 /// The credential that an endpoint expects in the Authorization header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,11 +45,21 @@ struct Options {
     accepts_limited_tokens: bool,
     /// A cloud deployment hides the endpoint (contract 4.15).
     is_on_prem_only: bool,
+    /// The endpoint works while D1 is nearly full, although it is no GET and no DELETE (contract
+    /// 11.7).
+    works_when_full: bool,
+    /// PUT and PATCH create something, like POST (contract 11.7).
+    creates: bool,
 }
 
 impl Options {
-    const NONE: Self =
-        Self { audit_action: None, accepts_limited_tokens: false, is_on_prem_only: false };
+    const NONE: Self = Self {
+        audit_action: None,
+        accepts_limited_tokens: false,
+        is_on_prem_only: false,
+        works_when_full: false,
+        creates: false,
+    };
 }
 
 /// Generates the enum [`Endpoint`] and its [`ROWS`]. Parts in parentheses are optional, a flag is a
@@ -119,7 +130,7 @@ endpoints! {
     Login: Open, [POST "/api/auth/login/"] audits "session.login", is_on_prem_only;
     /// Whether the credential is valid.
     IsAuthenticated: Open, [GET "/api/auth/is-authenticated/"], accepts_limited_tokens;
-    Logout: User, [GET POST "/api/auth/logout/"] audits "session.logout";
+    Logout: User, [GET POST "/api/auth/logout/"] audits "session.logout", works_when_full;
     SessionList: User, [GET "/api/auth/sessions/"];
     SessionRetrieve: User, [GET "/api/auth/sessions/{id}/"];
     SessionDelete: User, [DELETE "/api/auth/sessions/{id}/"] audits "session.delete";
@@ -131,9 +142,9 @@ endpoints! {
     TokenUpdate: User, [PATCH "/api/auth/tokens/{id}/"] audits "api_token.update";
     TokenDelete: User, [DELETE "/api/auth/tokens/{id}/"] audits "api_token.delete";
     /// Whether an access control list allows a command.
-    AclCheck: User, [POST "/api/auth/acl-check/"], accepts_limited_tokens;
+    AclCheck: User, [POST "/api/auth/acl-check/"], accepts_limited_tokens, works_when_full;
     /// Changes the caller's own password.
-    PasswordChange: User, [POST "/api/auth/change-password/"] audits "user.change_password", is_on_prem_only;
+    PasswordChange: User, [POST "/api/auth/change-password/"] audits "user.change_password", is_on_prem_only, works_when_full;
     /// Requests a mail with a link to set a new password.
     ResetRequest: Open, [POST "/api/auth/reset-password/"] audits "user.request_reset";
     /// Whether the link in a mail is valid.
@@ -146,7 +157,7 @@ endpoints! {
     CurrentUser: User, [GET "/api/iam/users/-/"], accepts_limited_tokens;
     UserRetrieve: User, [GET "/api/iam/users/{id}/", GET "/api/users/users/{username}/"];
     /// Lets a superuser set any user's password.
-    PasswordSet: User, [PUT PATCH "/api/users/users/{username}/"] audits "user.set_password", is_on_prem_only;
+    PasswordSet: User, [PUT PATCH "/api/users/users/{username}/"] audits "user.set_password", is_on_prem_only, works_when_full;
     /// Replaces all fields except the password.
     UserReplace: User, [PUT "/api/iam/users/-/", PUT "/api/iam/users/{id}/"] audits "user.update";
     UserUpdate: User, [PATCH "/api/iam/users/-/", PATCH "/api/iam/users/{id}/"] audits "user.update";
@@ -174,9 +185,9 @@ endpoints! {
     ServerUpdate: UserOrAgent, [PATCH "/api/servers/{id}/", PATCH "/api/servers/servers/{id}/"] audits "server.update";
     ServerDelete: UserOrAgent, [DELETE "/api/servers/{id}/", DELETE "/api/servers/servers/{id}/"] audits "server.delete";
     /// Lets a pending server run commands.
-    ServerApprove: User, [POST "/api/servers/servers/{id}/approve/"] audits "server.approve";
+    ServerApprove: User, [POST "/api/servers/servers/{id}/approve/"] audits "server.approve", works_when_full;
     /// Replaces the key of the server's agent.
-    ServerRotateKey: User, [POST "/api/servers/servers/{id}/rotate-key/"] audits "server.rotate_key";
+    ServerRotateKey: User, [POST "/api/servers/servers/{id}/rotate-key/"] audits "server.rotate_key", works_when_full;
     RegistrationTokenList: User, [GET "/api/servers/registration-tokens/"];
     RegistrationTokenCreate: User, [POST "/api/servers/registration-tokens/"] audits "registration_token.create";
     RegistrationTokenRetrieve: User, [GET "/api/servers/registration-tokens/{id}/"];
@@ -187,8 +198,8 @@ endpoints! {
     CommandRetrieve: User, [GET "/api/events/commands/{id}/"], accepts_limited_tokens;
     /// The same as [`Endpoint::CommandCancel`].
     CommandDelete: User, [DELETE "/api/events/commands/{id}/"] audits "command.cancel", accepts_limited_tokens;
-    CommandCancel: User, [POST "/api/events/commands/{id}/cancel/"] audits "command.cancel", accepts_limited_tokens;
-    CommandKill: User, [POST "/api/events/commands/{id}/kill/"] audits "command.kill", accepts_limited_tokens;
+    CommandCancel: User, [POST "/api/events/commands/{id}/cancel/"] audits "command.cancel", accepts_limited_tokens, works_when_full;
+    CommandKill: User, [POST "/api/events/commands/{id}/kill/"] audits "command.kill", accepts_limited_tokens, works_when_full;
     /// The output in pages.
     CommandChunks: User, [GET "/api/events/commands/{id}/chunks/"], accepts_limited_tokens;
     /// The whole output as plain text.
@@ -200,9 +211,9 @@ endpoints! {
     /// Runs one command on many servers.
     BatchCreate: User, [POST "/api/events/batches/"] audits "batch.create", accepts_limited_tokens;
     BatchRetrieve: User, [GET "/api/events/batches/{id}/"], accepts_limited_tokens;
-    BatchCancel: User, [POST "/api/events/batches/{id}/cancel/"] audits "batch.cancel", accepts_limited_tokens;
+    BatchCancel: User, [POST "/api/events/batches/{id}/cancel/"] audits "batch.cancel", accepts_limited_tokens, works_when_full;
     /// Cancels the batch, and kills its running commands.
-    BatchKill: User, [POST "/api/events/batches/{id}/kill/"] audits "batch.kill", accepts_limited_tokens;
+    BatchKill: User, [POST "/api/events/batches/{id}/kill/"] audits "batch.kill", accepts_limited_tokens, works_when_full;
     /// Creates a batch of the targets without success.
     BatchRetry: User, [POST "/api/events/batches/{id}/retry-failed/"] audits "batch.retry", accepts_limited_tokens;
     BatchTargets: User, [GET "/api/events/batches/{id}/targets/"], accepts_limited_tokens;
@@ -226,16 +237,16 @@ endpoints! {
     ScriptCreate: User, [POST "/api/events/scripts/"] audits "script.create";
     ScriptRetrieve: User, [GET "/api/events/scripts/{id}/"], accepts_limited_tokens;
     /// Creates a version from the sent fields and defaults.
-    ScriptReplace: User, [PUT "/api/events/scripts/{id}/"] audits "script.update";
+    ScriptReplace: User, [PUT "/api/events/scripts/{id}/"] audits "script.update", creates;
     /// Creates a version in which the sent fields differ.
-    ScriptUpdate: User, [PATCH "/api/events/scripts/{id}/"] audits "script.update";
+    ScriptUpdate: User, [PATCH "/api/events/scripts/{id}/"] audits "script.update", creates;
     /// Hides the script. Its versions stay.
     ScriptDelete: User, [DELETE "/api/events/scripts/{id}/"] audits "script.delete";
     ScriptVersionList: User, [GET "/api/events/scripts/{id}/versions/"], accepts_limited_tokens;
     ScriptVersionRetrieve: User, [GET "/api/events/scripts/{id}/versions/{version}/"], accepts_limited_tokens;
 
     AuditList: User, [GET "/api/audit/events/"];
-    AuditVerify: User, [POST "/api/audit/verify/"];
+    AuditVerify: User, [POST "/api/audit/verify/"], works_when_full;
 
     /// An agent creates a server for its host.
     AgentRegister: Registration, [POST "/api/servers/servers/register/"] audits "server.register";
@@ -302,6 +313,22 @@ impl Endpoint {
     /// Whether a cloud deployment hides the endpoint.
     pub fn is_on_prem_only(self) -> bool {
         self.row().options.is_on_prem_only
+    }
+
+    /// What a request with this method adds to the database (contract 11.7).
+    pub fn growth(self, method: &str) -> Growth {
+        let Options { works_when_full, creates, .. } = self.row().options;
+        let is_allowed = match self.access() {
+            Access::Open | Access::Agent | Access::Operator => true,
+            Access::User | Access::UserOrAgent | Access::Registration => works_when_full,
+        };
+        match method {
+            _ if is_allowed => Growth::Allowed,
+            "POST" => Growth::Creates,
+            "PUT" | "PATCH" if creates => Growth::Creates,
+            "PUT" | "PATCH" => Growth::Changes,
+            _ => Growth::Allowed,
+        }
     }
 
     /// The action in the audit log, if the endpoint's changes are logged.
@@ -419,6 +446,61 @@ mod tests {
         }
         assert_eq!(Endpoint::CommandKill.audit_action(), Some("command.kill"));
         assert_eq!(Endpoint::CommandList.audit_action(), None);
+    }
+
+    /// The whole table: a new endpoint is refused while D1 is nearly full, unless it is listed here.
+    #[test]
+    fn only_these_changes_work_while_the_database_is_nearly_full() {
+        let (mut allowed, mut changes, mut creates) = (BTreeSet::new(), 0, 0);
+        for route in ROUTES.iter() {
+            for (method, endpoint) in &route.methods {
+                let growth = endpoint.growth(method);
+                match *method {
+                    "GET" | "DELETE" => assert_eq!(growth, Growth::Allowed, "{endpoint:?}"),
+                    _ if growth == Growth::Allowed => {
+                        allowed.insert(format!("{endpoint:?}"));
+                    }
+                    _ if growth == Growth::Creates => creates += 1,
+                    _ => changes += 1,
+                }
+            }
+        }
+        let expected = [
+            "AclCheck",
+            "AgentAck",
+            "AgentChunk",
+            "AgentCommit",
+            "AgentEvent",
+            "AgentFin",
+            "AgentHeartbeat",
+            "AgentIgnored",
+            "AgentProcReport",
+            "AgentReject",
+            "AgentSync",
+            "AgentSyncCheck",
+            "AuditVerify",
+            "BatchCancel",
+            "BatchKill",
+            "CellAuditVerify",
+            "CommandCancel",
+            "CommandKill",
+            "Login",
+            "Logout",
+            "PasswordChange",
+            "PasswordSet",
+            "ResetConfirm",
+            "ResetRequest",
+            "ServerApprove",
+            "ServerRotateKey",
+            "WorkspaceCreate",
+            "WorkspaceResync",
+            "WorkspaceUndelete",
+        ];
+        assert_eq!(allowed.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+        assert!(changes > 10 && creates > 10, "{changes} {creates}");
+        assert_eq!(Endpoint::ScriptUpdate.growth("PATCH"), Growth::Creates);
+        assert_eq!(Endpoint::AgentRegister.growth("POST"), Growth::Creates);
+        assert_eq!(Endpoint::UserUpdate.growth("PATCH"), Growth::Changes);
     }
 
     #[test]

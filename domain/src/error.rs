@@ -97,6 +97,8 @@ codes! {
     HttpsRequired = "HTTPS_REQUIRED",
     /// The deployment is incomplete: a secret or the tables in D1 are missing.
     NotSetUp = "NOT_SET_UP",
+    /// The database of the cell is nearly full (contract 11.7).
+    CellFull = "CELL_FULL",
 }
 
 /// The kind of an error. Each kind has one HTTP status.
@@ -126,6 +128,8 @@ pub enum ErrorKind {
     NotConnected,
     /// The deployment is incomplete.
     NotSetUp,
+    /// The database of the cell is nearly full.
+    CellFull,
     /// A fault of the service. The detail is for the log, never for the client.
     Internal,
 }
@@ -146,6 +150,7 @@ impl ErrorKind {
             Self::Throttled => Code::Throttled,
             Self::NotConnected => Code::ServerNotConnected,
             Self::NotSetUp => Code::NotSetUp,
+            Self::CellFull => Code::CellFull,
             Self::Internal => Code::Internal,
         }
     }

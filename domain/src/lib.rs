@@ -36,6 +36,7 @@ pub mod error;
 pub mod features;
 pub mod fields;
 pub mod fingerprint;
+pub mod fullness;
 pub mod group;
 pub mod hashing_gate;
 pub mod host;

@@ -8,6 +8,7 @@ use farhand_domain::batch_request::{
 };
 use farhand_domain::caller::Caller;
 use farhand_domain::command::{CommandSpec, Shell};
+use farhand_domain::command_audit::denial_details;
 use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
 use farhand_domain::lifecycle::DEFAULT_EXPIRY;
 use farhand_domain::script::{ScriptCall, ScriptRef};
@@ -142,7 +143,7 @@ pub async fn plan(
         Ok(plan) => Ok((caller, plan)),
         Err(error) => {
             let key = platform::secret_key(&call.env)?;
-            let details = audit_details(new, found.servers.len(), &key)?;
+            let details = denial_details(audit_details(new, found.servers.len(), &key)?, &key);
             let object = AuditObject::new("batch", None, None);
             call.denial_details.set(Some(DenialDetails { object: Some(object), details }));
             Err(error)

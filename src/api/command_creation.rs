@@ -4,6 +4,7 @@ use farhand_domain::acl::Acl;
 use farhand_domain::audit::AuditObject;
 use farhand_domain::caller::Caller;
 use farhand_domain::command::{Command, CommandSpec, IDEMPOTENCY_KEY_TTL, NewCommand};
+use farhand_domain::command_audit::denial_details;
 use farhand_domain::command_end::Denial;
 use farhand_domain::command_object::{self, OrderedCommand};
 use farhand_domain::error::{Code, Error, ErrorKind};
@@ -308,8 +309,8 @@ fn authorize(
     let event = event.details(audit_details(&command, &spec, new, &key_of_hashes)?);
     rights.allow(&command, &origin).map_err(|denial| {
         let object = AuditObject::new("command", None, None);
-        call.denial_details
-            .set(Some(DenialDetails { object: Some(object), details: event.details.clone() }));
+        let details = denial_details(event.details.clone(), &key_of_hashes);
+        call.denial_details.set(Some(DenialDetails { object: Some(object), details }));
         match denial {
             Denial::Acl => {
                 let limit = rights.refusal(&command, origin.has_inputs);

@@ -9,7 +9,7 @@ use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
     command_output, commands, console, docs, groups, installer, operator, pages, passwords,
-    registration_tokens, schedules, scripts, servers, service, sessions, tokens, users,
+    registration_tokens, room, schedules, scripts, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -142,6 +142,9 @@ async fn find_and_handle(call: &mut Call) -> Result<Reply, Error> {
         endpoint.ok_or_else(|| Error::new(ErrorKind::MethodNotAllowed, "Method not allowed."))?;
     call.parameters =
         parameters.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    if room::is_scarce(call, endpoint) {
+        room::require(call, endpoint).boxed_local().await?;
+    }
     let reply = handle(endpoint, call).await?;
     match missing_workspace_error(call).await {
         Some(error) => Err(error),

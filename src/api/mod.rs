@@ -25,6 +25,7 @@ pub mod output_follower;
 pub mod pages;
 pub mod passwords;
 pub mod registration_tokens;
+mod room;
 pub mod schedules;
 pub mod scripts;
 pub mod servers;

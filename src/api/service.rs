@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
-use crate::platform;
+use crate::platform::{self, d1_size};
 
 /// The OpenAPI document. `build.rs` converts it from `docs/openapi.yaml`.
 const SCHEMA: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));
@@ -19,7 +19,10 @@ pub fn schema() -> Reply {
 /// `GET /healthz`.
 pub fn health(call: &Call) -> Result<Reply, Error> {
     let commit = platform::commit(&call.env);
-    Reply::ok(&json!({"status": "ok", "version": env!("CARGO_PKG_VERSION"), "commit": commit}))
+    let storage = d1_size::fullness(&call.env);
+    Reply::ok(&json!({
+        "status": "ok", "version": env!("CARGO_PKG_VERSION"), "commit": commit, "storage": storage,
+    }))
 }
 
 /// `GET /api/status/`.

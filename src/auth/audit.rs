@@ -5,13 +5,14 @@
 
 use std::time::Duration;
 
-use farhand_domain::audit::{AuditEvent, AuditObject, AuditOutcome, CELL};
+use farhand_domain::audit::{AuditEvent, AuditObject, AuditOutcome, CELL, shorten_denial};
 use farhand_domain::caller::Caller;
 use farhand_domain::error::{Code, Error, ErrorKind};
 use serde_json::json;
 use uuid::Uuid;
-use worker::Env;
+use worker::{Delay, Env};
 
+use crate::auth::joined::{JoinKey, JoinedRefusals};
 use crate::http::request::{Call, DenialDetails};
 use crate::objects::audit_sealer;
 use crate::platform;
@@ -19,24 +20,21 @@ use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::store::anonymous_events;
 use crate::store::audit as store;
+use crate::store::joined_events;
 
 /// The maximum recorded length of an id or username from a path, in characters.
 const MAX_PATH_ID_CHARS: usize = 64;
-/// How long the same isolate does not record an identical refusal or read again.
+/// How long the same isolate does not record an identical read again.
 const REPEAT_WINDOW: Duration = Duration::from_secs(60);
 
-/// Two refusals with the same key are identical.
-#[derive(PartialEq, Eq, Hash)]
-struct DenialKey {
-    credential: Uuid,
-    path: &'static str,
-    method: String,
-    code: Option<&'static str>,
-}
+/// How often counted refusals are written before they wait for the next refusal of their key.
+const WRITE_TRIES: u32 = 3;
+/// The pause between two of these tries.
+const WRITE_PAUSE: Duration = Duration::from_secs(3);
 
 thread_local! {
-    /// Recorded refusals of requests to endpoints without an audit action.
-    static RECENT_DENIALS: Hints<DenialKey> = Hints::new(REPEAT_WINDOW);
+    /// Counted refusals that D1 does not have yet.
+    static JOINED_REFUSALS: JoinedRefusals = JoinedRefusals::default();
     /// Recorded reads: the ids of the credential and of the command.
     static RECENT_READS: Hints<(Uuid, Uuid)> = Hints::new(REPEAT_WINDOW);
     /// Whether a wrong operator token beyond the limit was recorded.
@@ -83,26 +81,63 @@ pub fn seal_later(call: &Call) {
 
 /// Records a 403 for a valid credential, after the response.
 ///
-/// Refusals of invalid credentials are not recorded, because guesses would flood the log. If the
-/// endpoint has no audit action, identical refusals are recorded once per [`REPEAT_WINDOW`].
+/// Refusals of invalid credentials are not recorded, because guesses would flood the log. The
+/// refusals of a credential with the same action and code are one event per minute: see
+/// [`joined_events`].
 pub fn record_denial(call: &Call, error: &Error) {
     let is_denial = error.kind == ErrorKind::Forbidden
         && matches!(error.code, Some(Code::PermissionDenied | Code::ApiTokenAclNotAllowed));
     let caller =
         call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.credential_id));
     let (true, Some((workspace_id, credential))) = (is_denial, caller) else { return };
-    if call.audit_action().is_none() {
-        let key = DenialKey {
-            credential,
-            path: call.route.map_or("", |route| route.path),
-            method: call.method.clone(),
-            code: error.code.map(Code::as_str),
-        };
-        if !RECENT_DENIALS.with(|denials| denials.is_new(key, call.now)) {
-            return;
+    match denial_event(call, error) {
+        Ok(event) => {
+            let code = error.code.map_or("", Code::as_str);
+            let text = format!("{credential} {} {code}", event.action);
+            count_refusal(call, JoinKey { workspace_id, text }, event);
+        }
+        Err(error) => log::error("audit_event_lost", json!({"request_id": call.id}), &error.detail),
+    }
+}
+
+/// Counts a refusal, and writes the counted refusals of its key after the response, unless this
+/// isolate does so soon anyway.
+fn count_refusal(call: &Call, key: JoinKey, event: AuditEvent) {
+    let Some(delay) = JOINED_REFUSALS.with(|joined| joined.count(&key, event, call.now)) else {
+        return;
+    };
+    let env = call.env.clone();
+    call.context.wait_until(async move {
+        if !delay.is_zero() {
+            Delay::from(delay).await;
+        }
+        for _ in 0..WRITE_TRIES {
+            if write_refusals(&env, &key).await {
+                return;
+            }
+            Delay::from(WRITE_PAUSE).await;
+        }
+    });
+}
+
+/// Writes the counted refusals of a key. If D1 fails, they are counted again. Returns whether all
+/// are written.
+async fn write_refusals(env: &Env, key: &JoinKey) -> bool {
+    let taken = JOINED_REFUSALS.with(|joined| joined.take(key));
+    let Some((first, number)) = taken else { return true };
+    let JoinKey { workspace_id, text } = key;
+    match joined_events::add(env, *workspace_id, text, &first, number, platform::now()).await {
+        Ok(()) => {
+            audit_sealer::notify(env, *workspace_id).await;
+            true
+        }
+        Err(error) => {
+            let fields = json!({"action": first.action, "id": first.id, "number": number});
+            log::error("refusals_not_written", fields, &error.detail);
+            JOINED_REFUSALS.with(|joined| joined.put_back(key, first, number));
+            false
         }
     }
-    record_or_log(call, workspace_id, denial_event(call, error));
 }
 
 /// The event of a refusal. Its object is the object that the handler named, or else the id or
@@ -114,7 +149,7 @@ fn denial_event(call: &Call, error: &Error) -> Result<AuditEvent, Error> {
         let path = call.route.map(|route| route.path.to_owned());
         return Ok(event
             .with_object(path, None)
-            .details(json!({"method": call.method, "code": code})));
+            .details(shorten_denial(json!({"method": call.method, "code": code}))));
     }
     let mut event = match call.denial_details.take() {
         Some(DenialDetails { object, details }) => AuditEvent { object, details, ..event },
@@ -127,6 +162,7 @@ fn denial_event(call: &Call, error: &Error) -> Result<AuditEvent, Error> {
         }
     };
     event.details["code"] = json!(code);
+    event.details = shorten_denial(event.details);
     Ok(event)
 }
 
@@ -206,12 +242,15 @@ pub fn count_failed_login(
     Ok(())
 }
 
-/// Writes the counted anonymous events that are overdue. The cron trigger calls this.
+/// Writes the counted anonymous events and refusals that are overdue. The cron trigger calls this.
 ///
 /// # Errors
 /// D1 failed.
 pub async fn write_overdue(env: &Env) -> Result<(), Error> {
-    for workspace in anonymous_events::write_overdue(env, platform::now()).await? {
+    let now = platform::now();
+    let anonymous = anonymous_events::write_overdue(env, now).await?;
+    let joined = joined_events::write_overdue(env, now).await?;
+    for workspace in anonymous.into_iter().chain(joined) {
         audit_sealer::notify(env, workspace).await;
     }
     Ok(())

@@ -5,4 +5,5 @@ pub mod audit;
 pub mod credential;
 pub mod guesses;
 pub mod hashing;
+mod joined;
 pub mod list_cache;

@@ -180,7 +180,7 @@ impl Reply {
             ErrorKind::Conflict => 409,
             ErrorKind::Unprocessable => 422,
             ErrorKind::Throttled => 429,
-            ErrorKind::NotConnected | ErrorKind::NotSetUp => 503,
+            ErrorKind::NotConnected | ErrorKind::NotSetUp | ErrorKind::CellFull => 503,
             ErrorKind::Internal => 500,
         };
         let mut body: BTreeMap<&str, Value> =

@@ -2,6 +2,7 @@
 //! `wrangler.toml`. The `domain` crate gets these values as arguments.
 
 pub mod cost;
+pub mod d1_size;
 pub mod hints;
 pub mod log;
 pub mod time_zone;
@@ -105,6 +106,8 @@ pub struct Config {
     /// The limits of the throttles.
     pub throttles: ThrottleSettings,
     pub quotas: Quotas,
+    /// The maximum number of bytes of D1.
+    pub d1_max_bytes: u64,
     /// The source of a request's peer address.
     pub peer: PeerSource,
     /// The proxies whose forwarding headers are trusted.
@@ -216,6 +219,7 @@ impl Config {
                 batches_of_workspace: positive(env, "QUOTA_BATCHES_PER_WORKSPACE", 100),
                 bytes_of_day: positive(env, "QUOTA_BYTES_PER_DAY", 1 << 30),
             },
+            d1_max_bytes: positive(env, "D1_MAX_BYTES", 10_000_000_000).cast_unsigned(),
             peer: PeerSource::read(env),
             trusted_proxies: trusted_proxies(env),
             allow_http: var(env, "ALLOW_HTTP") == "1",

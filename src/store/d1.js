@@ -12,7 +12,7 @@ function prepare({ DB }, texts, parameters) {
 }
 
 /** The part of a result that `db.rs` reads. */
-const outcome = ({ rows_read, rows_written, changes }, rows) => ({ rows_read, rows_written, changes, rows });
+const outcome = ({ rows_read, rows_written, changes, size_after }, rows) => ({ rows_read, rows_written, changes, size_after, rows });
 
 /** Runs statements in one round trip and one transaction. Returns their outcomes as a JSON array. */
 export async function run(env, texts, parameters) {

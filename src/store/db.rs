@@ -14,6 +14,7 @@ use wasm_bindgen::{JsCast, JsValue};
 use worker::Env;
 
 use crate::platform::cost::{self, Cost};
+use crate::platform::d1_size;
 
 /// Parameters by name: `params! { id, name: &new.name }`.
 macro_rules! params {
@@ -50,15 +51,21 @@ pub struct StatementResult {
     rows_read: Option<u64>,
     rows_written: Option<u64>,
     changes: Option<usize>,
+    /// The bytes of the database after the statement.
+    size_after: Option<u64>,
     /// A JSON array of objects.
     rows: Box<RawValue>,
 }
 
 impl StatementResult {
-    fn add_cost(&self) {
+    /// Adds the cost of the statement, and remembers the size of the database.
+    fn record(&self, env: &Env) {
         let (rows_read, rows_written) =
             (self.rows_read.unwrap_or(0), self.rows_written.unwrap_or(0));
         cost::add(Cost { rows_read, rows_written, ..Cost::default() });
+        if let Some(size) = self.size_after {
+            d1_size::remember(env, size);
+        }
     }
 }
 
@@ -197,7 +204,7 @@ pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<Statemen
     let json = run_all(env, &texts, &parameters).await?;
     let outcomes: Vec<StatementResult> =
         serde_json::from_str(&json.as_string().unwrap_or_default()).map_err(Error::from)?;
-    outcomes.iter().for_each(StatementResult::add_cost);
+    outcomes.iter().for_each(|outcome| outcome.record(env));
     Ok(outcomes)
 }
 
@@ -224,7 +231,7 @@ pub async fn run_page(
     let page: ListOutcome =
         run_list(env, &statement.text, &statement.parameters(current)?).await?.unchecked_into();
     let outcome: StatementResult = serde_json::from_str(&page.outcome()).map_err(Error::from)?;
-    outcome.add_cost();
+    outcome.record(env);
     Ok((outcome, Items(page.items())))
 }
 

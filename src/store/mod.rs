@@ -15,6 +15,7 @@ pub mod commands;
 pub mod db;
 pub mod groups;
 pub mod idempotency_keys;
+pub mod joined_events;
 pub mod list;
 pub mod login_tokens;
 pub mod open_batches;

@@ -3,6 +3,7 @@
 
 mod backup;
 mod batches;
+mod cell_full;
 mod cloud;
 mod deployment;
 mod dev;

@@ -5,6 +5,7 @@ pub mod acl;
 mod fleet;
 mod isolation;
 mod ports;
+mod refusals;
 mod rotation;
 mod secrets;
 mod transport;

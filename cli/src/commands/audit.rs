@@ -81,6 +81,14 @@ fn list(client: &Client, format: Format, arguments: &Filters) -> Result<()> {
     Ok(())
 }
 
+/// The outcome, and the number of requests if the event stands for several ones.
+fn outcome(name: &str, details: &Value) -> String {
+    match details["count"].as_i64() {
+        Some(count @ 2..) => format!("{name} x{count}"),
+        _ => name.to_owned(),
+    }
+}
+
 fn table(items: &[Value]) -> Result<Table> {
     let mut table = Table::new(&["WHEN", "ACTOR", "ACTION", "OUTCOME", "FROM", "OBJECT"]);
     for item in items {
@@ -89,7 +97,7 @@ fn table(items: &[Value]) -> Result<Table> {
             time::shown(&event.occurred_at),
             or_dash(event.actor.name),
             event.action,
-            event.outcome,
+            outcome(&event.outcome, &item["details"]),
             or_dash(event.remote_ip),
             or_dash(event.object.and_then(|object| object.name.or(object.id))),
         ]);
@@ -122,5 +130,17 @@ fn verify(client: &Client, format: Format) -> Result<u8> {
             ));
         }
         return Ok(if verified.valid { 0 } else { EXIT_CHANGED });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_of_several_requests_shows_their_number() {
+        let shown = |details: Value| outcome("denied", &details);
+        assert_eq!(shown(json!({"count": 999})), "denied x999");
+        assert_eq!([shown(json!({"count": 1})), shown(json!({}))], ["denied", "denied"]);
     }
 }

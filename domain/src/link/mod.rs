@@ -23,6 +23,7 @@ mod connection;
 mod create;
 mod ending;
 pub mod event;
+mod event_limit;
 mod identity;
 pub mod machine;
 mod memory;

@@ -162,6 +162,9 @@ impl<S: Store> LinkMachine<S> {
         if !self.state().facts.last_seen_at.is_some_and(is_recent) {
             self.change_facts(|facts| facts.last_seen_at = Some(now));
         }
+        if self.state().facts.event_limit.is_due(now) {
+            self.change_facts(|facts| facts.add_joined_events(now));
+        }
     }
 
     /// The minimum interval between two updates of `last_seen_at` or `load`, in seconds. It is

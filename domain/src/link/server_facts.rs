@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::event_limit::EventLimit;
 use super::stored_command::PendingEvent;
 use crate::audit::AuditEvent;
 use crate::time::Timestamp;
@@ -47,6 +48,9 @@ pub struct ServerFacts {
     pub identity_conflict_at: Option<Timestamp>,
     /// Audit events about the server that D1 does not have yet.
     pub events: Vec<PendingEvent>,
+    /// How many events the agent has caused in this hour.
+    #[serde(default)]
+    pub event_limit: EventLimit,
     /// When the agent last sent the load; `None`: `load` was cleared.
     pub load_at: Option<Timestamp>,
     /// Whether the next flush clears the load in D1.
@@ -63,9 +67,23 @@ impl ServerFacts {
         Self { commissioned, revision, flushed: revision, ..Self::default() }
     }
 
-    /// Adds an audit event to the current change. If D1 is unavailable for long, only the first
-    /// `MAX_EVENTS` events are kept.
+    /// Adds an audit event to the current change, unless the agent has caused too many of them: see
+    /// [`EventLimit`]. If D1 is unavailable for long, only the first `MAX_EVENTS` events are kept.
     pub fn add_event(&mut self, event: AuditEvent) {
+        self.add_joined_events(event.occurred_at);
+        if let Some(event) = self.event_limit.admit(event) {
+            self.push_event(event);
+        }
+    }
+
+    /// Adds the joined events of an hour that is over to the current change.
+    pub fn add_joined_events(&mut self, now: Timestamp) {
+        if let Some(event) = self.event_limit.end_hour(now) {
+            self.push_event(event);
+        }
+    }
+
+    fn push_event(&mut self, event: AuditEvent) {
         if self.events.len() < MAX_EVENTS {
             self.events.push(PendingEvent { revision: self.revision + 1, event });
         }

@@ -315,3 +315,22 @@ fn a_call_fails_if_the_storage_fails() {
     assert!(matches!(world.replied(again), Some(LinkResponse::Done(_))));
     assert!(world.sockets.iter().all(|socket| !socket.is_open));
 }
+
+#[test]
+fn an_agent_causes_at_most_60_events_an_hour() {
+    let mut world = connected();
+    for number in 0..200 {
+        let facts = HostFacts { version: Some(number.to_string()), ..HostFacts::default() };
+        world.report("key-0", Report::Facts { facts, is_commit: false }).unwrap();
+        world.answer_all();
+    }
+    world.settle().unwrap();
+    assert_eq!(world.d1.events.len(), 60);
+    // The others are one event, at the first report after the hour.
+    world.run(&Op::Pass(3_600_000)).unwrap();
+    world.connect("key-0", ConnectionKind::Backhaul, true).unwrap();
+    world.answer_all();
+    world.report("key-0", Report::Alive).unwrap();
+    world.settle().unwrap();
+    assert_eq!(world.d1.events.len(), 61);
+}

@@ -6,6 +6,7 @@ use farhand_domain::caller::Caller;
 use farhand_domain::command::Origin;
 use farhand_domain::command_end::Denial;
 use farhand_domain::error::Error;
+use farhand_domain::fullness::{Fullness, Growth};
 use farhand_domain::lifecycle::DEFAULT_EXPIRY;
 use farhand_domain::schedule::decision::Decision;
 use farhand_domain::time::Timestamp;
@@ -15,7 +16,7 @@ use uuid::Uuid;
 use worker::Env;
 
 use crate::platform::time_zone::due_times;
-use crate::platform::{self, Config, Quotas};
+use crate::platform::{self, Config, Quotas, d1_size};
 use crate::store::audit::{after_change, service_event};
 use crate::store::batches::{self, NewBatchRow};
 use crate::store::db::{self, Failure};
@@ -118,6 +119,11 @@ impl DueSchedule {
                 // The workspace was deleted. Then nothing is written.
                 None => Some(Err(Denial::Requester.into())),
                 Some(Err(denial)) => Some(Err(denial.into())),
+                // Nothing is written into the history, which would fill the database as well.
+                Some(Ok(read)) if !has_room(env, &read.caller) => {
+                    due.decision.start = None;
+                    None
+                }
                 Some(Ok(read)) => {
                     let found = read.body.ok_or_else(|| Error::internal("D1 returned no row"))?;
                     let found: Candidates = serde_json::from_str(&found)?;
@@ -243,6 +249,12 @@ impl DueSchedule {
             result => outcome(result).map(Ok),
         }
     }
+}
+
+/// Whether the cell has room for a batch of the schedule's owner (contract 11.7).
+fn has_room(env: &Env, owner: &Caller) -> bool {
+    let fullness = d1_size::fullness(env).unwrap_or(Fullness::Ok);
+    fullness.require_room(Growth::Creates, owner.is_staff_or_superuser()).is_ok()
 }
 
 /// The scope of the schedule's owner.

@@ -113,7 +113,8 @@ async fn an_account_that_is_refused_on_one_server_refuses_the_batch() {
     user.api.post(BATCHES, &with(json!({}))).await.expect(201);
     let denied = workspace.admin.get("/api/audit/events/?action=batch.create&outcome=denied").await;
     let denied = denied.expect(200);
-    assert_eq!(denied["count"], 3);
+    // The first one is the event. The others are counted for the event of the next minute.
+    assert_eq!(denied["count"], 1);
     assert_eq!(denied["results"][0]["details"]["code"], "PERMISSION_DENIED");
     assert_eq!(denied["results"][0]["details"]["total"], 2);
 }

@@ -156,7 +156,8 @@ async fn a_caller_cannot_schedule_what_the_caller_may_not_run() {
     alice.api.post(SCHEDULES, &body).await.expect_fields(400, &["servers"]);
     let denied =
         workspace.admin.get("/api/audit/events/?action=schedule.create&outcome=denied").await;
-    assert_eq!(denied.expect(200)["count"], 3);
+    // The first one is the event. The others are counted for the event of the next minute.
+    assert_eq!(denied.expect(200)["count"], 1);
     create(&alice.api, json!({"username": "alice"})).await;
     let limited = workspace.limited(&json!({"commands": ["id"]})).await;
     for (method, path) in [("GET", SCHEDULES), ("POST", SCHEDULES)] {

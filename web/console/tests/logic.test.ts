@@ -1,6 +1,7 @@
 import { describe, expect, test, vi } from "vitest";
 import { asProblem, problemOf } from "../src/api/problem";
 import type { Command } from "../src/api/queries";
+import { timesOf } from "../src/pages/audit/count";
 import { runAgain } from "../src/pages/run/address";
 import { asFarhand } from "../src/pages/run/as-farhand";
 import { requestOf, type Draft } from "../src/pages/run/request";
@@ -17,6 +18,10 @@ vi.stubGlobal("location", { origin: "https://acme.example" });
 
 const targets = { servers: [], groups: [], selector: "", all: false };
 const draft: Draft = { what: "line", script: "", params: {}, line: "uptime", targets, username: "", timeout: "", cwd: "", concurrency: "", errors: "", ramp: false, offline: "", at: "", name: "" };
+
+test("an audit event of several requests shows their number", () => {
+  expect([{ count: 1_000 }, { count: 1 }, {}, { count: "x" }].map(timesOf)).toEqual([" × 1,000", "", "", ""]);
+});
 
 describe("words", () => {
   test("relative times", () => {

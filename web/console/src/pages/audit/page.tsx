@@ -17,6 +17,7 @@ import { Time } from "../../ui/time";
 import { TimeInput } from "../../ui/time-input";
 import { number } from "../../ui/words";
 import { textOf } from "../history/query";
+import { timesOf } from "./count";
 import { EventDetails } from "./details";
 import { Export } from "./export";
 import { useVerify } from "./verify";
@@ -60,7 +61,7 @@ const columnsFor = (open: (event: AuditEvent) => void): readonly Column<AuditEve
       </button>
     ),
   },
-  { name: "outcome", title: "Outcome", width: "96px", cell: ({ outcome }) => <State state={lookOfOutcome(outcome)}>{outcome}</State> },
+  { name: "outcome", title: "Outcome", width: "120px", cell: ({ outcome, details }) => <State state={lookOfOutcome(outcome)}>{`${outcome}${timesOf(details)}`}</State> },
   { name: "actor", title: "Actor", width: "minmax(0, 1fr)", cell: ({ actor }) => actor.name !== null ? visible(actor.name) : <span className="muted">{actor.type}</span> },
   { name: "object", title: "Object", width: "minmax(0, 1.6fr)", cell: ({ object }) => object && <span title={object.id ?? ""}><span className="muted">{object.type}</span> {visible(object.name ?? object.id ?? "")}</span> },
   { name: "ip", title: "Address", width: "128px", card: "none", cell: ({ remote_ip }) => <span className="mono">{remote_ip ?? "–"}</span> },

@@ -1,0 +1,116 @@
+//! How full the D1 database of the cell is, and which requests it still accepts (contract 11.7).
+
+use serde::Serialize;
+
+use crate::error::{Code, Error, ErrorKind};
+
+/// The seconds in the header Retry-After. Old data is deleted hourly.
+const RETRY_AFTER: u64 = 3_600;
+
+/// How full the database is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fullness {
+    /// Less than 80 % is used.
+    Ok,
+    /// At least 80 % is used.
+    Filling,
+    /// At least 95 % is used.
+    Full,
+}
+
+/// What a request adds to the database.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Growth {
+    /// Nothing, or what must always work: sign-in, passwords, sessions, cancelling, killing,
+    /// deletions, reports of agents, and the operator's requests.
+    Allowed,
+    /// It changes something that exists.
+    Changes,
+    /// It creates something.
+    Creates,
+}
+
+impl Fullness {
+    /// Of a database with `size` bytes, of which `max` are allowed.
+    pub fn of(size: u64, max: u64) -> Self {
+        let percent = u128::from(size) * 100 / u128::from(max.max(1));
+        match percent {
+            95.. => Self::Full,
+            80.. => Self::Filling,
+            _ => Self::Ok,
+        }
+    }
+
+    /// The name in responses and in the log.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Filling => "filling",
+            Self::Full => "full",
+        }
+    }
+
+    /// Checks a request. `is_staff`: the caller is staff or a superuser.
+    ///
+    /// # Errors
+    /// 503 `CELL_FULL`.
+    pub fn require_room(self, growth: Growth, is_staff: bool) -> Result<(), Error> {
+        let detail = match (self, growth) {
+            (Self::Ok, _) | (_, Growth::Allowed) => return Ok(()),
+            (Self::Full, Growth::Creates) => {
+                "The database of the service is full. Nothing can be created."
+            }
+            _ if is_staff => return Ok(()),
+            _ => {
+                "The database of the service is nearly full. Only staff and superusers can create and change something."
+            }
+        };
+        let error = Error::new(ErrorKind::CellFull, detail).with_code(Code::CellFull);
+        Err(Error { retry_after: Some(RETRY_AFTER), ..error })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_fills_at_80_percent_and_is_full_at_95() {
+        for (size, fullness) in [
+            (0, Fullness::Ok),
+            (7_999_999_999, Fullness::Ok),
+            (8_000_000_000, Fullness::Filling),
+            (9_499_999_999, Fullness::Filling),
+            (9_500_000_000, Fullness::Full),
+            (u64::MAX, Fullness::Full),
+        ] {
+            assert_eq!(Fullness::of(size, 10_000_000_000), fullness, "{size}");
+            assert_eq!(serde_json::to_value(fullness).unwrap(), fullness.as_str());
+        }
+        assert_eq!(Fullness::of(1, 0), Fullness::Full);
+    }
+
+    #[test]
+    fn staff_create_until_95_percent_and_others_until_80() {
+        use Fullness::{Filling, Full, Ok};
+        use Growth::{Allowed, Changes, Creates};
+        let refused = |fullness: Fullness, is_staff| {
+            let all = [Allowed, Changes, Creates];
+            all.into_iter()
+                .filter(|growth| fullness.require_room(*growth, is_staff).is_err())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((refused(Ok, false), refused(Ok, true)), (vec![], vec![]));
+        assert_eq!(
+            (refused(Filling, false), refused(Filling, true)),
+            (vec![Changes, Creates], vec![])
+        );
+        assert_eq!(
+            (refused(Full, false), refused(Full, true)),
+            (vec![Changes, Creates], vec![Creates])
+        );
+        let error = Full.require_room(Creates, true).unwrap_err();
+        assert_eq!((error.code, error.retry_after), (Some(Code::CellFull), Some(3_600)));
+    }
+}
