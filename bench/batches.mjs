@@ -67,7 +67,7 @@ ${counted({ workspace })}`;
 async function start(folder, name) {
   const stateDir = join(folder, name);
   // With a retention of 0 days, the service keeps old commands.
-  const environment = { ...process.env, PBKDF2_ITERATIONS: "100000", COMMAND_RETENTION_DAYS: "0" };
+  const environment = { ...process.env, PBKDF2_ITERATIONS: "100000", COMMAND_RETENTION_DAYS: "0", QUOTA_BYTES_PER_DAY: "1000000000000" };
   const serve = async () => startInstance({ stateDir, port: await freePort(), environment });
   const first = await serve();
   const client = new Client(first.url, 1);

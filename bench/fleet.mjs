@@ -190,7 +190,8 @@ const memory = existsSync("/dev/shm") ? statfsSync("/dev/shm") : { bavail: 0, bs
 const fitsInMemory = memory.bavail * memory.bsize > STATE_BYTES;
 const folder = mkdtempSync(join(fitsInMemory ? "/dev/shm" : tmpdir(), "farhand-fleet-"));
 say(`fleet: the state is in ${folder}`);
-const instance = await startInstance({ stateDir: folder, port: await freePort(), onExit: (how) => fail(`the service ended with ${how}`) });
+const environment = { ...process.env, QUOTA_BYTES_PER_DAY: "1000000000000" };
+const instance = await startInstance({ stateDir: folder, port: await freePort(), environment, onExit: (how) => fail(`the service ended with ${how}`) });
 const [users, reports] = [256, 64].map((connections) => new Client(instance.url, connections, {}, LIMITS));
 try {
   const headers = userToken((await makeWorkspace(users, instance.operatorToken, "demo")).apiToken);

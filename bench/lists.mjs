@@ -50,7 +50,7 @@ async function start(folder, name) {
   const stateDir = join(folder, name);
   const factsFile = join(stateDir, "facts.json");
   // With a retention of 0 days, the service keeps old commands.
-  const environment = { ...process.env, PBKDF2_ITERATIONS: "100000", COMMAND_RETENTION_DAYS: "0" };
+  const environment = { ...process.env, PBKDF2_ITERATIONS: "100000", COMMAND_RETENTION_DAYS: "0", QUOTA_BYTES_PER_DAY: "1000000000000" };
   const serve = async () => {
     const instance = await startInstance({ stateDir, port: await freePort(), environment });
     return { ...instance, client: new Client(instance.url, 1) };

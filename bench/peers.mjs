@@ -22,7 +22,7 @@ const running = new Set();
 /** Starts an instance on a free port. */
 async function start(name, options, starter = startInstance) {
   const onExit = (how) => say(`error: ${name} ended with ${how}`);
-  const environment = { SERVICE_DOMAIN: "localhost" };
+  const environment = { SERVICE_DOMAIN: "localhost", QUOTA_BYTES_PER_DAY: "1000000000000" };
   const instance = await starter({ ...options, port: await freePort(), environment, onExit });
   running.add(instance);
   return {

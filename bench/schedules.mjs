@@ -62,7 +62,7 @@ const lagOf = (run) => (Date.parse(run.started_at) - Date.parse(run.due_at)) / 1
 
 await build();
 const folder = mkdtempSync(join(tmpdir(), "farhand-schedules-"));
-const quotas = { QUOTA_SCHEDULES_PER_USER: "1000", QUOTA_BATCHES_PER_WORKSPACE: "1000" };
+const quotas = { QUOTA_SCHEDULES_PER_USER: "1000", QUOTA_BATCHES_PER_WORKSPACE: "1000", QUOTA_BYTES_PER_DAY: "1000000000000" };
 const instance = await startInstance({ stateDir: folder, port: await freePort(), environment: quotas, onExit: (how) => fail(`the service ended with ${how}`) });
 const client = new Client(instance.url, 1);
 try {

@@ -16,7 +16,7 @@ import { fail, output, release, say } from "./lib.mjs";
  * The tables that the triggers of `batches` and `commands` fill, and the counters that a Sealer
  * object updates.
  */
-const DERIVED = ["batch_counts", "counted_commands", "command_counts", "command_servers", "command_requesters", "command_texts"];
+const DERIVED = ["batch_counts", "counted_commands", "command_counts", "command_servers", "command_requesters", "command_texts", "quota_bytes"];
 /** The tables that are read after all other tables. */
 const LAST = ["users", "workspaces"];
 /**

@@ -93,8 +93,12 @@ impl View {
             _ => {}
         }
         let server = &end.command.server_name;
-        if end.output_truncated {
-            note(&format!("{server}: Some of the output was not kept."));
+        match skipped_note(&end.json) {
+            Some(skipped) => note(&format!("{server}: {skipped}")),
+            None if end.output_truncated => {
+                note(&format!("{server}: Some of the output was not kept."));
+            }
+            None => {}
         }
         if let Some(reason) = reason(&end.command) {
             note(&format!("{server}: {reason}"));
@@ -118,6 +122,13 @@ fn take_lines(prefix: &str, pending: &mut String) -> String {
         pending.clear();
     }
     lines
+}
+
+/// The line about output that the service left out of a command, as JSON. `None`: nothing was left
+/// out, or the service is older than the field.
+pub fn skipped_note(command: &Value) -> Option<String> {
+    let skipped = command["output_skipped"].as_u64().filter(|skipped| *skipped > 0)?;
+    Some(format!("{skipped} bytes of the output were left out."))
 }
 
 /// The status message, if it says more than the exit code.
@@ -177,6 +188,13 @@ mod tests {
         assert_eq!(code(json!(false), json!(0)), 125);
         assert_eq!(code(json!(false), json!(-1)), 125);
         assert_eq!(code(json!(false), json!(256)), 125);
+    }
+
+    #[test]
+    fn output_that_was_left_out_is_noted() {
+        let note = |value: Value| skipped_note(&json!({"output_skipped": value}));
+        assert_eq!(note(json!(7)).as_deref(), Some("7 bytes of the output were left out."));
+        assert_eq!((note(json!(0)), skipped_note(&json!({}))), (None, None));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::fields::{BLANK, Fields, REQUIRED};
 use crate::id;
 pub use crate::inputs::Inputs;
 use crate::inputs::{Environment, read_cwd, read_environment, read_stdin};
+use crate::quota;
 use crate::script::carrier::{MAX_CARRIED_BODY, carrier_line};
 use crate::script::parameters::PREFIX;
 use crate::script::{ScriptCall, ScriptRef};
@@ -273,15 +274,19 @@ impl CommandSpec {
         inputs.is_some_and(|i| i.env.is_some() || i.stdin.is_some() || i.cwd.is_some())
     }
 
-    /// The bytes that one command of this kind counts for the workspace's quota, without its
-    /// output.
+    /// The bytes that one command of this kind counts for the quotas of bytes.
     pub fn stored_bytes(&self) -> u64 {
-        stored_bytes(&self.line, self.inputs.as_ref())
+        quota::COMMAND_BYTES + self.text_bytes()
+    }
+
+    /// The bytes of the line and the inputs.
+    pub fn text_bytes(&self) -> u64 {
+        text_bytes(&self.line, self.inputs.as_ref())
     }
 }
 
 /// The bytes of a line and its inputs.
-fn stored_bytes(line: &str, inputs: Option<&Inputs>) -> u64 {
+fn text_bytes(line: &str, inputs: Option<&Inputs>) -> u64 {
     (line.len() + inputs.map_or(0, |inputs| json!(inputs).to_string().len())) as u64
 }
 
@@ -387,9 +392,9 @@ pub struct Command {
 }
 
 impl Command {
-    /// The bytes that count for the workspace's quota, not including the output.
+    /// The bytes that count for the quotas of bytes.
     pub fn stored_bytes(&self, inputs: Option<&Inputs>) -> u64 {
-        stored_bytes(&self.line, inputs)
+        quota::COMMAND_BYTES + text_bytes(&self.line, inputs)
     }
 
     /// A feature that the command needs and an agent with these features lacks. `script`: the

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::command::Command;
 use crate::lifecycle::{Label, Lifecycle, SCHEDULED, State};
-use crate::output;
+use crate::output::{self, OutputLoss};
 use crate::time::Timestamp;
 
 /// The output of a command that has arrived so far.
@@ -23,16 +23,25 @@ pub struct Output {
 /// The fields of a command object that change during the command's life.
 ///
 /// If the server's object has a newer state than D1, the Worker replaces D1's fields with these.
-pub fn live_fields(life: &Lifecycle, output: &Output, now: Timestamp) -> Map<String, Value> {
+pub fn live_fields(
+    life: &Lifecycle,
+    output: &Output,
+    loss: OutputLoss,
+    now: Timestamp,
+) -> Map<String, Value> {
     let outcome = life.outcome();
+    let mut status = life.status(now);
+    status.message = loss.explain(status.message);
     let fields = json!({
         "success": life.success(),
         "exit_code": outcome.and_then(|outcome| outcome.exit_code),
         "result": output.result,
         "result_truncated": output.truncated,
         "output_bytes": output.bytes,
+        "output_truncated": loss.skipped > 0,
+        "output_skipped": loss.skipped,
         "state": life.state().shown(life.scheduled_at <= now),
-        "status": life.status(now),
+        "status": status,
         "response_delay": life.response_delay(),
         "elapsed_time": outcome.and_then(|outcome| outcome.elapsed_time),
         "added_at": life.added_at,
@@ -72,7 +81,7 @@ pub fn command_json(command: &Command, live: Map<String, Value>) -> Map<String, 
 }
 
 /// The order of the fields in a command object, and in the objects inside it.
-const ORDER: [&str; 31] = [
+const ORDER: [&str; 32] = [
     "id",
     "shell",
     "line",
@@ -88,6 +97,7 @@ const ORDER: [&str; 31] = [
     "result_truncated",
     "output_bytes",
     "output_truncated",
+    "output_skipped",
     "state",
     "status",
     "text",

@@ -51,6 +51,7 @@ pub mod notice;
 pub mod output;
 pub mod page;
 pub mod password;
+pub mod quota;
 pub mod registration_token;
 pub mod retention;
 pub mod rights;

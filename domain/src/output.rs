@@ -11,6 +11,28 @@ pub const MAX_RESULT_IN_LIST: usize = 4_096;
 /// Maximum output that is kept for a command: the bytes of its chunks.
 pub const MAX_KEPT: u64 = 16 * 1024 * 1024;
 
+/// What was left out of the output of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct OutputLoss {
+    /// The bytes that arrived and were left out.
+    pub skipped: u64,
+    /// Whether the reason is the quota of output (contract 11.4).
+    pub is_over_quota: bool,
+}
+
+impl OutputLoss {
+    /// Adds the reason to the message of a status.
+    pub fn explain(self, message: String) -> String {
+        if !self.is_over_quota {
+            return message;
+        }
+        let skipped = self.skipped;
+        format!(
+            "{message} {skipped} bytes of its output were left out: the quota of output is used up."
+        )
+    }
+}
+
 /// Bytes as lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
@@ -73,6 +95,17 @@ pub fn in_list(result: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_message_explains_output_that_is_over_the_quota() {
+        let loss = OutputLoss { skipped: 7, is_over_quota: false };
+        assert_eq!(loss.explain("Running.".to_owned()), "Running.");
+        let loss = OutputLoss { is_over_quota: true, ..loss };
+        assert_eq!(
+            loss.explain("Running.".to_owned()),
+            "Running. 7 bytes of its output were left out: the quota of output is used up."
+        );
+    }
 
     #[test]
     fn the_hash_does_not_depend_on_the_pieces() {

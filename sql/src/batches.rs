@@ -1,6 +1,6 @@
 //! SQL for batches: the states of targets, their counts, and the quotas (contract 13).
 
-use crate::command_counts::bytes_of_day;
+use crate::quotas;
 
 /// SQL that joins the command of a row of `batch_targets t` as `commands c`. A target that has not
 /// started has no command.
@@ -72,22 +72,35 @@ pub fn waiting_commands(workspace: &str) -> String {
     )
 }
 
-/// SQL for the quota that a new batch of the caller `me` exceeds: `batches`, `waiting` or `bytes`
-/// (contract 11.4). Null: none.
+/// SQL for whether the caller `me` is staff.
+const IS_STAFF: &str = "(me.is_staff OR me.is_superuser)";
+
+/// SQL for the quota that a new batch of the caller `me` exceeds: `never` if its bytes are more than
+/// the whole quota of bytes, or `batches`, `waiting` or `bytes` (contract 11.4). Null: none.
 ///
 /// Its parameters are the quotas `:batches_of_user`, `:batches_of_workspace`,
-/// `:waiting_of_workspace` and `:bytes_of_day`, the batch's `:total` of targets and its `:bytes`,
-/// and `:day`.
+/// `:waiting_of_workspace`, `:bytes_of_day` and `:bytes_of_user`, the batch's `:total` of targets
+/// and its `:bytes`, and `:now`.
 pub fn exceeded_quota() -> String {
     let open = "(SELECT count(*) FROM batches q INDEXED BY batches_open
         WHERE q.workspace_id = me.workspace_id AND q.finished_at IS NULL";
     let (waiting, pending) =
         (waiting_commands("me.workspace_id"), pending_targets("me.workspace_id"));
-    let bytes = bytes_of_day("me.workspace_id", ":day");
+    let (never, left) = (quotas::never_fits(":bytes", IS_STAFF), quotas::bytes_left(IS_STAFF));
+    let usage = quotas::usage("me.workspace_id", "me.user_id", ":now");
     format!(
-        "CASE WHEN {open} AND q.requested_by = me.user_id) >= :batches_of_user THEN 'batches'
+        "CASE WHEN {never} THEN 'never'
+            WHEN {open} AND q.requested_by = me.user_id) >= :batches_of_user THEN 'batches'
             WHEN {open}) >= :batches_of_workspace THEN 'batches'
             WHEN :total + {pending} + {waiting} > :waiting_of_workspace THEN 'waiting'
-            WHEN :bytes + {bytes} > :bytes_of_day THEN 'bytes' END"
+            WHEN :bytes > (SELECT {left} FROM {usage} u) THEN 'bytes' END"
     )
+}
+
+/// SQL for the quota that a new batch of the caller `me` exceeds, as `{quota, retry_after}`. `quota`
+/// is that of [`exceeded_quota`]. `retry_after` is for the quota `bytes`.
+pub fn explained_quota() -> String {
+    let retry_after =
+        quotas::retry_after(":bytes", "me.workspace_id", "me.user_id", IS_STAFF, ":now");
+    format!("json_object('quota', {}, 'retry_after', {retry_after})", exceeded_quota())
 }

@@ -5,5 +5,6 @@ pub mod batches;
 pub mod command_counts;
 pub mod command_list;
 pub mod numbering;
+pub mod quotas;
 pub mod selector;
 pub mod statement;

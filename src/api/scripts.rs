@@ -4,6 +4,7 @@ use farhand_domain::error::{Error, NON_FIELD};
 use farhand_domain::link::call::Refusal;
 use farhand_domain::output::sha256;
 use farhand_domain::page::Page;
+use farhand_domain::quota::DAY_SECONDS;
 use farhand_domain::script::{NewScript, ScriptChanges, ScriptFilter, ScriptRef};
 use serde_json::json;
 
@@ -74,6 +75,17 @@ fn duplicate_name_error(failure: Failure) -> Error {
     }
 }
 
+/// The error if the caller may not store `bytes` more bytes (contract 11.4).
+async fn too_many_bytes(
+    call: &Call,
+    credential: &Credential<'_>,
+    bytes: u64,
+) -> Result<Error, Error> {
+    let query = scripts::find_retry_after(bytes, call.config.quotas);
+    let (_, retry_after) = credential.find(query).await?;
+    Ok(Refusal::TooManyBytes { retry_after: retry_after.unwrap_or(DAY_SECONDS) }.into())
+}
+
 /// `POST /api/events/scripts/`: staff create a script.
 pub async fn create(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.user_fields().await?;
@@ -105,7 +117,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         }
         CreationOutcome::Refused(caller) if caller.is_staff_or_superuser() => {
             if credential.find(scripts::has_too_many(quotas)).await?.1 != Some(true) {
-                return Err(Refusal::TooManyBytes.into());
+                return Err(too_many_bytes(call, &credential, scripts::bytes_of(&new)).await?);
             }
             let max_scripts = quotas.scripts_of_workspace;
             let detail = format!("The workspace has {max_scripts} scripts. Delete one first.");
@@ -125,7 +137,9 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
     let input =
         fields.and_then(|fields| extent.read(fields, ScriptChanges::read_all, ScriptChanges::read));
     let attempt = async || {
-        let (caller, found) = find::<ScriptForChange>(&credential, scripts::for_change(id)).await?;
+        let (caller, found) =
+            find::<ScriptForChange>(&credential, scripts::for_change(id, call.config.quotas))
+                .await?;
         require_staff(&caller)?;
         let changes = input.clone()?;
         let changed = found.changed_by(&changes);
@@ -138,9 +152,9 @@ pub async fn change(call: &mut Call, extent: Extent) -> Result<Reply, Error> {
             return Err(Error::field(NON_FIELD, message));
         }
         let quotas = call.config.quotas;
-        let bytes = found.bytes_of_today.saturating_add(found.bytes_after(&changes));
-        if bytes > quotas.bytes_of_day.unsigned_abs() {
-            return Err(Refusal::TooManyBytes.into());
+        let bytes = found.bytes_after(&changes);
+        if i64::try_from(bytes).is_ok_and(|bytes| bytes > found.bytes_left) {
+            return Err(too_many_bytes(call, &credential, bytes).await?);
         }
         let sha256 = changes.body.as_deref().map_or_else(|| found.sha256.clone(), sha256);
         let event = call.audit_event()?.with_object(Some(id.to_string()), Some(&found.name));

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use farhand_domain::caller::{Caller, CredentialKind};
 use farhand_domain::error::Error;
+use farhand_domain::link::call::Refusal;
 use farhand_domain::page::Page;
+use farhand_domain::quota;
 use farhand_domain::secret::{Purpose, credential_hash};
 use farhand_domain::session;
 use farhand_domain::time::Timestamp;
@@ -33,7 +35,7 @@ use crate::store::list::{self, List};
 use crate::store::login_tokens::{self, Entry};
 use crate::store::scope::{CallerRow, LimitedTokens, Query, Scope};
 use crate::store::transaction::{Transaction, TransactionResult};
-use crate::store::{api_tokens, sessions, workspaces};
+use crate::store::{api_tokens, quota_bytes, sessions, workspaces};
 
 /// How long an isolate caches a [`CallerHint`].
 const CALLER_HINT_TTL: Duration = Duration::from_secs(60 * 60);
@@ -343,14 +345,29 @@ impl<'a> Credential<'a> {
     /// entries are deleted after the response.
     ///
     /// # Errors
-    /// The credential is not valid, or a uniqueness rule is violated.
+    /// The credential is not valid, or a uniqueness rule is violated. 429 if the change counts for
+    /// the quota of bytes, and the caller has no bytes left (contract 11.4).
     pub async fn write(
         &self,
         transaction: Transaction,
     ) -> Result<(Caller, Option<String>), Failure> {
-        let (parts, statements) = transaction.into_parts();
-        let (caller, _, results) = self.run_with_check(self.scope.check(), statements).await?;
+        let (parts, mut statements) = transaction.into_parts();
+        let guard = self.call.audit_action().is_some_and(quota::counts);
+        if guard {
+            statements.insert(0, quota_bytes::require_room(&self.scope, self.call.config.quotas));
+        }
+        let written = self.run_with_check(self.scope.check(), statements).await;
+        let (caller, _, results) = match written {
+            Err(Failure::NotNull(column)) if column == quota_bytes::GUARD => {
+                let query = quota_bytes::find_retry_after(self.call.config.quotas);
+                let (_, seconds) = self.find(query).await?;
+                let retry_after = seconds.unwrap_or(quota::DAY_SECONDS);
+                return Err(Error::from(Refusal::TooManyBytes { retry_after }).into());
+            }
+            written => written?,
+        };
         self.call.audited_chains.borrow_mut().push(caller.workspace_id);
+        let results = &results[usize::from(guard)..];
         let bodies = results.iter().map(body).collect::<Result<_, Error>>()?;
         let TransactionResult { reply, ended_tokens } = TransactionResult::new(&parts, bodies);
         forget_login_tokens(

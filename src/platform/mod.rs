@@ -141,8 +141,14 @@ pub struct Quotas {
     pub batches_of_user: i64,
     /// Batches of a workspace that have not finished.
     pub batches_of_workspace: i64,
-    /// Bytes that a workspace stores per day: lines, inputs and outputs.
+    /// Bytes that a workspace stores in D1 in 24 hours. A tenth is kept for staff.
     pub bytes_of_day: i64,
+    /// The share of a user who is not staff in `bytes_of_day`.
+    pub bytes_of_user: i64,
+    /// Bytes of output that a workspace keeps in 24 hours. A tenth is kept for staff.
+    pub output_of_day: i64,
+    /// The share of a user who is not staff in `output_of_day`.
+    pub output_of_user: i64,
 }
 
 /// The source of the address at the other end of a request's connection.
@@ -195,6 +201,8 @@ impl Config {
     }
 
     fn read(env: &Env) -> Self {
+        let bytes_of_day = positive(env, "QUOTA_BYTES_PER_DAY", 16 << 20);
+        let output_of_day = positive(env, "QUOTA_OUTPUT_BYTES_PER_DAY", 1 << 30);
         Self {
             region: var(env, "REGION"),
             service_domain: var(env, "SERVICE_DOMAIN"),
@@ -217,7 +225,10 @@ impl Config {
                 scripts_of_workspace: positive(env, "QUOTA_SCRIPTS_PER_WORKSPACE", 1_000),
                 batches_of_user: positive(env, "QUOTA_BATCHES_PER_USER", 20),
                 batches_of_workspace: positive(env, "QUOTA_BATCHES_PER_WORKSPACE", 100),
-                bytes_of_day: positive(env, "QUOTA_BYTES_PER_DAY", 1 << 30),
+                bytes_of_day,
+                bytes_of_user: positive(env, "QUOTA_BYTES_PER_USER", bytes_of_day / 10),
+                output_of_day,
+                output_of_user: positive(env, "QUOTA_OUTPUT_BYTES_PER_USER", output_of_day / 10),
             },
             d1_max_bytes: positive(env, "D1_MAX_BYTES", 10_000_000_000).cast_unsigned(),
             peer: PeerSource::read(env),

@@ -6,12 +6,14 @@ use farhand_domain::batch_request::{BatchPlan, BatchSpec, MAX_TARGETS};
 use farhand_domain::command::Origin;
 use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::link::call::Refusal;
+use farhand_domain::quota::{BATCH_BYTES, DAY_SECONDS, TARGET_BYTES};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
-use farhand_sql::batches::exceeded_quota;
+use farhand_sql::batches::{exceeded_quota, explained_quota};
+use farhand_sql::quotas::add_bytes;
 use farhand_sql::statement::{Parameters, Value};
-use farhand_sql::{batch_counts, command_counts, labels_match, selector};
-use serde::Serialize;
+use farhand_sql::{batch_counts, labels_match, selector};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -109,22 +111,11 @@ pub struct NewBatchRow<'a> {
     pub expires_at: Timestamp,
 }
 
-/// The length of the date at the beginning of a timestamp (`2026-11-23`).
-const DATE_CHARS: usize = 10;
-
-/// The bytes that a target without a command counts for the workspace's quota.
-const BYTES_OF_TARGET: u64 = 200;
-
 impl NewBatchRow<'_> {
-    /// The bytes that the batch counts for the workspace's quota, without its commands.
+    /// The bytes that the batch counts for the quotas of bytes, without its commands.
     fn stored_bytes(&self) -> u64 {
-        let targets = self.plan.targets.len() as u64 * BYTES_OF_TARGET;
-        self.plan.spec.command.stored_bytes() + targets
-    }
-
-    /// The day of the quota of bytes, such as `2026-11-23`.
-    fn day(&self) -> String {
-        self.added_at.to_string().chars().take(DATE_CHARS).collect()
+        let targets = self.plan.targets.len() as u64 * TARGET_BYTES;
+        BATCH_BYTES + self.plan.spec.command.text_bytes() + targets
     }
 }
 
@@ -135,27 +126,45 @@ fn quota_parameters(new: &NewBatchRow<'_>, quotas: Quotas) -> Parameters {
     params! {
         batches_of_user: quotas.batches_of_user, batches_of_workspace: quotas.batches_of_workspace,
         waiting_of_workspace: quotas.waiting_of_workspace, bytes_of_day: quotas.bytes_of_day,
-        total, bytes: of_commands.saturating_add(new.stored_bytes()), day: new.day(),
+        bytes_of_user: quotas.bytes_of_user, total, bytes: of_commands.saturating_add(new.stored_bytes()),
     }
 }
 
-/// Reads the quota that a batch exceeds: `batches`, `waiting` or `bytes`. Null: none.
+/// Reads the quota that a batch exceeds, as an [`ExceededQuota`].
 pub fn find_exceeded_quota(new: &NewBatchRow<'_>, quotas: Quotas) -> Query {
-    Query::new(exceeded_quota(), quota_parameters(new, quotas))
+    Query::new(explained_quota(), quota_parameters(new, quotas))
+}
+
+/// The quota that a batch exceeds.
+#[derive(Default, Deserialize)]
+struct ExceededQuota {
+    /// See [`exceeded_quota`].
+    quota: Option<String>,
+    /// The seconds until the batch fits into the quota of bytes.
+    retry_after: Option<u64>,
 }
 
 /// The header Retry-After, in seconds, if a quota of batches is used up.
 const BATCHES_RETRY_AFTER: u64 = 60;
 
-/// The error if a batch was not inserted. `quota`: see [`find_exceeded_quota`].
-pub fn refusal(quota: Option<&str>) -> Error {
-    match quota {
+/// The error if a batch was not inserted. `found` is the JSON of [`find_exceeded_quota`].
+pub fn refusal(found: Option<&str>) -> Error {
+    let found = found.and_then(|found| serde_json::from_str(found).ok());
+    let ExceededQuota { quota, retry_after } = found.unwrap_or_default();
+    match quota.as_deref() {
+        Some("never") => Error::field(
+            "targets",
+            "The commands of these targets are more than the quota of bytes for 24 hours. Select fewer targets, or shorten the command.",
+        ),
         Some("batches") => Error::quota_exceeded(
             "Too many batches have not finished, of yours or of the workspace. Wait until some have.",
             BATCHES_RETRY_AFTER,
         ),
         Some("waiting") => Refusal::TooManyWaiting.into(),
-        Some(_) => Refusal::TooManyBytes.into(),
+        Some(_) => {
+            let retry_after = retry_after.unwrap_or(DAY_SECONDS);
+            Refusal::TooManyBytes { retry_after }.into()
+        }
         // Another request finished a batch in the meantime.
         None => Error::new(ErrorKind::Conflict, "A quota was used up a moment ago. Try again."),
     }
@@ -220,9 +229,7 @@ pub fn insertion(
              WHERE EXISTS (SELECT 1 FROM batches b WHERE b.id = :id AND b.workspace_id = me.workspace_id)",
         )
         .bind_all(params! { id, targets: Value::list(targets) });
-    let count_bytes = me
-        .statement(&command_counts::add_bytes(":day"))
-        .bind_all(params! { day: new.day(), stored_bytes: new.stored_bytes() });
+    let count_bytes = me.statement(&add_bytes()).bind("stored_bytes", new.stored_bytes());
     let reply = me
         .statement(&format!(
             "SELECT {OBJECT} AS body FROM me JOIN batches b ON b.id = :id AND b.workspace_id = me.workspace_id"

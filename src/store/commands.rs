@@ -29,7 +29,8 @@ fn object(result: &str, truncated: &str) -> String {
         'requested_by', (SELECT json_object('id', u.id, 'username', u.username, 'email', u.email) FROM users u
             WHERE u.id = c.requested_by AND u.workspace_id = c.workspace_id), 'batch', c.batch_id,
         'success', {success}, 'exit_code', c.exit_code, 'result', {result}, 'result_truncated', {truncated},
-        'output_bytes', c.output_bytes, 'state', {state}, 'status', {status},
+        'output_bytes', c.output_bytes, 'output_truncated', json(iif(c.output_skipped > 0, 'true', 'false')),
+        'output_skipped', c.output_skipped, 'state', {state}, 'status', {status},
         'response_delay', c.response_delay, 'elapsed_time', c.elapsed_time,
         'added_at', c.added_at, 'scheduled_at', c.scheduled_at, 'expires_at', c.expires_at, 'timeout', c.timeout,
         'delivered_at', c.delivered_at, 'acked_at', c.acked_at, 'handled_at', c.handled_at)"

@@ -20,6 +20,7 @@ pub mod list;
 pub mod login_tokens;
 pub mod open_batches;
 pub mod permission_rows;
+pub mod quota_bytes;
 pub mod registration_tokens;
 pub mod reset_requests;
 pub mod retention;

@@ -3,11 +3,12 @@
 use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::output::sha256;
+use farhand_domain::quota::VERSION_BYTES;
 use farhand_domain::script::parameters::Parameter;
 use farhand_domain::script::{
     FIRST_VERSION, NewScript, ScriptCall, ScriptChanges, ScriptFilter, ScriptRef,
 };
-use farhand_sql::command_counts::{add_bytes, bytes_of_day};
+use farhand_sql::quotas::{self, add_bytes};
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
 use serde_json::json;
@@ -103,17 +104,33 @@ const IS_STAFF: &str = "(me.is_staff OR me.is_superuser)";
 /// The most versions of a script.
 pub const MAX_VERSIONS: i64 = 1_000;
 
-/// SQL for the day of the quota of bytes.
-const TODAY: &str = "substr(:now, 1, 10)";
-
-/// SQL for the bytes that the caller's workspace stored today.
-fn bytes_of_today() -> String {
-    bytes_of_day("me.workspace_id", TODAY)
+/// SQL for whether the caller may store `:stored_bytes` more bytes (contract 11.4).
+fn has_bytes_left() -> String {
+    let usage = quotas::usage("me.workspace_id", "me.user_id", ":now");
+    format!(":stored_bytes <= (SELECT {} FROM {usage} u)", quotas::bytes_left(IS_STAFF))
 }
 
-/// The bytes that a version counts for the workspace's quota (contract 11.4).
+/// Reads the seconds until the caller may store `stored_bytes` more bytes. Finds nothing if they are
+/// more than the whole quota.
+pub fn find_retry_after(stored_bytes: u64, limits: Quotas) -> Query {
+    let sql =
+        quotas::retry_after(":stored_bytes", "me.workspace_id", "me.user_id", IS_STAFF, ":now");
+    Query::new(
+        format!("CAST({sql} AS TEXT)"),
+        params! {
+            stored_bytes, bytes_of_day: limits.bytes_of_day, bytes_of_user: limits.bytes_of_user,
+        },
+    )
+}
+
+/// The bytes that a new script counts for the quotas of bytes.
+pub fn bytes_of(new: &NewScript) -> u64 {
+    stored_bytes(new.body.len() as u64, &new.description, &new.params)
+}
+
+/// The bytes that a version counts for the quotas of bytes.
 fn stored_bytes(body: u64, description: &str, params: &[Parameter]) -> u64 {
-    body + (description.len() + json!(params).to_string().len()) as u64
+    VERSION_BYTES + body + (description.len() + json!(params).to_string().len()) as u64
 }
 
 /// Reads the response to a creation.
@@ -195,12 +212,12 @@ pub struct ScriptForChange {
     pub sha256: String,
     pub params: Vec<Parameter>,
     body_bytes: u64,
-    /// The bytes that the workspace stored today, for its quota.
-    pub bytes_of_today: u64,
+    /// The bytes that the caller may still store.
+    pub bytes_left: i64,
 }
 
 impl ScriptForChange {
-    /// The bytes that the next version counts for the workspace's quota.
+    /// The bytes that the next version counts for the quotas of bytes.
     pub fn bytes_after(&self, changes: &ScriptChanges) -> u64 {
         let body = changes.body.as_ref().map_or(self.body_bytes, |body| body.len() as u64);
         let description = changes.description.as_ref().unwrap_or(&self.description);
@@ -225,25 +242,24 @@ impl ScriptForChange {
 }
 
 /// Reads a script as [`ScriptForChange`].
-pub fn for_change(id: Uuid) -> Query {
+pub fn for_change(id: Uuid, limits: Quotas) -> Query {
     let sql = format!(
         "(SELECT json_object('version', v.version, 'name', v.name, 'description', v.description,
             'interpreter', v.interpreter, 'sha256', v.sha256, 'params', json(v.params),
-            'body_bytes', length(CAST(v.body AS BLOB)), 'bytes_of_today', {})
+            'body_bytes', length(CAST(v.body AS BLOB)), 'bytes_left', (SELECT {} FROM {} u))
          FROM {LATEST} AND s.id = :id)",
-        bytes_of_today()
+        quotas::bytes_left(IS_STAFF),
+        quotas::usage("me.workspace_id", "me.user_id", ":now")
     );
-    Query::new(sql, params! { id })
+    Query::new(
+        sql,
+        params! { id, bytes_of_day: limits.bytes_of_day, bytes_of_user: limits.bytes_of_user },
+    )
 }
 
 /// SQL for whether the workspace has room for another script.
 const HAS_ROOM: &str = ":scripts_of_workspace > (SELECT count(*) FROM scripts s
     WHERE s.workspace_id = me.workspace_id AND s.hidden_at IS NULL)";
-
-/// SQL for whether the workspace may store `:stored_bytes` more bytes today.
-fn has_bytes_left() -> String {
-    format!(":stored_bytes + {} <= :bytes_of_day", bytes_of_today())
-}
 
 /// Reads whether the workspace has too many scripts for another one, as `true` or `false`.
 pub fn has_too_many(quotas: Quotas) -> Query {
@@ -260,7 +276,7 @@ pub fn insert(
     quotas: Quotas,
     event: &AuditEvent,
 ) -> Result<Transaction, Error> {
-    let stored_bytes = stored_bytes(new.body.len() as u64, &new.description, &new.params);
+    let stored_bytes = bytes_of(new);
     let insert = scope
         .statement(&format!(
             "INSERT INTO scripts (id, workspace_id, name, owner_id, version, added_at)
@@ -271,7 +287,7 @@ pub fn insert(
         ))
         .bind_all(params! {
             id, name: &new.name, scripts_of_workspace: quotas.scripts_of_workspace, stored_bytes,
-            bytes_of_day: quotas.bytes_of_day,
+            bytes_of_day: quotas.bytes_of_day, bytes_of_user: quotas.bytes_of_user,
         });
     let version = scope
         .statement(&format!(
@@ -291,7 +307,7 @@ pub fn insert(
     Ok(Transaction::default()
         .change(insert, audit::after_change_by(scope, event)?)
         .then(version)
-        .then(scope.statement(&add_bytes(TODAY)).bind("stored_bytes", stored_bytes))
+        .then(scope.statement(&add_bytes()).bind("stored_bytes", stored_bytes))
         .returning(select(scope, id)))
 }
 
@@ -321,7 +337,7 @@ pub fn update(
         ))
         .bind_all(params! {
             id, latest: found.version, name: changes.name.as_ref(), stored_bytes,
-            bytes_of_day: quotas.bytes_of_day,
+            bytes_of_day: quotas.bytes_of_day, bytes_of_user: quotas.bytes_of_user,
         });
     let version = scope
         .statement(&format!(
@@ -347,7 +363,7 @@ pub fn update(
     Ok(Transaction::default()
         .change(update, audit::after_change_by(scope, event)?)
         .then(version)
-        .then(scope.statement(&add_bytes(TODAY)).bind("stored_bytes", stored_bytes))
+        .then(scope.statement(&add_bytes()).bind("stored_bytes", stored_bytes))
         .returning(select(scope, id)))
 }
 

@@ -6,6 +6,7 @@ use farhand_domain::caller::Caller;
 use farhand_domain::command_end::Denial;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::quotas;
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
 use serde_json::json;
@@ -13,6 +14,7 @@ use uuid::Uuid;
 
 use super::db::{self, StatementResult, params};
 use super::scope::{CallerTable, Query, caller_json};
+use crate::platform::Quotas;
 
 /// The common table `requesters`, with a row for each of some stored requesters. It has the columns
 /// of `me`, and also:
@@ -85,6 +87,29 @@ impl CallerTable for StoredScope {
             self.now,
         ))
     }
+}
+
+/// The statement that reads how many bytes of output each requester's next command may keep, in the
+/// order of `requesters` (contract 11.4).
+pub fn output_limits(
+    limits: Quotas,
+    workspace_id: i64,
+    requesters: impl IntoIterator<Item = StoredRequester>,
+    now: Timestamp,
+) -> Statement {
+    // Commands that wait for a server often have the same requester.
+    let sql = format!(
+        "WITH {REQUESTERS}, limits AS MATERIALIZED (
+            SELECT r.user_id, (SELECT {} FROM {} u) AS output_limit
+            FROM (SELECT DISTINCT workspace_id, user_id, coalesce(is_staff OR is_superuser, 0) AS is_staff
+                FROM requesters) r)
+         SELECT l.output_limit FROM requesters r JOIN limits l ON l.user_id IS r.user_id ORDER BY r.position",
+        quotas::output_limit("r.is_staff"),
+        quotas::usage("r.workspace_id", "r.user_id", ":now")
+    );
+    Statement::new(sql).bind_all(parameters(workspace_id, requesters, now)).bind_all(
+        params! { output_of_day: limits.output_of_day, output_of_user: limits.output_of_user },
+    )
 }
 
 /// The result of [`StoredScope::read`].

@@ -75,9 +75,10 @@ async fn read_trigger_tables(instance: &Instance) -> Vec<Value> {
     all
 }
 
-/// How many bytes the workspace `acme` has stored today.
+/// How many bytes the workspace `acme` has stored in 24 hours, output included.
 async fn stored_bytes(instance: &Instance) -> i64 {
     farhand_tests::commands::stored_bytes(instance, "acme")
+        + farhand_tests::commands::output_bytes(instance, "acme")
 }
 
 /// Replaces a folder by a copy of another one.
@@ -309,7 +310,7 @@ async fn a_resync_restores_lost_commands_to_an_older_database() {
     })
     .await;
     assert_eq!(read_trigger_tables(&instance).await, kept);
-    // The output of restored commands does not count as stored today. Only the late output of a
+    // The output of restored commands does not count as new. Only the late output of a
     // command that D1 still had counts.
     assert_eq!(stored_bytes(&instance).await, stored_then + "late".len() as i64);
     let whole = admin.get(&path(&later)).await.expect(200);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use farhand_sql::command_counts::{self, bytes_of_day};
+use farhand_sql::command_counts;
+use farhand_sql::quotas::usage;
 use serde_json::Value;
 
 use crate::Instance;
@@ -76,11 +77,23 @@ fn in_workspace(sql: &str, slug: &str) -> String {
     sql.replace(":workspace_id", &format!("(SELECT id FROM workspaces WHERE slug = '{slug}')"))
 }
 
-/// How many bytes the workspace has stored today, as its quota counts them.
+/// How many bytes the workspace has stored and how many bytes of output it has kept in 24 hours, as
+/// its quotas count them.
+fn quota_bytes(instance: &Instance, slug: &str) -> (i64, i64) {
+    let usage = usage(":workspace_id", "0", "strftime('%Y-%m-%dT%H:%M:%S', 'now')");
+    let sql = format!("SELECT u.stored, u.output FROM {usage} u");
+    let row = &instance.d1(&in_workspace(&sql, slug))[0];
+    (row["stored"].as_i64().expect("a number"), row["output"].as_i64().expect("a number"))
+}
+
+/// How many bytes the workspace has stored in 24 hours, without output.
 pub fn stored_bytes(instance: &Instance, slug: &str) -> i64 {
-    let sql =
-        format!("SELECT {} AS n", bytes_of_day(":workspace_id", "strftime('%Y-%m-%d', 'now')"));
-    instance.d1(&in_workspace(&sql, slug))[0]["n"].as_i64().expect("a number")
+    quota_bytes(instance, slug).0
+}
+
+/// How many bytes of output the workspace has kept in 24 hours.
+pub fn output_bytes(instance: &Instance, slug: &str) -> i64 {
+    quota_bytes(instance, slug).1
 }
 
 /// Adds a workspace's commands to its counters. The sealer does this after some hundred commands.

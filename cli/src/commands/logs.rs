@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::client::segment;
 use crate::connection::Options;
 use crate::error::Result;
-use crate::output::Format;
-use crate::run_output::{View, exit_code, print_json};
+use crate::output::{Format, note};
+use crate::run_output::{View, exit_code, print_json, skipped_note};
 use crate::stream::follow;
 
 /// Print the output of a command
@@ -45,6 +45,9 @@ pub fn execute(options: &Options, arguments: &Arguments) -> Result<u8> {
         let mut stdout = io::stdout().lock();
         stdout.write_all(&output.body)?;
         stdout.flush()?;
+        if let Some(skipped) = skipped_note(&client.get_json::<Value>(&path)?) {
+            note(&skipped);
+        }
     } else {
         print_json(&[client.get_json::<Value>(&path)?], true, options.output)?;
     }

@@ -26,7 +26,8 @@ const MAX_DELETED_PER_CALL: u64 = 8_000;
 impl<S: Store> LinkMachine<S> {
     fn live_fields(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         let output = self.store.output(stored)?;
-        Ok(command_object::live_fields(&stored.life, &output, self.input.now))
+        let loss = stored.output_loss();
+        Ok(command_object::live_fields(&stored.life, &output, loss, self.input.now))
     }
 
     /// The whole command object.
@@ -111,7 +112,7 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// The end of a stream: the live fields, and whether some of the output is missing.
+    /// The end of a stream: the live fields, and whether some of the output is not in the chunks.
     fn stream_end(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         let mut end = self.live_fields(stored)?;
         end.insert("output_truncated".to_owned(), stored.is_output_incomplete().into());

@@ -145,6 +145,9 @@ pub struct BatchCommand {
     pub added_at: Timestamp,
     /// The latest time of its delivery.
     pub expires_at: Timestamp,
+    /// The bytes of its output that may be kept. Belongs to the check at `checked_at`.
+    #[serde(default)]
+    pub output_limit: Option<u64>,
     /// When the batch checked the permission. After [`CHECK_VALIDITY`] this object checks it again.
     pub checked_at: Option<Timestamp>,
     /// Why it is cancelled, if it is.
@@ -284,7 +287,7 @@ pub struct FollowedOutput {
     pub chunks: Vec<Chunk>,
     /// Whether more chunks are stored. If `chunks` is empty, the stored chunks are after a gap.
     pub has_more: bool,
-    /// With the last chunk: the command's live fields and `output_truncated`.
+    /// With the last chunk: the command's live fields, with the stream's `output_truncated`.
     pub end: Option<Map<String, Value>>,
 }
 

@@ -149,6 +149,7 @@ impl<S: Store> LinkMachine<S> {
         let life = Lifecycle::new(new.added_at, None, Some(new.expires_at), new.timeout);
         let stored = StoredCommand {
             phase: Phase::Accepted,
+            output_limit: new.output_limit,
             ..StoredCommand::new(new.workspace_id, new.command, new.origin, inputs, life)
         };
         self.store.insert(&stored, now)?;
@@ -183,7 +184,7 @@ impl<S: Store> LinkMachine<S> {
         // D1 stores an audit event with the command.
         self.request_seal(recording.workspace_id);
         match answer {
-            Ok(D1Answer::Inserted(Some(refusal))) => {
+            Ok(D1Answer::Inserted(Err(refusal))) => {
                 self.store.delete(id)?;
                 self.refuse(ticket, refusal);
                 if refusal == Refusal::NoServer { self.wipe_if_unused() } else { Ok(()) }
@@ -198,19 +199,28 @@ impl<S: Store> LinkMachine<S> {
                 self.withdraw(id)?;
                 self.await_d1(ticket, id, AfterWait::Refuse(Refusal::NoServer))
             }
-            Ok(_) => self.accept(ticket, recording),
+            Ok(D1Answer::Inserted(Ok(output_limit))) => {
+                self.accept(ticket, recording, output_limit)
+            }
+            Ok(_) => self.accept(ticket, recording, None),
         }
     }
 
-    /// Accepts a command that D1 has, and delivers it if it is due.
-    fn accept(&mut self, ticket: Ticket, mut recording: Recording) -> Result<()> {
+    /// Accepts a command that D1 has, and delivers it if it is due. `output_limit`: the bytes of its
+    /// output that may be kept, if it is delivered now.
+    fn accept(
+        &mut self,
+        ticket: Ticket,
+        mut recording: Recording,
+        output_limit: Option<u64>,
+    ) -> Result<()> {
         let id = recording.id;
         let now = self.input.now;
         let Some(stored) = self.find(id)?.filter(|stored| stored.phase == Phase::Recording) else {
             self.refuse(ticket, Refusal::NoServer);
             return Ok(());
         };
-        let stored = StoredCommand { phase: Phase::Accepted, ..stored };
+        let stored = StoredCommand { phase: Phase::Accepted, output_limit, ..stored };
         let script = recording.script.take();
         let is_loaded = stored.command.script.is_none() || script.is_some();
         let is_due_now = stored.life.is_immediate() && stored.life.is_due(now) && is_loaded;

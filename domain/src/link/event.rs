@@ -300,6 +300,8 @@ pub struct Verdicts {
     /// Scripts of the commands. It may lack some, because scripts are large, but never the script
     /// of the first command that is not refused.
     pub scripts: BTreeMap<ScriptRef, Script>,
+    /// The bytes of output that each command may keep, in the order of the commands.
+    pub output_limits: Vec<u64>,
 }
 
 /// An answer of D1 to a [`D1Request`].
@@ -308,8 +310,9 @@ pub enum D1Answer {
     /// To [`D1Request::FindServer`] and [`D1Request::ChangeServer`]: the server as it is now;
     /// `None`: D1 has no such server.
     Server(Option<D1Server>),
-    /// To [`D1Request::InsertCommand`]: `None` if the command was inserted, otherwise the refusal.
-    Inserted(Option<Refusal>),
+    /// To [`D1Request::InsertCommand`]: the bytes of output that the inserted command may keep, or
+    /// the refusal.
+    Inserted(Result<Option<u64>, Refusal>),
     /// To [`D1Request::FindPermissions`]. `None`: the workspace is deleted, and nothing may be
     /// delivered until it is undeleted.
     Permissions(Option<Verdicts>),

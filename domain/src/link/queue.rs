@@ -24,15 +24,16 @@ const CHECK_RETRY_DELAY: Duration = Duration::from_secs(2);
 impl<S: Store> LinkMachine<S> {
     /// Delivers the due commands in order (contract 8.5), after a permission check.
     pub(super) fn deliver_due(&mut self) -> Result<()> {
-        self.deliver_allowed(&[], &BTreeMap::new())
+        self.deliver_allowed(&BTreeMap::new(), &BTreeMap::new())
     }
 
     /// Delivers due commands from the front of the queue, up to the first command that is not
     /// `allowed`. If the first due command is not allowed, requests a permission check for the
-    /// commands at the front. `scripts`: the scripts of the allowed commands.
+    /// commands at the front. `allowed` has the bytes of output that each command may keep.
+    /// `scripts`: the scripts of the allowed commands.
     fn deliver_allowed(
         &mut self,
-        allowed: &[Uuid],
+        allowed: &BTreeMap<Uuid, Option<u64>>,
         scripts: &BTreeMap<ScriptRef, Script>,
     ) -> Result<()> {
         loop {
@@ -41,7 +42,7 @@ impl<S: Store> LinkMachine<S> {
             let room = self.settings.max_open_commands.saturating_sub(self.store.count_open()?);
             let due: Vec<_> =
                 due.into_iter().take(usize::try_from(room).unwrap_or(usize::MAX)).collect();
-            let is_allowed = |stored: &&StoredCommand| allowed.contains(&stored.command.id);
+            let is_allowed = |stored: &&StoredCommand| allowed.contains_key(&stored.command.id);
             let ready = due.iter().take_while(is_allowed).count();
             if ready == 0 {
                 let unchecked: Vec<_> =
@@ -62,6 +63,8 @@ impl<S: Store> LinkMachine<S> {
             }
             for stored in due.into_iter().take(ready) {
                 let script = stored.command.script.and_then(|script| scripts.get(&script)).cloned();
+                let output_limit = allowed.get(&stored.command.id).copied().flatten();
+                let stored = StoredCommand { output_limit, ..stored };
                 self.deliver(generation, features, stored, script)?;
             }
         }
@@ -73,7 +76,7 @@ impl<S: Store> LinkMachine<S> {
         commands: &[StoredCommand],
         answer: D1Result,
     ) -> Result<()> {
-        let Verdicts { permissions, scripts } = match answer {
+        let Verdicts { permissions, scripts, output_limits } = match answer {
             Ok(D1Answer::Permissions(Some(verdicts))) => verdicts,
             // D1 gave no answer, or the workspace is deleted. The objects of a deleted workspace
             // are suspended soon. Until then nothing is delivered.
@@ -86,15 +89,17 @@ impl<S: Store> LinkMachine<S> {
             }
         };
         self.plan.deliver = None;
-        let mut allowed = Vec::new();
-        for (stored, rights) in commands.iter().zip(permissions) {
+        let mut allowed = BTreeMap::new();
+        for (position, (stored, rights)) in commands.iter().zip(permissions).enumerate() {
             let id = stored.command.id;
             // A script that is not in this answer is in the answer to the next check.
             let is_loaded =
                 stored.command.script.is_none_or(|script| scripts.contains_key(&script));
             match rights.and_then(|rights| rights.allow(&stored.command, &stored.origin)) {
                 Ok(()) if !is_loaded => {}
-                Ok(()) => allowed.push(id),
+                Ok(()) => {
+                    allowed.insert(id, output_limits.get(position).copied());
+                }
                 Err(denial) => self.cancel_by_id(id, Cancellation::NotAllowed(denial), None)?,
             }
         }

@@ -37,15 +37,16 @@ pub enum Refusal {
     /// The user or the workspace has as many waiting commands as the quota allows. Nothing was
     /// stored.
     TooManyWaiting,
-    /// The workspace stored as many bytes today as its quota allows. Nothing was stored.
-    TooManyBytes,
+    /// The user or the workspace stored as many bytes in 24 hours as the quota allows. Nothing was
+    /// stored.
+    TooManyBytes {
+        /// The seconds until the command fits.
+        retry_after: u64,
+    },
 }
 
 /// The header Retry-After, in seconds, if a quota of waiting commands is used up.
 const WAITING_RETRY_AFTER: u64 = 60;
-/// The header Retry-After, in seconds, if a daily quota is used up. The day may end within the
-/// hour.
-const DAY_RETRY_AFTER: u64 = 3_600;
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
@@ -99,9 +100,9 @@ impl From<Refusal> for Error {
                 "Too many commands wait, of yours or of the workspace. Cancel some, or wait until they have run.",
                 WAITING_RETRY_AFTER,
             ),
-            Refusal::TooManyBytes => Self::quota_exceeded(
-                "The workspace's commands and their output stored as many bytes today (UTC) as its quota allows.",
-                DAY_RETRY_AFTER,
+            Refusal::TooManyBytes { retry_after } => Self::quota_exceeded(
+                "You or the workspace stored as many bytes in 24 hours as the quota allows.",
+                retry_after,
             ),
         }
     }

@@ -9,7 +9,7 @@ use crate::audit::AuditEvent;
 use crate::command::{Command, Origin};
 use crate::command_end::Outcome;
 use crate::lifecycle::{self, Lifecycle, State};
-use crate::output;
+use crate::output::{self, OutputLoss};
 use crate::time::Timestamp;
 use crate::wire::Fin;
 
@@ -77,6 +77,13 @@ pub struct StoredCommand {
     pub chunk_total: Option<u64>,
     /// The lowest `seq` of a chunk that was not kept because the output is larger than the limit.
     pub cut_at: Option<u64>,
+    /// The bytes of its output that may be kept, as D1 said before the delivery (contract 11.4);
+    /// `None`: only [`output::MAX_KEPT`] limits it.
+    #[serde(default)]
+    pub output_limit: Option<u64>,
+    /// Bytes of the agent's result that were left out because of `output_limit`.
+    #[serde(default)]
+    pub result_skipped: u64,
     /// When the last output arrived at or after its end.
     pub output_at: Option<Timestamp>,
     /// Whether the audit log has its end, but not yet the hash of its output.
@@ -145,6 +152,8 @@ impl StoredCommand {
             result_bytes: 0,
             chunk_total: None,
             cut_at: None,
+            output_limit: None,
+            result_skipped: 0,
             output_at: None,
             lacks_hash: false,
             events: Vec::new(),
@@ -246,7 +255,22 @@ impl StoredCommand {
             Some(total) => self.chunks.count < total,
             None => self.chunks.bytes < self.result_bytes,
         };
-        self.cut_at.is_some() || self.has_gap() || are_missing
+        self.cut_at.is_some() || self.has_gap() || are_missing || self.result_skipped > 0
+    }
+
+    /// The bytes of its output that may be kept.
+    pub fn max_kept(&self) -> u64 {
+        self.output_limit.map_or(output::MAX_KEPT, |limit| limit.min(output::MAX_KEPT))
+    }
+
+    /// What was left out of its output.
+    pub fn output_loss(&self) -> OutputLoss {
+        let skipped = match self.chunks.count {
+            0 => self.result_skipped,
+            _ => self.chunks.bytes.saturating_sub(self.chunks.kept_bytes),
+        };
+        let is_over_quota = skipped > 0 && self.max_kept() < output::MAX_KEPT;
+        OutputLoss { skipped, is_over_quota }
     }
 
     /// One more than the highest `seq` of a kept chunk.
@@ -298,8 +322,14 @@ impl StoredCommand {
         }
         if changed && let Some(result) = fin.result {
             self.result_bytes = self.result_bytes.max(result.len() as u64);
-            let (kept, cut) = output::result(&result);
-            (self.result, self.result_cut) = (Some(kept), cut);
+            let (mut kept, cut) = output::result(&result);
+            let limit = usize::try_from(self.max_kept()).unwrap_or(usize::MAX);
+            if kept.len() > limit {
+                kept.truncate(kept.floor_char_boundary(limit));
+                self.result_skipped = (result.len() - kept.len()) as u64;
+            }
+            self.result_cut = cut || self.result_skipped > 0;
+            self.result = Some(kept);
         }
         changed
     }
@@ -389,6 +419,7 @@ mod tests {
         let mut stored = ended(Some("result"), Some(3), 0);
         stored.inputs = None;
         (stored.result_cut, stored.cut_at, stored.lacks_hash) = (true, Some(1), true);
+        (stored.output_limit, stored.result_skipped) = (Some(7), 3);
         (stored.origin.api_token, stored.origin.session) = (Some(Uuid::max()), Some(Uuid::nil()));
         stored.add_event(AuditEvent::new(
             Uuid::nil(),
@@ -505,6 +536,37 @@ mod tests {
         // The output is larger than the limit.
         let cut = StoredCommand { cut_at: Some(1), ..ended(None, Some(2), 2) };
         assert_eq!((cut.kept_end(), cut.is_output_incomplete()), (1, true));
+    }
+
+    #[test]
+    fn the_quota_of_output_limits_chunks_and_the_result() {
+        let limited = |limit, result: &str| {
+            let mut stored = StoredCommand { output_limit: Some(limit), ..delivered() };
+            assert!(stored.finish(fin(Some(result), None), at(10)));
+            stored
+        };
+        let loss = |skipped, is_over_quota| OutputLoss { skipped, is_over_quota };
+        let kept = limited(6, "1234é");
+        assert_eq!((kept.result.as_deref(), kept.result_cut), (Some("1234é"), false));
+        assert_eq!(kept.output_loss(), loss(0, false));
+        let cut = limited(5, "1234é");
+        assert_eq!((cut.result.as_deref(), cut.result_cut), (Some("1234"), true));
+        assert_eq!((cut.output_loss(), cut.output_bytes()), (loss(2, true), 6));
+        assert!(cut.is_output_incomplete());
+        assert_eq!(limited(0, "12").result.as_deref(), Some(""));
+        // The result that an agent without chunks cut itself.
+        let long = limited(output::MAX_KEPT + 1, &"x".repeat(output::MAX_RESULT + 1));
+        assert_eq!((long.max_kept(), long.output_loss()), (output::MAX_KEPT, loss(0, false)));
+
+        let mut chunks = StoredCommand { output_limit: Some(5), ..ended(None, Some(2), 2) };
+        assert_eq!(chunks.output_loss(), loss(0, false));
+        chunks.chunks.kept_bytes = 4;
+        assert_eq!(chunks.output_loss(), loss(4, true));
+        // The limit of every command is no quota.
+        chunks.output_limit = Some(output::MAX_KEPT);
+        assert_eq!(chunks.output_loss(), loss(4, false));
+        chunks.output_limit = None;
+        assert_eq!(chunks.output_loss(), loss(4, false));
     }
 
     #[test]

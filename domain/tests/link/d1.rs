@@ -57,6 +57,8 @@ pub struct D1 {
     pub is_full: bool,
     /// Whether users' changes of the server are refused.
     pub forbids_changes: bool,
+    /// The bytes of output that each command may keep, if they are limited.
+    pub output_limit: Option<u64>,
     /// Commands whose permission check fails.
     pub denied: BTreeSet<Uuid>,
 }
@@ -72,6 +74,7 @@ impl D1 {
             is_workspace_deleted: false,
             is_full: false,
             forbids_changes: false,
+            output_limit: None,
             denied: BTreeSet::new(),
         }
     }
@@ -166,21 +169,21 @@ impl D1 {
         }
     }
 
-    fn insert(&mut self, create: &Create, life: &Lifecycle) -> Option<Refusal> {
+    fn insert(&mut self, create: &Create, life: &Lifecycle) -> Result<Option<u64>, Refusal> {
         let key = create.key.as_ref().map(|key| key.hash.clone());
         if self.server.is_none() || self.is_workspace_deleted {
-            return Some(Refusal::NoServer);
+            return Err(Refusal::NoServer);
         }
         if std::mem::take(&mut self.is_full) {
-            return Some(Refusal::TooManyWaiting);
+            return Err(Refusal::TooManyWaiting);
         }
         if key.is_some() && self.commands.values().any(|row| row.key == key) {
-            return Some(Refusal::KeyInUse);
+            return Err(Refusal::KeyInUse);
         }
         let row = CommandRow { revision: 0, life: life.clone(), output_bytes: 0, key };
         assert!(self.commands.insert(create.command.id, row).is_none(), "an id is used once");
         self.write_event(create.event.id);
-        None
+        Ok(self.output_limit)
     }
 
     fn rights(&self, commands: &[StoredCommand]) -> Option<Verdicts> {
@@ -209,7 +212,8 @@ impl D1 {
             })
         };
         let permissions = commands.iter().map(&mut rights).collect();
-        Some(Verdicts { permissions, scripts })
+        let output_limits = commands.iter().filter_map(|_| self.output_limit).collect();
+        Some(Verdicts { permissions, scripts, output_limits })
     }
 
     fn write_entry(&mut self, entry: &OutboxEntry) {

@@ -334,3 +334,46 @@ fn an_agent_causes_at_most_60_events_an_hour() {
     world.settle().unwrap();
     assert_eq!(world.d1.events.len(), 61);
 }
+
+/// The live fields of a command that ended with this result.
+fn ended_with(world: &mut World, id: Uuid, result: &str) -> serde_json::Value {
+    let fin = Fin { success: true, result: Some(result.to_owned()), ..Fin::default() };
+    world.report("key-0", Report::Fin { command: id, fin }).unwrap();
+    let live = ReadLiveFields { id, wait: None };
+    let ticket = world.call(CallKind::Other, LinkRequest::ReadLiveFields(live)).unwrap();
+    world.answer_all();
+    let Some(LinkResponse::Done(live)) = world.replied(ticket) else { panic!("no answer") };
+    live.clone()
+}
+
+#[test]
+fn the_quota_of_output_is_read_when_a_command_is_delivered() {
+    // An immediate command.
+    let mut world = connected();
+    world.d1.output_limit = Some(4);
+    let id = world.created();
+    let live = ended_with(&mut world, id, "123456");
+    assert_eq!((&live["result"], &live["output_bytes"]), (&"1234".into(), &6.into()));
+    assert_eq!((&live["output_truncated"], &live["output_skipped"]), (&true.into(), &2.into()));
+    let message = live["status"]["message"].as_str().unwrap();
+    assert!(
+        message.ends_with("2 bytes of its output were left out: the quota of output is used up."),
+        "{message}"
+    );
+    // A command that waits has the quota of its delivery.
+    world.sockets[0].is_broken = true;
+    let id = world.created();
+    world.d1.output_limit = Some(5);
+    world.connect("key-0", ConnectionKind::Backhaul, true).unwrap();
+    world.run(&Op::Alarm(0)).unwrap();
+    world.answer_all();
+    assert_eq!(world.sent[&id], 1);
+    assert_eq!(ended_with(&mut world, id, "123456")["result"], "12345");
+    // Without a limit, the output is complete.
+    world.d1.output_limit = None;
+    let id = world.created();
+    let live = ended_with(&mut world, id, "123456");
+    assert_eq!((&live["result"], &live["output_skipped"]), (&"123456".into(), &0.into()));
+    assert_eq!(live["output_truncated"], false);
+    world.settle().unwrap();
+}

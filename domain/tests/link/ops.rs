@@ -336,6 +336,7 @@ impl World {
                     timeout: create.timeout,
                     added_at: self.now,
                     expires_at,
+                    output_limit: self.d1.output_limit,
                     checked_at: (how >> 15 == 0).then(|| self.now.plus_seconds(-age)),
                     cancellation,
                 })

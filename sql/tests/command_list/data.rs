@@ -19,6 +19,7 @@ pub fn database() -> Connection {
     for migration in [
         include_str!("../../../migrations/0001_schema.sql"),
         include_str!("../../../migrations/0002_batches.sql"),
+        include_str!("../../../migrations/0006_quotas.sql"),
     ] {
         database.execute_batch(migration).unwrap();
     }

@@ -10,6 +10,7 @@ use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::rights::default_account;
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_counts::next_key;
+use farhand_sql::quotas;
 use farhand_sql::statement::{Statement, Value as Parameter};
 use farhand_sql::{counted_targets, join_command, target_state};
 use serde::Deserialize;
@@ -18,7 +19,7 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::data::{BatchData, unexpected};
-use crate::platform;
+use crate::platform::{self, Config};
 use crate::store::audit::Insert;
 use crate::store::db::{self, params};
 use crate::store::permission_rows::{self, PermissionRow};
@@ -86,8 +87,12 @@ async fn check(env: &Env, data: &BatchData, positions: &[Position]) -> Result<An
     let rows = Statement::new(sql)
         .bind_all(params! { id, positions: Parameter::list(positions) })
         .bind_all(stored_requester::parameters(workspace_id, [data.requester()], now));
-    let results = db::batch(env, vec![begin, rows]).await?;
-    let rows = db::column::<String>(results.last().ok_or_else(unexpected)?)?;
+    let results = db::batch(env, vec![begin, rows, room(env, data)]).await?;
+    let [_, rows, room] = results.as_slice() else { return Err(unexpected()) };
+    let rows = db::column::<String>(rows)?;
+    let room = db::first_value::<String>(room)?.ok_or_else(unexpected)?;
+    let (mut bytes_left, output_limit) = serde_json::from_str::<(i64, u64)>(&room)?;
+    data.output_limit.set(Some(output_limit));
     if rows.len() < positions.len() {
         return Ok(Answer::Checked(None));
     }
@@ -114,11 +119,40 @@ async fn check(env: &Env, data: &BatchData, positions: &[Position]) -> Result<An
         Ok(match run {
             Err(denial) => cancelled(Cancellation::NotAllowed(denial)),
             Ok(_) if !row.is_connected => Verdict::Offline,
-            Ok(run) => Verdict::Ready(run),
+            Ok(run) => {
+                let bytes = data.command(server, &run).stored_bytes(data.inputs.as_ref());
+                bytes_left = bytes_left.saturating_sub_unsigned(bytes);
+                if bytes_left < 0 {
+                    let reason = "Cancelled, as the quota of bytes is used up.";
+                    return Ok(Verdict::Refused(reason.to_owned()));
+                }
+                Verdict::Ready(run)
+            }
         })
     };
     let verdicts = rows.iter().map(verdict).collect::<Result<_, Error>>()?;
     Ok(Answer::Checked(Some(verdicts)))
+}
+
+/// The statement that reads how many bytes the requester may still store, and how many bytes of
+/// output a command may keep, as `[bytes_left, output_limit]` (contract 11.4).
+fn room(env: &Env, data: &BatchData) -> Statement {
+    let limits = Config::from_env(env).quotas;
+    let is_staff = "coalesce(r.is_staff OR r.is_superuser, 0)";
+    let sql = format!(
+        "WITH {REQUESTERS}
+         SELECT (SELECT json_array({}, {}) FROM {} u) AS body FROM requesters r",
+        quotas::bytes_left(is_staff),
+        quotas::output_limit(is_staff),
+        quotas::usage("r.workspace_id", "r.user_id", ":now")
+    );
+    let requester = [data.requester()];
+    Statement::new(sql)
+        .bind_all(stored_requester::parameters(data.workspace_id, requester, platform::now()))
+        .bind_all(params! {
+            bytes_of_day: limits.bytes_of_day, bytes_of_user: limits.bytes_of_user,
+            output_of_day: limits.output_of_day, output_of_user: limits.output_of_user,
+        })
 }
 
 /// SQL for the condition that a row of `batch_targets t` has no command and has not ended.

@@ -1,5 +1,7 @@
 //! Reads a batch from D1.
 
+use std::cell::Cell;
+
 use farhand_domain::audit::{ActorType, AuditEvent, CredentialType, Source};
 use farhand_domain::batch::command_id;
 use farhand_domain::batch::event::{Batch, BatchState};
@@ -43,6 +45,9 @@ pub struct BatchData {
     /// `None`: the default account of each server.
     pub username: Option<String>,
     groupname: String,
+    /// The bytes of output that each command may keep, as the last check of targets said; `None`:
+    /// no check since the batch was read.
+    pub output_limit: Cell<Option<u64>>,
 }
 
 /// The script of a batch.
@@ -255,6 +260,7 @@ pub async fn load(
         script: row.script.map(|reference| BatchScript::new(reference, row.script_version)),
         username: row.username,
         groupname: row.groupname,
+        output_limit: Cell::default(),
     };
     let batch = Batch {
         state,

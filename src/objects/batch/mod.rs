@@ -296,7 +296,9 @@ impl BatchShell {
                 timeout: data.timeout,
                 added_at: started.added_at,
                 expires_at: batch.expires_at,
-                checked_at: started.checked_at,
+                output_limit: data.output_limit.get(),
+                // Without the limit of a check, the server's object checks again.
+                checked_at: started.checked_at.filter(|_| data.output_limit.get().is_some()),
                 cancellation: (call == Call::Cancel).then(|| data.cancellation(started)),
             })),
             Call::Kill => {

@@ -14,11 +14,13 @@ use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry, Verdicts};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::output::sha256;
+use farhand_domain::quota::DAY_SECONDS;
 use farhand_domain::script::ScriptRef;
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::Script;
 use farhand_sql::batches;
-use farhand_sql::command_counts::{self, bytes_of_day, next_key};
+use farhand_sql::command_counts::{self, next_key};
+use farhand_sql::quotas;
 use farhand_sql::statement::{Parameters, Statement};
 use serde::Deserialize;
 use serde_json::json;
@@ -119,9 +121,6 @@ fn waiting_batches(workspace_id: i64, server_id: Uuid) -> Statement {
         WHERE workspace_id = :workspace_id AND server_id = :server_id AND state = 'queued'";
     Statement::new(sql).bind_all(params! { workspace_id, server_id })
 }
-
-/// The length of the date at the beginning of a timestamp (`2026-11-23`).
-const DATE_CHARS: usize = 10;
 
 /// The columns of `commands` that an insertion sets.
 const COMMAND_COLUMNS: &str =
@@ -233,42 +232,54 @@ fn has_room() -> String {
     )
 }
 
-/// SQL for the condition that the workspace may store `:bytes` more bytes on `:day` (contract
-/// 11.4).
-fn has_bytes_left() -> String {
-    format!(":bytes + {} <= :bytes_of_day", bytes_of_day(":workspace_id", ":day"))
+/// SQL for whether the requester of a command is staff.
+const IS_STAFF: &str =
+    "EXISTS (SELECT 1 FROM users r WHERE r.id = :requested_by AND r.workspace_id = :workspace_id
+    AND (r.is_staff OR r.is_superuser))";
+
+/// SQL for the bytes of the last 24 hours, as a table (contract 11.4).
+fn usage() -> String {
+    quotas::usage(":workspace_id", ":requested_by", ":added_at")
 }
 
-/// Inserts a new command. Returns a refusal if nothing was written.
+/// Inserts a new command. Returns the bytes of output that it may keep, or a refusal if nothing was
+/// written.
 async fn insert_command(
     env: &Env,
     create: &Create,
     life: &Lifecycle,
-) -> Result<Option<Refusal>, Error> {
+) -> Result<Result<Option<u64>, Refusal>, Error> {
+    #[derive(Deserialize)]
+    struct InsertedRow {
+        output_limit: Option<u64>,
+    }
     let Create { workspace_id, command, origin, key, event, .. } = create;
-    let (workspace_id, key, quotas) = (*workspace_id, key.as_ref(), Config::from_env(env).quotas);
+    let (workspace_id, key, limits) = (*workspace_id, key.as_ref(), Config::from_env(env).quotas);
     let bytes = command.stored_bytes(create.inputs.as_ref());
-    let day: String = life.added_at.to_string().chars().take(DATE_CHARS).collect();
     let sql = format!(
-        "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body, stored_bytes)
-         SELECT {}, w.id, :id, s.id, :server_name, :requested_by, {COMMAND_VALUES}, :key, :body, :bytes
-         FROM workspaces w JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id
-         WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {} AND {}
-         RETURNING id",
+        "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body, stored_bytes, output_limit)
+         SELECT {}, w.id, :id, s.id, :server_name, :requested_by, {COMMAND_VALUES}, :key, :body, :bytes, {}
+         FROM workspaces w CROSS JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id CROSS JOIN {} u
+         WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {} AND :bytes <= {}
+         RETURNING output_limit",
         next_key("w.id"),
+        quotas::output_limit(IS_STAFF),
+        usage(),
         has_room(),
-        has_bytes_left()
+        quotas::bytes_left(IS_STAFF)
     );
     let insert = Statement::new(sql)
         .bind_all(insert_parameters(workspace_id, command, origin, life))
         .bind_all(params! {
             key: key.map(|key| key.hash.as_str()),
             body: key.map(|key| key.body.as_str()),
-            waiting_of_user: quotas.waiting_of_user,
-            waiting_of_workspace: quotas.waiting_of_workspace,
+            waiting_of_user: limits.waiting_of_user,
+            waiting_of_workspace: limits.waiting_of_workspace,
             bytes,
-            day: &day,
-            bytes_of_day: quotas.bytes_of_day,
+            bytes_of_day: limits.bytes_of_day,
+            bytes_of_user: limits.bytes_of_user,
+            output_of_day: limits.output_of_day,
+            output_of_user: limits.output_of_user,
         });
     // Release an expired Idempotency-Key, so that it can be used again.
     let release = key.map(|key| {
@@ -289,15 +300,14 @@ async fn insert_command(
         Ok(results) => {
             // Only the insertion returns rows.
             let returned =
-                results.iter().map(db::column::<String>).collect::<Result<Vec<_>, _>>()?;
-            if returned.iter().any(|ids| !ids.is_empty()) {
-                return Ok(None);
+                results.iter().map(db::first::<InsertedRow>).collect::<Result<Vec<_>, _>>()?;
+            match returned.into_iter().flatten().next() {
+                Some(inserted) => Ok(Ok(inserted.output_limit)),
+                None => find_refusal(env, create, bytes, life.added_at).await.map(Err),
             }
-            let server = (workspace_id, command.server);
-            find_refusal(env, server, (bytes, &day), quotas.bytes_of_day).await.map(Some)
         }
         Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => {
-            Ok(Some(Refusal::KeyInUse))
+            Ok(Err(Refusal::KeyInUse))
         }
         Err(failure) => Err(failure.into()),
     }
@@ -306,22 +316,32 @@ async fn insert_command(
 /// Finds out why a command was not inserted.
 async fn find_refusal(
     env: &Env,
-    (workspace_id, server_id): (i64, Uuid),
-    (bytes, day): (u64, &str),
-    bytes_of_day: i64,
+    create: &Create,
+    bytes: u64,
+    added_at: Timestamp,
 ) -> Result<Refusal, Error> {
+    #[derive(Deserialize)]
+    struct RefusalRow {
+        fits: i64,
+        retry_after: Option<u64>,
+    }
+    let limits = Config::from_env(env).quotas;
     let sql = format!(
-        "SELECT CASE WHEN {} THEN 'waiting' ELSE 'bytes' END AS body
-         FROM workspaces w JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id
+        "SELECT :bytes <= {} AS fits, {} AS retry_after
+         FROM workspaces w CROSS JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id CROSS JOIN {} u
          WHERE w.id = :workspace_id AND w.deleted_at IS NULL",
-        has_bytes_left()
+        quotas::bytes_left(IS_STAFF),
+        quotas::retry_after(":bytes", ":workspace_id", ":requested_by", IS_STAFF, ":added_at"),
+        usage()
     );
-    let statement =
-        Statement::new(sql).bind_all(params! { workspace_id, server_id, bytes, day, bytes_of_day });
-    let exceeded = db::first_value::<String>(&db::run(env, statement).await?)?;
-    Ok(match exceeded.as_deref() {
-        Some("waiting") => Refusal::TooManyWaiting,
-        Some(_) => Refusal::TooManyBytes,
+    let statement = Statement::new(sql).bind_all(params! {
+        workspace_id: create.workspace_id, server_id: create.command.server, bytes, added_at,
+        requested_by: create.command.requested_by.as_ref().map(|requester| requester.id),
+        bytes_of_day: limits.bytes_of_day, bytes_of_user: limits.bytes_of_user,
+    });
+    Ok(match db::first::<RefusalRow>(&db::run(env, statement).await?)? {
+        Some(row) if row.fits != 0 => Refusal::TooManyWaiting,
+        Some(row) => Refusal::TooManyBytes { retry_after: row.retry_after.unwrap_or(DAY_SECONDS) },
         None => Refusal::NoServer,
     })
 }
@@ -369,9 +389,12 @@ async fn find_rights(
         LEFT JOIN servers s ON s.id = :server_id AND s.workspace_id = me.workspace_id
         WHERE EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL) ORDER BY me.position"
     );
+    let requesters: Vec<_> = requesters.collect();
     let statement = Statement::new(sql)
         .bind_all(params! { server_id })
-        .bind_all(stored_requester::parameters(workspace_id, requesters, now));
+        .bind_all(stored_requester::parameters(workspace_id, requesters.iter().copied(), now));
+    let limits = Config::from_env(env).quotas;
+    let output = stored_requester::output_limits(limits, workspace_id, requesters, now);
     let mut wanted: Vec<_> = Vec::new();
     for script in commands.iter().filter_map(|stored| stored.command.script) {
         if !wanted.contains(&script) && wanted.len() < MAX_SCRIPTS_TOGETHER {
@@ -379,12 +402,14 @@ async fn find_rights(
         }
     }
     let read_scripts = (!wanted.is_empty()).then(|| scripts::for_delivery(workspace_id, &wanted));
-    let outcomes = db::batch(env, [statement].into_iter().chain(read_scripts).collect()).await?;
+    let statements = [statement, output].into_iter().chain(read_scripts).collect();
+    let outcomes = db::batch(env, statements).await?;
     let mut outcomes = outcomes.iter();
     let rows = outcomes.next().map(db::column::<String>).transpose()?.unwrap_or_default();
     if rows.len() < commands.len() {
         return Ok(None);
     }
+    let output_limits = outcomes.next().map(db::column::<u64>).transpose()?.unwrap_or_default();
     let scripts = outcomes.next().map(db::rows::<ScriptRow>).transpose()?.unwrap_or_default();
     let scripts: BTreeMap<_, _> = scripts.into_iter().map(ScriptRow::into_entry).collect();
     let is_lost = |script| wanted.contains(&script) && !scripts.contains_key(&script);
@@ -394,18 +419,18 @@ async fn find_rights(
         Ok(permissions.and_then(|found| if is_lost { Err(Denial::Script) } else { Ok(found) }))
     };
     let permissions = rows.iter().zip(commands).map(verdict).collect::<Result<_, Error>>()?;
-    Ok(Some(Verdicts { permissions, scripts }))
+    Ok(Some(Verdicts { permissions, scripts, output_limits }))
 }
 
 /// The statements that write a command's pending audit events, and then its latest state.
 fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Statement>, Error> {
-    let life = &stored.life;
+    let (life, loss) = (&stored.life, stored.output_loss());
     let outcome = life.outcome();
     let (head, full_result) = split_result(output.result.as_deref());
     let sql = "UPDATE commands SET delivered_at = :delivered_at, acked_at = :acked_at, handled_at = :handled_at,
             state = :state, status_message = :message, success = :success, exit_code = :exit_code,
             response_delay = :response_delay, elapsed_time = :elapsed_time, output_bytes = :output_bytes,
-            result_truncated = :truncated, result = :head, full_result = :full_result,
+            output_skipped = :output_skipped, result_truncated = :truncated, result = :head, full_result = :full_result,
             result_sha256 = iif(batch_id IS NULL, NULL, :result_sha256), revision = :revision
          WHERE workspace_id = :workspace_id AND id = :id AND revision < :revision";
     let update = Statement::new(sql).bind_all(params! {
@@ -416,12 +441,13 @@ fn update_command(stored: &StoredCommand, output: &Output) -> Result<Vec<Stateme
         acked_at: life.acked_at,
         handled_at: life.handled_at,
         state: life.state().as_str(),
-        message: life.message(),
+        message: loss.explain(life.message()),
         success: life.success(),
         exit_code: outcome.and_then(|outcome| outcome.exit_code),
         response_delay: life.response_delay(),
         elapsed_time: outcome.and_then(|outcome| outcome.elapsed_time),
         output_bytes: output.bytes,
+        output_skipped: loss.skipped,
         truncated: output.truncated,
         head,
         full_result,

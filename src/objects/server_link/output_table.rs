@@ -75,7 +75,7 @@ impl Tables {
 
     /// Stores a chunk of output. Returns false if the chunk is a duplicate or cannot be stored.
     ///
-    /// A command keeps the first [`output::MAX_KEPT`] bytes of its output, in the order of `seq`.
+    /// A command keeps the first bytes of its output, up to its limit, in the order of `seq`.
     /// If a chunk arrives out of order, the last kept chunks lose their content to make room. For a
     /// chunk without kept content, only the length is stored.
     pub fn add_output(
@@ -122,12 +122,12 @@ impl Tables {
         sums.top = sums.top.max(seq + 1);
         self.store_chunks(id, &row)?;
         let mut cut_at = stored.cut_at;
-        while sums.kept_bytes > output::MAX_KEPT {
+        while sums.kept_bytes > stored.max_kept() {
             let end = cut_at.unwrap_or(AFTER_LAST_SEQ);
             let Some(mut last) = self.chunk_row(id, "first < ?2 ORDER BY first DESC", end)? else {
                 break;
             };
-            while sums.kept_bytes > output::MAX_KEPT
+            while sums.kept_bytes > stored.max_kept()
                 && let Some((seq, bytes)) = last.drop_last(cut_at.unwrap_or(AFTER_LAST_SEQ))
             {
                 sums.kept_bytes = sums.kept_bytes.saturating_sub(bytes);
@@ -322,13 +322,13 @@ impl Tables {
         if !matches!(stored.life.end, Some(End::Finished(_))) {
             return Ok(Output { result: None, truncated: false, bytes });
         }
-        let exceeds_result = bytes > output::MAX_RESULT as u64;
+        let is_cut = bytes > output::MAX_RESULT as u64 || stored.output_loss().skipped > 0;
         let (result, cut) = match &stored.result {
             Some(result) if !result.is_empty() || stored.chunks.bytes == 0 => {
                 (result.clone(), stored.result_cut)
             }
             _ => self.result_from_chunks(stored)?,
         };
-        Ok(Output { result: Some(result), truncated: cut || exceeds_result, bytes })
+        Ok(Output { result: Some(result), truncated: cut || is_cut, bytes })
     }
 }

@@ -20,9 +20,11 @@ async fn every_version_counts_for_the_bytes_of_the_day() {
     workspace.server("web-1").await;
     let bytes = || stored_bytes(&instance, "acme");
     let body = |letter: &str| letter.repeat(200_000);
+    let beginning = bytes();
     let made = admin.post(SCRIPTS, &json!({"name": "a", "body": body("a")})).await.expect(201);
     let path = path_of(&made);
-    assert!((200_000..200_100).contains(&bytes()), "{}", bytes());
+    // The version's row and event count, too.
+    assert!((201_000..201_100).contains(&(bytes() - beginning)), "{}", bytes());
     expect_quota_error(&admin.patch(&path, &json!({"body": body("b")})).await);
     expect_quota_error(&admin.post(SCRIPTS, &json!({"name": "b", "body": body("b")})).await);
     // A version that keeps the body stores it again.
@@ -33,16 +35,16 @@ async fn every_version_counts_for_the_bytes_of_the_day() {
     assert_eq!(events["count"], 0, "a rejected version leaves no event");
     let before = bytes();
     admin.patch(&path, &json!({"body": "c".repeat(90_000)})).await.expect(200);
-    assert!((90_000..90_100).contains(&(bytes() - before)), "{}", bytes());
+    assert!((91_000..91_100).contains(&(bytes() - before)), "{}", bytes());
     // Commands have the same quota.
     let command = |line: &str| json!({"server": "web-1", "line": line, "on_offline": "queue"});
     let refused = admin.post(super::COMMANDS, &command(&"x".repeat(15_000))).await;
     expect_quota_error(&refused);
     admin.post(super::COMMANDS, &command("id")).await.expect(201);
-    // Each day counts separately.
-    instance.d1("UPDATE counted_commands SET day = '2020-01-01'");
+    // What is more than a day old does not count.
+    instance.d1("UPDATE quota_bytes SET hour = hour - 25");
     admin.patch(&path, &json!({"body": body("d")})).await.expect(200);
-    assert!((200_000..200_200).contains(&bytes()), "{}", bytes());
+    assert!((201_000..204_000).contains(&bytes()), "{}", bytes());
     expect_quota_error(&admin.patch(&path, &json!({"body": body("e")})).await);
 }
 

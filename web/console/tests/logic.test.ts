@@ -12,7 +12,7 @@ import { queryOf } from "../src/pages/servers/page";
 import { withPolicy } from "../src/pages/servers/policy";
 import { complete } from "../src/ui/selector";
 import { curl, quoted } from "../src/ui/same";
-import { bytes, duration, plural, relative } from "../src/ui/words";
+import { bytes, duration, leftOut, plural, relative } from "../src/ui/words";
 
 vi.stubGlobal("location", { origin: "https://acme.example" });
 
@@ -33,6 +33,7 @@ describe("words", () => {
   test("durations, sizes, plurals", () => {
     expect([0.412, 12, 75, 3_723].map(duration)).toEqual(["0.41 s", "00:12", "01:15", "1:02:03"]);
     expect([0, 1_023, 1_536, 25_232_932_864].map(bytes)).toEqual(["0 B", "1023 B", "1.5 KiB", "23.5 GiB"]);
+    expect([0, 1_536].map(leftOut)).toEqual([null, "1.5 KiB of the output were left out."]);
     expect([plural(1, "server"), plural(2_000, "server")]).toEqual(["1 server", "2,000 servers"]);
   });
 });

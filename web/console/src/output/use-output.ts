@@ -16,7 +16,9 @@ export function useOutput(id: string | null) {
     if (name === "chunk") {
       buffer.append((JSON.parse(data) as Schema<"Chunk">).content);
     } else if (name === "end" && id) {
-      const { output_truncated: _, ...command } = JSON.parse(data) as Schema<"CommandEnd">;
+      const end = JSON.parse(data) as Schema<"CommandEnd">;
+      // The end says whether the stream lacks output. A command says whether output was left out.
+      const command = { ...end, output_truncated: end.output_skipped > 0 };
       // An agent that sends no chunks sends its output with the end.
       if (buffer.count === 0 && command.result) buffer.append(command.result);
       client.setQueryData(commandQuery(id).queryKey, command);

@@ -48,6 +48,11 @@ export function bytes(count: number): string {
   return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
 }
 
+/** The banner about output that the service left out; null if it kept all of it. */
+export function leftOut(skipped: number): string | null {
+  return skipped > 0 ? `${bytes(skipped)} of the output were left out.` : null;
+}
+
 const plurals = new Intl.PluralRules("en");
 const numbers = new Intl.NumberFormat("en");
 /** `1 server`, `2,000 servers`. */

@@ -13,7 +13,7 @@ import { Page, PageAnswer } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { State } from "../../ui/state";
 import { Since, WithTimes } from "../../ui/time";
-import { bytes, duration } from "../../ui/words";
+import { bytes, duration, leftOut } from "../../ui/words";
 import { runAgain } from "../run/address";
 import { OWN_LINE } from "../run/targets";
 import { Stop } from "./stop";
@@ -84,6 +84,11 @@ function Shown({ command }: { command: CommandObject }) {
         )}
       </p>
       <Reason command={command} />
+      {command.output_truncated && (
+        <p className="command-message" role="note">
+          {leftOut(command.output_skipped)}
+        </p>
+      )}
       <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} hasLinks onDownload={() => save.mutate()}>
         <span className="output-live" role="status">
           {stream === "cut" ? "Connection lost. It continues when the service answers." : isLive && command.state === "acked" ? "live" : isDownloaded ? "Downloaded" : ""}
