@@ -188,6 +188,8 @@ endpoints! {
     ServerApprove: User, [POST "/api/servers/servers/{id}/approve/"] audits "server.approve", works_when_full;
     /// Replaces the key of the server's agent.
     ServerRotateKey: User, [POST "/api/servers/servers/{id}/rotate-key/"] audits "server.rotate_key", works_when_full;
+    /// Restores a deleted server.
+    ServerUndelete: User, [POST "/api/servers/servers/{id}/undelete/"] audits "server.undelete";
     RegistrationTokenList: User, [GET "/api/servers/registration-tokens/"];
     RegistrationTokenCreate: User, [POST "/api/servers/registration-tokens/"] audits "registration_token.create";
     RegistrationTokenRetrieve: User, [GET "/api/servers/registration-tokens/{id}/"];

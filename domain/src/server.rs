@@ -1,6 +1,8 @@
 //! Servers: the fields of requests about them (contract 6.1), and the commands that connect an
 //! Alpamon.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -12,6 +14,7 @@ use crate::labels::{self, Labels};
 use crate::page::{Query, boolean_parameter, id_parameter, last_value, ordering, search_words};
 use crate::secret::Secret;
 use crate::selector::{Selector, SelectorError};
+use crate::time::Timestamp;
 use crate::wire::PolicyMode;
 
 /// The shell commands that connect an installed Alpamon 2.x to a server (contract 6.3). Root must
@@ -31,6 +34,9 @@ END
 systemctl restart alpamon"
     )
 }
+
+/// The time in which the keys that a user rotates, and the servers that the user deletes, count.
+pub const CHANGES_WINDOW: Duration = Duration::from_secs(60 * 60);
 
 /// Maximum length of the name of a server or a group, in characters.
 const MAX_NAME: usize = 64;
@@ -170,6 +176,40 @@ impl ServerChanges {
     }
 }
 
+/// How long the old key of a server is valid after a rotation, unless an agent connects with the new
+/// key first.
+pub const OLD_KEY_VALIDITY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Reads the request for a new key: whether the old key is refused immediately.
+///
+/// # Errors
+/// All invalid fields together.
+pub fn read_rotation(mut fields: Fields) -> Result<bool, Error> {
+    let now = fields.optional_boolean("now");
+    fields.finish()?;
+    Ok(now.unwrap_or(false))
+}
+
+/// Reads the request to undelete a server: its new name; `None`: the name that it had.
+///
+/// # Errors
+/// All invalid fields together.
+pub fn read_undeletion(mut fields: Fields) -> Result<Option<String>, Error> {
+    let name = fields.has("name").then(|| read_name(&mut fields)).flatten();
+    fields.finish()?;
+    Ok(name)
+}
+
+/// The 429 for a user who has rotated as many keys and deleted as many servers within an hour as
+/// allowed (contract 11.4). `oldest`: the change that must be over an hour ago first.
+pub fn changes_exceeded(oldest: Timestamp, now: Timestamp) -> Error {
+    let left = oldest.plus(CHANGES_WINDOW).seconds_since(now).ceil().max(1.0);
+    Error::quota_exceeded(
+        "You rotated as many keys and deleted as many servers in the last hour as you may.",
+        left as u64,
+    )
+}
+
 /// A field by which a list of servers can be ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ServerOrderField {
@@ -185,10 +225,12 @@ pub enum ServerOrderField {
     Seen,
     /// `is_connected`.
     IsConnected,
+    /// `deleted_at`: the order of deleted servers, unless the client asks for another one.
+    Deleted,
 }
 
 impl ServerOrderField {
-    /// All fields.
+    /// The fields that a client can name.
     pub const ALL: [Self; 6] =
         [Self::Name, Self::Added, Self::Updated, Self::Connected, Self::Seen, Self::IsConnected];
 
@@ -201,6 +243,7 @@ impl ServerOrderField {
             Self::Connected => "connected_at",
             Self::Seen => "last_seen_at",
             Self::IsConnected => "is_connected",
+            Self::Deleted => "deleted_at",
         }
     }
 }
@@ -208,6 +251,8 @@ impl ServerOrderField {
 /// Which servers a list shows, and in which order. A filter that is `None` is not applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerList {
+    /// Whether the list shows deleted servers, in place of the others.
+    pub is_deleted: bool,
     /// The exact name.
     pub name: Option<String>,
     /// Whether an agent is connected.
@@ -255,7 +300,8 @@ fn policy_parameter(query: &Query) -> Result<Option<PolicyMode>, Error> {
 }
 
 impl ServerList {
-    /// Reads the filters, `search` and `ordering`. Without `ordering`, the newest server is first.
+    /// Reads the filters, `search` and `ordering`. Without `ordering`, the newest server is first, and
+    /// of deleted servers the last deleted one.
     ///
     /// # Errors
     /// All invalid parameters together.
@@ -264,6 +310,7 @@ impl ServerList {
             read.map_err(|error| errors.extend(error.fields)).ok()
         }
         let mut errors = FieldErrors::new();
+        let is_deleted = take(boolean_parameter(query, "deleted"), &mut errors);
         let is_connected = take(boolean_parameter(query, "is_connected"), &mut errors);
         let group = take(id_parameter(query, "group"), &mut errors);
         let owner = take(id_parameter(query, "owner"), &mut errors);
@@ -274,7 +321,11 @@ impl ServerList {
         let policy = take(policy_parameter(query), &mut errors);
         let text = |name| last_value(query, name).map(ToOwned::to_owned);
         let read = || {
+            let is_deleted = is_deleted?.unwrap_or(false);
+            let newest =
+                if is_deleted { ServerOrderField::Deleted } else { ServerOrderField::Added };
             Some(Self {
+                is_deleted,
                 name: text("name"),
                 is_connected: is_connected?,
                 group: group?,
@@ -284,7 +335,7 @@ impl ServerList {
                 policy: policy?,
                 label: label?,
                 words: words?,
-                order: order?.unwrap_or_else(|| vec![(ServerOrderField::Added, true)]),
+                order: order?.unwrap_or_else(|| vec![(newest, true)]),
             })
         };
         read().ok_or_else(|| Error::fields(errors))
@@ -328,6 +379,30 @@ mod tests {
             wrong(ServerChanges::read(fields(serde_json::json!({"tags": ["prod"]})))),
             ["tags"]
         );
+    }
+
+    #[test]
+    fn a_rotation_and_an_undeletion_have_optional_fields() {
+        let fields = |body: &str| Fields::from_json(body.as_bytes()).unwrap();
+        assert!(!read_rotation(fields("{}")).unwrap());
+        assert!(read_rotation(fields(r#"{"now": true}"#)).unwrap());
+        assert_eq!(read_undeletion(fields("{}")).unwrap(), None);
+        let named = read_undeletion(fields(r#"{"name": "web-2"}"#)).unwrap();
+        assert_eq!(named.as_deref(), Some("web-2"));
+        for (body, field) in [(r#"{"now": 1}"#, "now"), (r#"{"zzz": 1}"#, "zzz")] {
+            assert!(read_rotation(fields(body)).unwrap_err().fields.contains_key(field));
+        }
+        for (body, field) in [(r#"{"name": "Web 2"}"#, "name"), (r#"{"zzz": 1}"#, "zzz")] {
+            assert!(read_undeletion(fields(body)).unwrap_err().fields.contains_key(field));
+        }
+    }
+
+    #[test]
+    fn too_many_changes_say_when_the_next_one_is_allowed() {
+        let now = Timestamp::parse("2026-11-22T12:00:00Z").unwrap();
+        let after = |oldest| changes_exceeded(oldest, now).retry_after;
+        assert_eq!(after(now.plus_seconds(-600)), Some(3_000));
+        assert_eq!(after(now.plus_seconds(-3_600)), Some(1));
     }
 
     #[test]
@@ -398,6 +473,13 @@ mod tests {
         );
         assert_eq!(wrong.fields["policy"], ["Use open, accounts, argv, custom or none."]);
         assert_eq!(wrong.fields["label"], ["At position 10: a term is missing at the end."]);
+        let list = of(&[("deleted", "true")]).unwrap();
+        assert_eq!((list.is_deleted, list.order), (true, vec![(ServerOrderField::Deleted, true)]));
+        let list = of(&[("deleted", "false"), ("ordering", "name")]).unwrap();
+        assert_eq!((list.is_deleted, list.order), (false, vec![(ServerOrderField::Name, false)]));
+        for (name, value) in [("deleted", "yes"), ("ordering", "deleted_at")] {
+            assert!(of(&[(name, value)]).unwrap_err().fields.contains_key(name));
+        }
         let list = of(&[("label", "env = prod")]).unwrap();
         assert_eq!(list.label.unwrap().to_string(), "env=prod");
     }

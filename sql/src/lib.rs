@@ -4,7 +4,9 @@
 pub mod batches;
 pub mod command_counts;
 pub mod command_list;
+pub mod deleted_servers;
 pub mod numbering;
 pub mod quotas;
 pub mod selector;
+pub mod server_changes;
 pub mod statement;

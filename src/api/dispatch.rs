@@ -8,8 +8,7 @@ use worker::web_sys;
 use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
-    command_output, commands, console, docs, groups, installer, operator, pages, passwords,
-    registration_tokens, room, schedules, scripts, servers, service, sessions, tokens, users,
+    command_output, commands, console, deleted_servers, docs, groups, installer, operator, pages, passwords, registration_tokens, room, schedules, scripts, servers, service, sessions, tokens, users,
 };
 use crate::auth;
 use crate::http::request::Call;
@@ -226,6 +225,7 @@ fn handle(endpoint: Endpoint, call: &mut Call) -> LocalBoxFuture<'_, Result<Repl
         Endpoint::ServerDelete => servers::delete(call).boxed_local(),
         Endpoint::ServerApprove => servers::approve(call).boxed_local(),
         Endpoint::ServerRotateKey => servers::rotate_key(call).boxed_local(),
+        Endpoint::ServerUndelete => deleted_servers::undelete(call).boxed_local(),
         Endpoint::RegistrationTokenList => registration_tokens::list(call).boxed_local(),
         Endpoint::RegistrationTokenCreate => registration_tokens::create(call).boxed_local(),
         Endpoint::RegistrationTokenRetrieve => registration_tokens::retrieve(call).boxed_local(),

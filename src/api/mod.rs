@@ -13,6 +13,7 @@ pub mod command_creation;
 pub mod command_output;
 pub mod commands;
 pub mod console;
+pub mod deleted_servers;
 pub mod dispatch;
 pub mod docs;
 mod event_stream;

@@ -7,10 +7,10 @@ use farhand_domain::fingerprint;
 use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::installer;
 use farhand_domain::labels::Labels;
-use farhand_domain::page::MAX_SIZE_OF_SERVERS;
+use farhand_domain::page::{MAX_SIZE_OF_SERVERS, boolean_parameter};
 use farhand_domain::registration_token;
 use farhand_domain::secret::{Purpose, Secret, credential_hash};
-use farhand_domain::server::{self, ServerChanges, ServerList};
+use farhand_domain::server::{self, OLD_KEY_VALIDITY, ServerChanges, ServerList};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -21,20 +21,26 @@ use crate::auth::credential::Credential;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::objects::server_link::calls::{
-    self, DeleteServer, LinkRequest, Refusal, Rename, ReplaceKey, ServerLocation,
+    self, DeleteServer, LinkRequest, Refusal, Rename, ReplaceKey, ReplacedKey, ServerLocation,
 };
 use crate::platform;
 use crate::platform::log;
 use crate::store::db::Failure;
-use crate::store::servers::{self, ServerForApproval, ServerForChange};
+use crate::store::deleted_servers;
+use crate::store::servers::{self, ServerForApproval, ServerForChange, ServerForLimitedChange};
 
 /// The path of the collection of servers.
 pub const SERVERS: &str = "/api/servers/servers/";
 
-/// `GET /api/servers/` and `/api/servers/servers/`: the servers that the caller can access.
+/// `GET /api/servers/` and `/api/servers/servers/`: the servers that the caller can access. Staff can
+/// list the deleted servers (contract 6.6).
 pub async fn list(call: &Call) -> Result<Reply, Error> {
-    list_page_up_to(call, MAX_SIZE_OF_SERVERS, any_caller, |query, _| {
-        ServerList::from_query(query).map(|list| servers::list(&list))
+    let is_deleted = boolean_parameter(&call.query(), "deleted") == Ok(Some(true));
+    let permit = if is_deleted { require_staff } else { any_caller };
+    list_page_up_to(call, MAX_SIZE_OF_SERVERS, permit, |query, _| {
+        ServerList::from_query(query).map(|list| {
+            if list.is_deleted { deleted_servers::list(&list) } else { servers::list(&list) }
+        })
     })
     .await
     .map(|(reply, _)| reply)
@@ -150,7 +156,14 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
 }
 
 /// The identity of a server, for calls to an object that may not have it yet.
-fn server_identity(call: &Call, workspace_id: i64, server: Uuid) -> Result<ServerLocation, Error> {
+///
+/// # Errors
+/// The Host header selects no workspace.
+pub fn server_identity(
+    call: &Call,
+    workspace_id: i64,
+    server: Uuid,
+) -> Result<ServerLocation, Error> {
     Ok(ServerLocation { workspace: call.workspace()?.to_owned(), workspace_id, server })
 }
 
@@ -171,6 +184,51 @@ pub async fn init_object(call: &Call, workspace_id: i64, server: Uuid) -> Result
 
 /// The message for callers that may not change a server (contract 5.7).
 const EDITORS_ONLY: &str = "Only staff and the server's owner may change or delete it.";
+
+/// Finds the caller and a server whose key the caller may rotate, or which the caller may delete.
+/// The limit of such changes is for [`within_limit`] to check.
+///
+/// # Errors
+/// 404 if the caller cannot access the server, 403 if the caller may not change it.
+async fn find_for_limited_change(
+    call: &Call,
+    credential: &Credential<'_>,
+    id: Uuid,
+) -> Result<(Caller, ServerForLimitedChange), Error> {
+    let query = servers::for_limited_change(id, &call.config.quotas, call.now);
+    let (caller, found) = find::<ServerForLimitedChange>(credential, query).await?;
+    if found.is_editable {
+        Ok((caller, found))
+    } else {
+        Err(Error::permission_denied(EDITORS_ONLY))
+    }
+}
+
+/// Checks the limit of rotated keys and deleted servers (contract 11.4).
+///
+/// # Errors
+/// 429 with the time that is left.
+fn within_limit(call: &Call, found: &ServerForLimitedChange) -> Result<(), Error> {
+    found.limiting_change.map_or(Ok(()), |oldest| Err(server::changes_exceeded(oldest, call.now)))
+}
+
+/// The error for a change that the object refused: the permission or the limit changed since it was
+/// checked.
+async fn refused_change(
+    call: &Call,
+    credential: &Credential<'_>,
+    id: Uuid,
+    refusal: Refusal,
+) -> Error {
+    match (refusal, find_for_limited_change(call, credential, id).await) {
+        (Refusal::NoServer, _) => Error::not_found(),
+        (Refusal::NotPermitted, Err(error)) => error,
+        (refusal, Ok((_, found))) => {
+            within_limit(call, &found).err().unwrap_or_else(|| refusal.into())
+        }
+        (refusal, Err(_)) => refusal.into(),
+    }
+}
 
 /// Finds the caller and a server that the caller may change.
 ///
@@ -303,14 +361,18 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     }
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let (caller, found) = find_editable(&credential, id, &[], None).await?;
+    let (caller, found) = find_for_limited_change(call, &credential, id).await?;
+    within_limit(call, &found)?;
     let of = server_identity(call, found.workspace_id, id)?;
     let event = caller
         .attribute(call.audit_event()?)
         .with_object(Some(id.to_string()), found.server["name"].as_str());
     let remove = DeleteServer { of, by: Some(caller.user_id), only_pending: false, event };
-    calls::call::<Value>(&call.env, id, &LinkRequest::DeleteServer(remove)).await?;
-    Ok(Reply::no_content())
+    let ask = LinkRequest::DeleteServer(remove);
+    match calls::call_or_refusal::<Value>(&call.env, id, &ask).await? {
+        Ok(_) => Ok(Reply::no_content()),
+        Err(refusal) => Err(refused_change(call, &credential, id, refusal).await),
+    }
 }
 
 /// `POST /api/servers/servers/<id>/approve/` (contract 6.5): staff approve a pending server by the
@@ -345,35 +407,42 @@ pub async fn approve(call: &mut Call) -> Result<Reply, Error> {
     server.map(Reply::ok_text).ok_or_else(|| conflict_error("server"))
 }
 
-/// `POST /api/servers/servers/<id>/rotate-key/` (contract 6.3): replaces the agent's key. From the
-/// response on, the old key is refused.
+/// `POST /api/servers/servers/<id>/rotate-key/` (contract 6.3): replaces the agent's key. The old key
+/// is valid until an agent connects with the new key, at most for a day. With `now`, it is refused
+/// from the response on.
 pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
-    let input = call.no_fields().await;
+    let fields = call.optional_fields().await;
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;
-    let (caller, mut found) = find_editable(&credential, id, &[], None).await?;
-    input?;
+    let (caller, mut found) = find_for_limited_change(call, &credential, id).await?;
+    let now = fields.and_then(server::read_rotation)?;
+    if now && !caller.is_superuser {
+        return Err(Error::permission_denied("Only superusers may end the old key now."));
+    }
+    within_limit(call, &found)?;
     let of = server_identity(call, found.workspace_id, id)?;
     let (key, key_hash) = new_key()?;
     let event = caller
         .attribute(call.audit_event()?)
-        .with_object(Some(id.to_string()), found.server["name"].as_str());
+        .with_object(Some(id.to_string()), found.server["name"].as_str())
+        .details(json!({"now": now}));
     let fingerprint = fingerprint::from_key(&key);
     let rotate = ReplaceKey {
         of,
         by: caller.user_id,
         key_hash,
         fingerprint: fingerprint.clone(),
+        old_key_valid_until: (!now).then(|| call.now.plus(OLD_KEY_VALIDITY)),
         at: call.now,
         event,
     };
-    let rotated =
-        calls::call_or_refusal::<Value>(&call.env, id, &LinkRequest::ReplaceKey(rotate)).await?;
-    rotated.map_err(|refusal| match refusal {
-        Refusal::NoServer => Error::not_found(),
-        refusal => refusal.into(),
-    })?;
+    let ask = LinkRequest::ReplaceKey(rotate);
+    let replaced = match calls::call_or_refusal::<ReplacedKey>(&call.env, id, &ask).await? {
+        Ok(replaced) => replaced,
+        Err(refusal) => return Err(refused_change(call, &credential, id, refusal).await),
+    };
     found.server["updated_at"] = json!(call.now);
+    found.server["old_key_valid_until"] = json!(replaced.old_key_valid_until);
     if found.server["fingerprint"].is_string() {
         found.server["fingerprint"] = json!(fingerprint);
     }

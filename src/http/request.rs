@@ -381,8 +381,18 @@ impl Call {
     /// # Errors
     /// The body is too large, has another media type, or has a field.
     pub async fn no_fields(&mut self) -> Result<(), Error> {
+        self.optional_fields().await?.finish()
+    }
+
+    /// The fields of a body that may be empty, `null` or `{}` (contract 11.1). The handler checks
+    /// the credential before it uses the result (contract 3.4).
+    ///
+    /// # Errors
+    /// The body is too large, has another media type, or is not a JSON object.
+    pub async fn optional_fields(&mut self) -> Result<Fields, Error> {
         let body = self.json_body(MAX_BODY_BYTES).await?;
-        if body.trim_ascii() == b"null" { Ok(()) } else { Fields::from_json(&body)?.finish() }
+        let body: &[u8] = if body.trim_ascii() == b"null" { b"{}" } else { &body };
+        Fields::from_json(body)
     }
 
     /// Reads the body, and keeps it in `overrides` for the handler.

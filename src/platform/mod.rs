@@ -10,6 +10,7 @@ pub mod time_zone;
 use std::cell::OnceCell;
 use std::fmt::Display;
 use std::rc::Rc;
+use std::time::Duration;
 
 use farhand_domain::address::TrustedProxies;
 use farhand_domain::error::Error;
@@ -135,6 +136,10 @@ pub struct Quotas {
     pub schedules_of_user: i64,
     /// Schedules of a workspace.
     pub schedules_of_workspace: i64,
+    /// Keys of servers that a user rotates, and servers that the user deletes, within an hour.
+    pub server_changes_of_user: i64,
+    /// The same, if the user is a superuser.
+    pub server_changes_of_superuser: i64,
     /// Scripts of a workspace that are not deleted.
     pub scripts_of_workspace: i64,
     /// Batches of a user that have not finished.
@@ -222,6 +227,12 @@ impl Config {
                 streams_of_user: positive(env, "QUOTA_STREAMS_PER_USER", 20),
                 schedules_of_user: positive(env, "QUOTA_SCHEDULES_PER_USER", 100),
                 schedules_of_workspace: positive(env, "QUOTA_SCHEDULES_PER_WORKSPACE", 1_000),
+                server_changes_of_user: positive(env, "QUOTA_SERVER_CHANGES_PER_USER", 20),
+                server_changes_of_superuser: positive(
+                    env,
+                    "QUOTA_SERVER_CHANGES_PER_SUPERUSER",
+                    200,
+                ),
                 scripts_of_workspace: positive(env, "QUOTA_SCRIPTS_PER_WORKSPACE", 1_000),
                 batches_of_user: positive(env, "QUOTA_BATCHES_PER_USER", 20),
                 batches_of_workspace: positive(env, "QUOTA_BATCHES_PER_WORKSPACE", 100),
@@ -323,18 +334,27 @@ pub fn retention_cutoff(env: &Env, setting: &str) -> Result<Option<Timestamp>, E
 
 /// When to purge a workspace that is deleted now: after `WORKSPACE_GRACE_DAYS`.
 pub fn purge_at(env: &Env, now: Timestamp) -> Timestamp {
-    let setting = var(env, "WORKSPACE_GRACE_DAYS");
-    let days = setting.parse().ok().filter(|days| *days <= MAX_GRACE_DAYS);
+    now.plus(grace(env, "WORKSPACE_GRACE_DAYS"))
+}
+
+/// How long a deleted server can be undeleted: `SERVER_GRACE_DAYS`.
+pub fn server_grace(env: &Env) -> Duration {
+    grace(env, "SERVER_GRACE_DAYS")
+}
+
+/// A setting that is a number of days before a purge. An absent or invalid setting must not cause an
+/// immediate purge, so the default is not zero.
+fn grace(env: &Env, setting: &str) -> Duration {
+    let value = var(env, setting);
+    let days = value.parse().ok().filter(|days| *days <= MAX_GRACE_DAYS);
     let days = days.unwrap_or_else(|| {
-        // An invalid setting must not cause an immediate purge, so the default is not zero.
-        log::error(
-            "invalid_setting",
-            json!({"setting": "WORKSPACE_GRACE_DAYS"}),
-            &"not 0 to 365; 7 is used",
-        );
+        if !value.is_empty() {
+            let about = json!({"setting": setting});
+            log::error("invalid_setting", about, &"not 0 to 365; 7 is used");
+        }
         DEFAULT_GRACE_DAYS
     });
-    now.plus_seconds(i64::from(days) * 86_400)
+    Duration::from_secs(u64::from(days) * 86_400)
 }
 
 /// The cell's secret key. During a rotation, it includes the previous key. Cached per isolate.

@@ -13,6 +13,7 @@ pub mod batches;
 pub mod command_list;
 pub mod commands;
 pub mod db;
+pub mod deleted_servers;
 pub mod groups;
 pub mod idempotency_keys;
 pub mod joined_events;

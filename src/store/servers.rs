@@ -5,12 +5,13 @@ use farhand_domain::command::ServerRef;
 use farhand_domain::error::Error;
 use farhand_domain::group::MAX_SERVERS;
 use farhand_domain::labels::Labels;
-use farhand_domain::server::{ServerChanges, ServerList, ServerOrderField};
+use farhand_domain::server::{CHANGES_WINDOW, ServerChanges, ServerList, ServerOrderField};
 use farhand_domain::time::Timestamp;
 use farhand_domain::wire::PolicyMode;
 use farhand_sql::command_list::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS};
 use farhand_sql::labels_match;
 use farhand_sql::selector;
+use farhand_sql::server_changes::{Changer, limiting_change};
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -23,10 +24,11 @@ use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
 use super::scope::{Query, Scope};
 use super::transaction::Transaction;
+use crate::platform::Quotas;
 
 /// SQL for the server object (contract 6.1) of a row of `servers s`, as JSON, as the caller `me`
 /// sees it.
-const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
+pub(super) const OBJECT: &str = "json_object('id', s.id, 'name', s.name,
     'is_connected', json(iif(s.is_connected, 'true', 'false')), 'remote_ip', s.remote_ip, 'platform', s.platform,
     'os_name', s.os_name, 'os_version', s.os_version, 'agent_version', s.agent_version,
     'cpu_logical_cores', s.cpu_logical_cores, 'physical_memory', s.physical_memory, 'load', s.load,
@@ -219,6 +221,40 @@ pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
     Query::new(sql, params! { id, groups: Value::list(groups), owner })
 }
 
+/// The data that the checks of a rotation or a deletion need.
+#[derive(Debug, Deserialize)]
+pub struct ServerForLimitedChange {
+    pub workspace_id: i64,
+    /// Whether the caller may edit and delete the server.
+    pub is_editable: bool,
+    /// The change that must be over an hour ago before the caller may make another one: see
+    /// [`limiting_change`].
+    pub limiting_change: Option<Timestamp>,
+    /// The server object.
+    pub server: Json,
+}
+
+/// Reads a server as [`ServerForLimitedChange`].
+pub fn for_limited_change(id: Uuid, quotas: &Quotas, now: Timestamp) -> Query {
+    let changer = Changer {
+        workspace: "me.workspace_id",
+        username: "me.username",
+        is_superuser: "me.is_superuser",
+    };
+    let sql = format!(
+        "(SELECT json_object('workspace_id', s.workspace_id,
+            'is_editable', json(iif({IS_EDITABLE}, 'true', 'false')),
+            'limiting_change', iif({IS_EDITABLE}, {}, NULL), 'server', {OBJECT})
+          FROM servers s WHERE s.id = :id AND {IS_ACCESSIBLE})",
+        limiting_change(changer)
+    );
+    let parameters = params! {
+        id, since: now.minus(CHANGES_WINDOW), user_limit: quotas.server_changes_of_user,
+        superuser_limit: quotas.server_changes_of_superuser,
+    };
+    Query::new(sql, parameters)
+}
+
 /// Changes a server, if the caller still has the permission. Staff and the owner may change the
 /// name. Staff may change the groups and the labels. Superusers may change the owner. Nothing
 /// changes if the new owner does not exist. If the labels are to change, the stored labels must
@@ -325,15 +361,12 @@ pub async fn unapproved(
     db::rows(&db::run(env, Statement::new(sql).bind_all(params! { before, after, limit })).await?)
 }
 
-/// Lists the servers that the caller can access. For a caller without full access, only these
-/// servers are read.
-pub fn list(list: &ServerList) -> List {
+/// The filters of a list of servers `s`. `in_group`: SQL for whether a server is in `:group`.
+pub(super) fn filters(list: &ServerList, in_group: &str) -> Filters {
     // SQLite's lower() works for ASCII only. `folded` has the other reported texts in lower case.
     let text = "lower(concat_ws(char(10), s.name, s.remote_ip, s.platform, s.os_name, s.os_version, s.agent_version))
         || char(10) || s.folded";
-    let in_group = "s.id IN (SELECT g.server_id FROM server_groups g
-        WHERE g.workspace_id = (SELECT workspace_id FROM me) AND g.group_id = :group)";
-    let Filters { sql: filters, parameters } = Filters::default()
+    Filters::default()
         .with("s.name = :name", "name", list.name.as_ref())
         .with("s.is_connected = :is_connected", "is_connected", list.is_connected)
         .with(in_group, "group", list.group)
@@ -346,13 +379,11 @@ pub fn list(list: &ServerList) -> List {
             "label",
             list.label.as_ref().map(selector::terms),
         )
-        .with_words(text, &list.words);
-    let full_access =
-        format!("servers s WHERE {HAS_FULL_ACCESS} AND s.workspace_id = me.workspace_id{filters}");
-    let partial_access = format!(
-        "accessible_servers a CROSS JOIN servers s ON s.id = a.id AND s.workspace_id = me.workspace_id
-         WHERE NOT {HAS_FULL_ACCESS} AND a.all_commands{filters}"
-    );
+        .with_words(text, &list.words)
+}
+
+/// The text after ORDER BY of a list of servers `s`.
+pub(super) fn order(list: &ServerList) -> String {
     let direction = |descending: bool| if descending { "DESC" } else { "ASC" };
     // Server ids sort by the time at which the servers were added.
     let column =
@@ -362,13 +393,27 @@ pub fn list(list: &ServerList) -> List {
         .iter()
         .map(|(key, descending)| format!("s.{} {}", column(*key), direction(*descending)));
     let first = list.order.first().is_none_or(|(_, descending)| *descending);
-    let order = keys.chain([format!("s.id {}", direction(first))]).collect::<Vec<_>>().join(", ");
+    keys.chain([format!("s.id {}", direction(first))]).collect::<Vec<_>>().join(", ")
+}
+
+/// Lists the servers that the caller can access. For a caller without full access, only these
+/// servers are read.
+pub fn list(list: &ServerList) -> List {
+    let in_group = "s.id IN (SELECT g.server_id FROM server_groups g
+        WHERE g.workspace_id = (SELECT workspace_id FROM me) AND g.group_id = :group)";
+    let Filters { sql: filters, parameters } = filters(list, in_group);
+    let full_access =
+        format!("servers s WHERE {HAS_FULL_ACCESS} AND s.workspace_id = me.workspace_id{filters}");
+    let partial_access = format!(
+        "accessible_servers a CROSS JOIN servers s ON s.id = a.id AND s.workspace_id = me.workspace_id
+         WHERE NOT {HAS_FULL_ACCESS} AND a.all_commands{filters}"
+    );
     let branches = [full_access, partial_access];
     List::new(
         &format!(", {ACCESSIBLE_SERVERS}"),
         ("servers s", OBJECT),
         &branches,
-        &order,
+        &order(list),
         parameters,
     )
 }

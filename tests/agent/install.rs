@@ -91,7 +91,7 @@ async fn the_install_line_works_when_pasted_and_again_after_a_rotation() {
     // A second run of an old line: the service refuses its key, and the file stays.
     let text = fs::read_to_string(host.path(CONFIG)).unwrap();
     let rotated = format!("/api/servers/servers/{id}/rotate-key/");
-    let rotated = workspace.admin.call("POST", &rotated).await.expect(200);
+    let rotated = workspace.admin.post(&rotated, &json!({"now": true})).await.expect(200);
     let refused = host.run(server["install"].as_str().unwrap()).await;
     assert!(refused.code == 1 && refused.text.contains("refuses the key"), "{refused:?}");
     assert_eq!(fs::read_to_string(host.path(CONFIG)).unwrap(), text);

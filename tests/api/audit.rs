@@ -187,6 +187,7 @@ async fn each_change_leaves_one_event_with_its_actor() {
     send(admin, "PATCH", &item_path(SERVERS, &server), json!({"name": "web-2"})).await;
     send(admin, "POST", &format!("{}rotate-key/", item_path(SERVERS, &server)), Value::Null).await;
     send(admin, "DELETE", &item_path(SERVERS, &server), Value::Null).await;
+    send(admin, "POST", &format!("{}undelete/", item_path(SERVERS, &server)), Value::Null).await;
     let registration = send(admin, "POST", REGISTRATION_TOKENS, json!({"name": "hosts"})).await;
     let registering = workspace.anonymous.with_token(registration["key"].as_str().unwrap());
     let host = json!({"name": "host", "platform": "debian"});
@@ -200,6 +201,7 @@ async fn each_change_leaves_one_event_with_its_actor() {
         "server.update success boss/api_token",
         "server.rotate_key success boss/api_token",
         "server.delete success boss/api_token",
+        "server.undelete success boss/api_token",
         "registration_token.create success boss/api_token",
         "server.register success host/registration_token",
         "server.unregister success host/agent_key",

@@ -232,11 +232,13 @@ async fn operations_without_fields_reject_all_fields() {
         let refusal = workspace.admin.post(path, &json!({"zzz": 1})).await;
         refusal.expect_fields(400, &["zzz"]);
     }
-    workspace
-        .admin
-        .post(&format!("{server}rotate-key/"), &json!({"zzz": 1}))
-        .await
-        .expect_fields(400, &["zzz"]);
+    let deleted = workspace.server("deleted").await;
+    let deleted = format!("/api/servers/servers/{}/", deleted["id"].as_str().unwrap());
+    workspace.admin.delete(&deleted).await.expect(204);
+    for path in [format!("{server}rotate-key/"), format!("{deleted}undelete/")] {
+        let refusal = workspace.admin.post(&path, &json!({"zzz": 1})).await;
+        refusal.expect_fields(400, &["zzz"]);
+    }
     session.post("/api/auth/logout/", &json!({"zzz": 1})).await.expect_fields(400, &["zzz"]);
     for action in ["undelete", "resync"] {
         let path = format!("/operator/workspaces/{}/{action}/", workspace.slug);

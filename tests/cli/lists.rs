@@ -31,6 +31,24 @@ async fn history_and_servers() {
 }
 
 #[tokio::test]
+async fn a_deleted_server_is_listed_and_undeleted() {
+    let workspace = Workspace::new().await;
+    let farhand = Farhand::admin(&workspace);
+    let server = workspace.server("web-1").await;
+    let id = server["id"].as_str().unwrap();
+    workspace.admin.delete(&format!("/api/servers/servers/{id}/")).await.expect(204);
+    farhand.call(&["servers", "undelete", "web-2"]).await.failure("no deleted server");
+    let shown = farhand.call(&["servers", "--deleted"]).await.success();
+    assert!(shown.contains("web-1") && shown.contains("boss") && shown.contains(id), "{shown}");
+    workspace.server("web-1").await;
+    farhand.call(&["servers", "undelete", "web-1"]).await.failure("Send another name.");
+    let called = farhand.call(&["servers", "undelete", "web-1", "--name", "web-3"]).await;
+    assert!(called.err.contains("Undeleted web-3."), "{called:?}");
+    assert_eq!(called.success().trim(), id);
+    assert_eq!(farhand.call(&["servers", "--deleted"]).await.success().lines().count(), 1);
+}
+
+#[tokio::test]
 async fn tables_have_no_escape_sequences_of_others() {
     let (workspace, _agent) = start("here").await;
     let farhand = Farhand::admin(&workspace);

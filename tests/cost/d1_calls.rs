@@ -100,6 +100,8 @@ async fn call_every_endpoint(workspace: &Workspace, admin: &Api) {
     let rotated =
         send(admin, "POST", &format!("{}rotate-key/", item_path(SERVERS, &third)), Value::Null)
             .await;
+    let undelete = format!("{}undelete/", item_path(SERVERS, &fourth));
+    send(admin, "POST", &undelete, Value::Null).await;
     let registration = send(admin, "POST", REGISTRATION_TOKENS, json!({"name": "hosts"})).await;
     let registering = workspace.anonymous.with_token(registration["key"].as_str().unwrap());
     send(
@@ -391,6 +393,8 @@ fn expected_calls(method: &str, route: &str, access: Access) -> (u64, u64) {
         _ if route.starts_with(BATCHES) => (1, 4),
         // The targets of a schedule are known only when the schedule was read.
         _ if route.starts_with("/api/events/schedules/{id}/") && method != "GET" => (0, 3),
+        // The service reads the deleted server, its object restores it, and the service reads it.
+        _ if route.ends_with("/undelete/") => (2, 3),
         // A concurrent seal may need one more round trip.
         _ if route == "/api/audit/verify/" => (2, 3),
         Access::User | Access::UserOrAgent if method == "GET" && route != "/api/auth/logout/" => {

@@ -274,7 +274,7 @@ async fn a_resync_restores_lost_commands_to_an_older_database() {
     admin.delete(&delete).await.expect(204);
     let late = Person::new(&workspace_on(&instance, &workspace), "late").await;
     let rotate = format!("/api/servers/servers/{}/rotate-key/", other["id"].as_str().unwrap());
-    let new_key = admin.post(&rotate, &json!({})).await.expect(200);
+    let new_key = admin.post(&rotate, &json!({"now": true})).await.expect(200);
     drop(agent);
     eventually("the end of the connection", || async {
         let list = admin.get("/api/servers/").await.expect(200);

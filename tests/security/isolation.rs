@@ -177,7 +177,7 @@ async fn invalid_agent_keys(
     let with = |id: &Value, key: &Value| credential(&json!({"id": id, "key": key}));
     let (rotated, deleted) = (here.server("rotated").await, here.server("deleted").await);
     here.admin
-        .call("POST", &format!("{}rotate-key/", item_path(SERVERS, &rotated)))
+        .post(&format!("{}rotate-key/", item_path(SERVERS, &rotated)), &json!({"now": true}))
         .await
         .expect(200);
     here.admin.delete(&item_path(SERVERS, &deleted)).await.expect(204);
@@ -510,6 +510,7 @@ const STRANGERS: &[StrangerCase] = &[
     ("DELETE", "/api/servers/servers/{id}/", 404, Some(404)),
     ("POST", "/api/servers/servers/{id}/approve/", 404, Some(404)),
     ("POST", "/api/servers/servers/{id}/rotate-key/", 404, Some(404)),
+    ("POST", "/api/servers/servers/{id}/undelete/", 404, Some(404)),
     ("GET", "/api/servers/registration-tokens/", 403, None),
     ("POST", "/api/servers/registration-tokens/", 403, None),
     ("GET", "/api/servers/registration-tokens/{id}/", 403, Some(404)),

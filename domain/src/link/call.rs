@@ -51,13 +51,15 @@ pub enum LinkRequest {
     InitIdentity(ServerLocation),
     /// Store the new name of the server.
     Rename(Rename),
-    /// Replace the key of the server's agent, and refuse the old key.
+    /// Replace the key of the server's agent. Returns [`ReplacedKey`].
     #[serde(rename = "Rotate")]
     ReplaceKey(ReplaceKey),
     /// Delete the server: disconnect its agent and cancel waiting commands. Commands that it ran
     /// are kept, with their output.
     #[serde(rename = "Remove")]
     DeleteServer(DeleteServer),
+    /// Restore the deleted server, and accept its agent again.
+    UndeleteServer(UndeleteServer),
     /// Write everything to D1 again: D1 was restored to an earlier time.
     Resync(ServerLocation),
     /// Handle a report of an agent. The result is for the agent.
@@ -105,10 +107,22 @@ pub struct ReplaceKey {
     pub key_hash: String,
     /// The fingerprint of the new key.
     pub fingerprint: String,
+    /// Until when the old key stays valid, unless an agent connects with the new key first; `None`:
+    /// it is refused immediately.
+    #[serde(default)]
+    pub old_key_valid_until: Option<Timestamp>,
     /// When it was requested.
     pub at: Timestamp,
     /// Its audit event.
     pub event: AuditEvent,
+}
+
+/// The outcome of [`ReplaceKey`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReplacedKey {
+    /// Until when the old key is valid, unless an agent connects with the new key first; `None`: it
+    /// is refused.
+    pub old_key_valid_until: Option<Timestamp>,
 }
 
 /// The deletion of a server.
@@ -121,6 +135,19 @@ pub struct DeleteServer {
     pub by: Option<i64>,
     /// Whether the server is deleted only if it is still pending, that is, not approved.
     pub only_pending: bool,
+    /// Its audit event.
+    pub event: AuditEvent,
+}
+
+/// The end of a server's deletion.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct UndeleteServer {
+    /// The deleted server.
+    pub of: ServerLocation,
+    /// The id of the user who requests it.
+    pub by: i64,
+    /// Its name from now on.
+    pub name: String,
     /// Its audit event.
     pub event: AuditEvent,
 }

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::call::{ClaimedIdentity, Create, LinkRequest, LinkResponse, Refusal, ServerLocation};
 use super::server_facts::ServerFacts;
+use super::state::NextKey;
 use super::stored_command::StoredCommand;
 use crate::audit::AuditEvent;
 use crate::command_end::Denial;
@@ -234,6 +235,9 @@ pub enum ServerChange {
     ReplaceKey {
         /// The id of the user who requested it.
         by: i64,
+        /// Until when the old key stays valid, unless an agent connects with the new key first;
+        /// `None`: it is refused immediately. The old key of a pending server always is.
+        old_key_valid_until: Option<Timestamp>,
         /// The hash of the new key.
         key_hash: String,
         /// The fingerprint of the new key.
@@ -243,12 +247,29 @@ pub enum ServerChange {
         /// Its audit event.
         event: Box<AuditEvent>,
     },
+    /// The new key with this hash replaces the old key, if it is still the newest key.
+    TakeNextKey(String),
     /// The server is deleted.
     Delete {
         /// The id of the user who requested it; `None`: the server's own agent, or the service.
         by: Option<i64>,
         /// Whether the server is deleted only if it is still pending, that is, not approved.
         only_pending: bool,
+        /// When it is deleted.
+        at: Timestamp,
+        /// Until when it can be undeleted; `None`: it cannot.
+        purge_at: Option<Timestamp>,
+        /// Its audit event.
+        event: Box<AuditEvent>,
+    },
+    /// The deleted server is restored, if it can be.
+    Undelete {
+        /// The id of the user who requested it.
+        by: i64,
+        /// Its name from now on.
+        name: String,
+        /// When it was requested.
+        at: Timestamp,
         /// Its audit event.
         event: Box<AuditEvent>,
     },
@@ -286,6 +307,8 @@ pub struct D1Server {
     pub name: String,
     /// The hash of its agent's key.
     pub key_hash: String,
+    /// The key that replaces it when an agent connects with it.
+    pub next_key: Option<NextKey>,
     /// Whether an agent has reported its host completely before (agent-protocol 2.1).
     pub commissioned: bool,
     /// The revision of the object's facts that D1 has.

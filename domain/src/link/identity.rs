@@ -10,11 +10,15 @@
 //!
 //! Until step 3 is done, the object verifies each call of an agent in D1, even if a crash cut off
 //! the change.
+//!
+//! A new key is the *next key* at first: both keys are valid. When an agent connects with it, or
+//! when the time of the old key is over, a change makes it the only key and closes all connections.
 
 use serde_json::json;
 
 use super::call::{
-    ClaimedIdentity, DeleteServer, LinkResponse, Refusal, Rename, ReplaceKey, ServerLocation,
+    ClaimedIdentity, DeleteServer, LinkResponse, Refusal, Rename, ReplaceKey, ReplacedKey,
+    ServerLocation, UndeleteServer,
 };
 use super::event::{D1_TIMEOUT, D1Answer, D1Request, D1Server, RequestId, ServerChange, Ticket};
 use super::machine::LinkMachine;
@@ -26,6 +30,9 @@ use super::state::ServerIdentity;
 use super::store::{Result, Store};
 use crate::command_end::Cancellation;
 use crate::lifecycle::Lifecycle;
+
+/// The reason for closing connections that were opened with a key that is no longer valid.
+const KEY_CHANGED: &str = "the key was changed";
 
 impl<S: Store> LinkMachine<S> {
     fn refuses_agents(&self) -> bool {
@@ -82,9 +89,9 @@ impl<S: Store> LinkMachine<S> {
         // While a change is in progress, this answer may be older than the change. So it is valid
         // only for this call.
         let is_unsure = self.server.as_ref().is_some_and(|server| server.unconfirmed.is_some());
-        if identity.matches(&call.claimed) && !is_unsure {
+        if identity.matches(&call.claimed, self.input.now) && !is_unsure {
             let state = self.state();
-            state.identity = Some(identity.clone());
+            state.set_identity(identity.clone());
             state.facts = facts;
             self.ensure_tables()?;
         }
@@ -92,7 +99,8 @@ impl<S: Store> LinkMachine<S> {
     }
 
     fn admit(&mut self, call: UnverifiedCall, identity: &ServerIdentity) -> Result<()> {
-        if !identity.matches(&call.claimed) {
+        let key_hash = &call.claimed.key_hash;
+        if !identity.matches(&call.claimed, self.input.now) {
             self.refuse(call.ticket(), Refusal::InvalidAgent);
             return Ok(());
         }
@@ -100,8 +108,30 @@ impl<S: Store> LinkMachine<S> {
             AfterVerification::Report(ticket, report) => {
                 self.report(ticket, identity, call.source, report)
             }
+            AfterVerification::Connect { .. } if identity.is_next_key(key_hash) => {
+                let change = ServerChange::TakeNextKey(key_hash.clone());
+                let (of, then) = (identity.location(), AfterChange::Connect(Box::new(call)));
+                self.queue_change(QueuedChange { of, change, then })
+            }
             AfterVerification::Connect { .. } => self.connect(call, identity),
         }
+    }
+
+    /// Refuses the old key if its time is over: closes the connections that were opened with it,
+    /// and makes the next key the only one. Until D1 has done that, the timer repeats it.
+    pub(super) fn end_old_key(&mut self) -> Result<()> {
+        let now = self.input.now;
+        let Some(server) = &mut self.server else { return Ok(()) };
+        if server.timers.old_key.is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        server.timers.old_key = Some(now.plus(D1_TIMEOUT));
+        let Some(identity) = server.identity.clone() else { return Ok(()) };
+        let Some(next) = &identity.next_key else { return Ok(()) };
+        let (of, key_hash) = (identity.location(), next.key_hash.clone());
+        self.disconnect(KEY_CHANGED)?;
+        let (change, then) = (ServerChange::TakeNextKey(key_hash), AfterChange::Nothing);
+        self.queue_change(QueuedChange { of, change, then })
     }
 
     /// Loads the identity of a new server. It may be deleted already.
@@ -128,15 +158,22 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// Replaces the agent's key. Before the reply, the object refuses the old key, and closes the
-    /// connections that were opened with it.
+    /// Replaces the agent's key. If the old key is refused immediately, the connections that were
+    /// opened with it are closed before the reply.
     pub(super) fn rotate(&mut self, ticket: Ticket, rotate: ReplaceKey) -> Result<()> {
-        let ReplaceKey { of, by, key_hash, fingerprint, at, event } = rotate;
+        let ReplaceKey { of, by, key_hash, fingerprint, old_key_valid_until, at, event } = rotate;
         let then = AfterChange::ReplyIfKey(ticket, key_hash.clone());
         let event = Box::new(event);
         self.queue_change(QueuedChange {
             of,
-            change: ServerChange::ReplaceKey { by, key_hash, fingerprint, at, event },
+            change: ServerChange::ReplaceKey {
+                by,
+                old_key_valid_until,
+                key_hash,
+                fingerprint,
+                at,
+                event,
+            },
             then,
         })
     }
@@ -144,11 +181,25 @@ impl<S: Store> LinkMachine<S> {
     /// Deletes the server. The call can be repeated.
     pub(super) fn remove(&mut self, ticket: Ticket, remove: DeleteServer) -> Result<()> {
         let DeleteServer { of, by, only_pending, event } = remove;
-        let what = ServerChange::Delete { by, only_pending, event: Box::new(event) };
+        let (at, grace) = (self.input.now, self.settings.server_grace);
+        // A server that was never approved is not worth keeping.
+        let purge_at = Some(at.plus(grace)).filter(|_| !grace.is_zero() && !only_pending);
+        let event = Box::new(event);
         self.queue_change(QueuedChange {
             of,
-            change: what,
+            change: ServerChange::Delete { by, only_pending, at, purge_at, event },
             then: AfterChange::ReplyIfDeleted(ticket),
+        })
+    }
+
+    /// Restores the deleted server. Its agent can connect again. What was cancelled stays cancelled.
+    pub(super) fn undelete(&mut self, ticket: Ticket, undelete: UndeleteServer) -> Result<()> {
+        let UndeleteServer { of, by, name, event } = undelete;
+        let (at, event) = (self.input.now, Box::new(event));
+        self.queue_change(QueuedChange {
+            of,
+            change: ServerChange::Undelete { by, name, at, event },
+            then: AfterChange::ReplyIfUndeleted(ticket),
         })
     }
 
@@ -163,19 +214,27 @@ impl<S: Store> LinkMachine<S> {
             return Ok(());
         };
         let (of, change) = (of.clone(), change.clone());
-        if self.is_server_deleted() {
+        match change {
+            ServerChange::Undelete { .. } => self.set_unconfirmed(&of),
+            _ if !self.is_certainly_deleted() => self.set_unconfirmed(&of),
             // D1 may have the server again, if D1 was restored to an earlier time.
-            if !matches!(change, ServerChange::Delete { .. }) {
-                return self.finish_change(None);
-            }
-        } else {
-            let answered_by = self.input.now.plus(D1_TIMEOUT);
-            let state = self.state();
-            state.unconfirmed = Some(of.clone());
-            state.timers.revalidate = Some(answered_by);
+            ServerChange::Delete { .. } => {}
+            _ => return self.finish_change(None),
         }
         self.request_d1(PendingRequest::Change, D1Request::ChangeServer(of, change));
         Ok(())
+    }
+
+    fn set_unconfirmed(&mut self, of: &ServerLocation) {
+        let answered_by = self.input.now.plus(D1_TIMEOUT);
+        let state = self.state();
+        state.unconfirmed = Some(of.clone());
+        state.timers.revalidate = Some(answered_by);
+    }
+
+    /// Whether the server was deleted, and no undeletion is in progress or was cut off.
+    fn is_certainly_deleted(&self) -> bool {
+        self.server.as_ref().is_some_and(|server| server.is_deleted && server.unconfirmed.is_none())
     }
 
     /// Handles D1's answer to the change in progress.
@@ -185,9 +244,12 @@ impl<S: Store> LinkMachine<S> {
         self.request_seal(of.workspace_id);
         match answer {
             Ok(D1Answer::Server(found)) => {
-                let key =
-                    if self.is_server_deleted() { None } else { self.apply_identity(&of, found)? };
-                self.finish_change(key)?;
+                if self.is_certainly_deleted() {
+                    self.finish_change(None)?;
+                } else {
+                    self.apply_identity(&of, found)?;
+                    self.finish_change(self.identity().cloned())?;
+                }
                 self.reverify_agents()
             }
             // It is unknown whether D1 made the change. The timer reads the server again.
@@ -223,31 +285,41 @@ impl<S: Store> LinkMachine<S> {
         self.send_next_change()
     }
 
-    /// Finishes the change in progress. `key` is the hash of the agent's key in D1; `None`: D1 has
-    /// no such server.
-    fn finish_change(&mut self, key: Option<String>) -> Result<()> {
-        if let Some(change) = self.queued_changes.pop_front() {
-            self.answer_change(change, key)?;
-        }
-        self.send_next_change()
+    /// Finishes the change in progress. `server` is the server in D1; `None`: D1 has no such
+    /// server.
+    fn finish_change(&mut self, server: Option<ServerIdentity>) -> Result<()> {
+        let change = self.queued_changes.pop_front();
+        // Sent first, because the reply may queue a change itself.
+        self.send_next_change()?;
+        change.map_or(Ok(()), |change| self.answer_change(change, server))
     }
 
-    /// Replies to the call that requested a change. `key`: see [`Self::finish_change`].
+    /// Replies to the call that requested a change. `server`: see [`Self::finish_change`].
     pub(super) fn answer_change(
         &mut self,
         change: QueuedChange,
-        key: Option<String>,
+        server: Option<ServerIdentity>,
     ) -> Result<()> {
-        match (change.then, key) {
-            (AfterChange::Reply(ticket), _) | (AfterChange::ReplyIfDeleted(ticket), None) => {
+        match (change.then, server) {
+            (AfterChange::Reply(ticket), _)
+            | (AfterChange::ReplyIfDeleted(ticket), None)
+            | (AfterChange::ReplyIfUndeleted(ticket), Some(_)) => {
                 self.reply(ticket, LinkResponse::EMPTY);
             }
-            (AfterChange::ReplyIfKey(ticket, wanted), Some(key)) if key == wanted => {
-                self.reply(ticket, LinkResponse::EMPTY);
+            (AfterChange::ReplyIfKey(ticket, wanted), Some(server))
+                if server.key_hash == wanted || server.is_next_key(&wanted) =>
+            {
+                let old_key_valid_until = server.next_key.map(|next| next.old_key_valid_until);
+                self.reply(ticket, LinkResponse::done(ReplacedKey { old_key_valid_until }));
             }
             (AfterChange::ReplyIfKey(ticket, _), None) => self.refuse(ticket, Refusal::NoServer),
-            (AfterChange::ReplyIfKey(ticket, _) | AfterChange::ReplyIfDeleted(ticket), Some(_)) => {
+            (AfterChange::ReplyIfKey(ticket, _) | AfterChange::ReplyIfDeleted(ticket), Some(_))
+            | (AfterChange::ReplyIfUndeleted(ticket), None) => {
                 self.refuse(ticket, Refusal::NotPermitted);
+            }
+            (AfterChange::Connect(call), Some(_)) => return self.verify_agent(*call),
+            (AfterChange::Connect(call), None) => {
+                self.refuse(call.ticket(), Refusal::InvalidAgent);
             }
             (AfterChange::BeginResync(ticket), _) => return self.begin_resync(ticket),
             (AfterChange::Nothing, _) => {}
@@ -257,9 +329,18 @@ impl<S: Store> LinkMachine<S> {
 
     /// Handles a change that ended after it had been reported as failed. Reads D1 again after the
     /// queued changes, because their answers may be older.
-    pub(super) fn change_ended_late(&mut self, of: ServerLocation) -> Result<()> {
-        if self.server.is_none() || self.is_server_deleted() {
+    pub(super) fn change_ended_late(
+        &mut self,
+        of: ServerLocation,
+        change: &ServerChange,
+    ) -> Result<()> {
+        if self.server.is_none() {
             return Ok(());
+        }
+        match change {
+            ServerChange::Undelete { .. } => self.set_unconfirmed(&of),
+            _ if self.is_certainly_deleted() => return Ok(()),
+            _ => {}
         }
         self.queue_change(QueuedChange {
             of,
@@ -283,20 +364,13 @@ impl<S: Store> LinkMachine<S> {
         Ok(())
     }
 
-    /// Applies the server's row in D1. Returns the hash of its agent's key, or `None` if D1 has no
-    /// such server.
-    fn apply_identity(
-        &mut self,
-        of: &ServerLocation,
-        found: Option<D1Server>,
-    ) -> Result<Option<String>> {
+    /// Applies the server's row in D1; `None`: D1 has no such server.
+    fn apply_identity(&mut self, of: &ServerLocation, found: Option<D1Server>) -> Result<()> {
         let state = self.state();
         state.unconfirmed = None;
         state.timers.revalidate = None;
-        let Some(found) = found else {
-            self.end_server()?;
-            return Ok(None);
-        };
+        let Some(found) = found else { return self.end_server() };
+        state.is_deleted = false;
         let before = state.identity.clone();
         if before.is_none() {
             state.facts = ServerFacts::beginning(found.commissioned, found.revision);
@@ -304,12 +378,9 @@ impl<S: Store> LinkMachine<S> {
         let named_at = before.as_ref().and_then(|before| before.named_at);
         let identity =
             ServerIdentity { named_at, ..ServerIdentity::from_d1(&of.workspace, of.server, found) };
-        let key = identity.key_hash.clone();
-        state.identity = Some(identity);
-        if before.is_none_or(|before| before.key_hash != key) {
-            self.disconnect("the key was changed")?;
-        }
-        Ok(Some(key))
+        let is_same_key = before.is_some_and(|before| before.key_hash == identity.key_hash);
+        state.set_identity(identity);
+        if is_same_key { Ok(()) } else { self.disconnect(KEY_CHANGED) }
     }
 
     /// The server was deleted: refuses its agent, and cancels waiting commands. Marks delivered
@@ -317,7 +388,7 @@ impl<S: Store> LinkMachine<S> {
     fn end_server(&mut self) -> Result<()> {
         let state = self.state();
         state.is_deleted = true;
-        state.identity = None;
+        (state.identity, state.timers.old_key) = (None, None);
         self.disconnect("the server was removed")?;
         self.ensure_tables()?;
         for stored in self.store.waiting()? {

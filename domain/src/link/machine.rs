@@ -34,6 +34,8 @@ pub struct Settings {
     pub heartbeat_every: i64,
     /// The key that encrypts inputs. Without it, commands with inputs fail.
     pub key: Option<SecretKey>,
+    /// How long a deleted server can be undeleted.
+    pub server_grace: Duration,
     /// Maximum number of unfinished commands that the agent has. Further commands wait in the
     /// object, where they can be cancelled.
     pub max_open_commands: u64,
@@ -163,7 +165,8 @@ impl<S: Store> LinkMachine<S> {
             }
             self.is_loaded = true;
         }
-        let dispatched = self.notice_lost_sockets().and_then(|()| self.dispatch(event));
+        let noticed = self.notice_lost_sockets().and_then(|()| self.end_old_key());
+        let dispatched = noticed.and_then(|()| self.dispatch(event));
         let resumed = self.resume_waiting();
         let saved = self.save_state();
         dispatched.and(resumed).and(saved).and_then(|()| self.set_alarm())
@@ -211,7 +214,7 @@ impl<S: Store> LinkMachine<S> {
     fn request_ended_late(&mut self, request: D1Request) -> Result<()> {
         match request {
             D1Request::InsertCommand { create, life, .. } => self.inserted_late(*create, life)?,
-            D1Request::ChangeServer(of, _) => self.change_ended_late(of)?,
+            D1Request::ChangeServer(of, change) => self.change_ended_late(of, &change)?,
             D1Request::Restore(commands) => self.restored_late(&commands)?,
             // These change nothing, or D1 ignores them because their revision is older.
             D1Request::FindServer { .. }
@@ -238,6 +241,7 @@ impl<S: Store> LinkMachine<S> {
             LinkRequest::Rename(rename) => self.rename(ticket, rename),
             LinkRequest::ReplaceKey(rotate) => self.rotate(ticket, rotate),
             LinkRequest::DeleteServer(remove) => self.remove(ticket, remove),
+            LinkRequest::UndeleteServer(undelete) => self.undelete(ticket, undelete),
             LinkRequest::Resync(of) => self.resync(ticket, of),
             LinkRequest::HandleReport(AgentReport { identity, report, request_id }) => {
                 let source = identity.source(Some(request_id));

@@ -204,10 +204,14 @@ pub(super) struct QueuedChange {
 pub(super) enum AfterChange {
     /// Answer the call.
     Reply(Ticket),
-    /// Answer the call: done if D1 has this hash of the agent's key, otherwise a refusal.
+    /// Answer the call: done if D1 has this hash of a key of the agent, otherwise a refusal.
     ReplyIfKey(Ticket, String),
+    /// Verify the agent, which connects with the key that the change makes the only one.
+    Connect(Box<UnverifiedCall>),
     /// Answer the call: done if D1 has deleted the server, otherwise a refusal.
     ReplyIfDeleted(Ticket),
+    /// Answer the call: done if D1 has the server, otherwise a refusal.
+    ReplyIfUndeleted(Ticket),
     /// Begin a resync, and reply to the call.
     BeginResync(Ticket),
     /// No call waits for the change.
@@ -221,7 +225,9 @@ impl AfterChange {
             Self::Reply(ticket)
             | Self::ReplyIfKey(ticket, _)
             | Self::ReplyIfDeleted(ticket)
+            | Self::ReplyIfUndeleted(ticket)
             | Self::BeginResync(ticket) => Some(*ticket),
+            Self::Connect(call) => Some(call.ticket()),
             Self::Nothing => None,
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::call::{DeleteServer, LinkResponse, Refusal, Report, ServerLocation};
+use super::call::{DeleteServer, LinkResponse, Refusal, Report};
 use super::event::Ticket;
 use super::machine::LinkMachine;
 use super::state::ServerIdentity;
@@ -71,8 +71,7 @@ impl<S: Store> LinkMachine<S> {
             }
             Report::Unregister => {
                 let event = self.agent_event("server.unregister", server, source)?;
-                let ServerIdentity { workspace, workspace_id, server, .. } = server.clone();
-                let of = ServerLocation { workspace, workspace_id, server };
+                let of = server.location();
                 let remove = DeleteServer { of, by: None, only_pending: false, event };
                 return self.remove(ticket, remove);
             }

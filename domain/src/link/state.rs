@@ -26,6 +26,17 @@ pub struct ServerIdentity {
     pub named_at: Option<Timestamp>,
     /// The hash of its agent's key.
     pub key_hash: String,
+    /// The key that replaces `key_hash` when an agent connects with it; `None`: no such key.
+    pub next_key: Option<NextKey>,
+}
+
+/// A new key of a server's agent, with which no agent has connected yet.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NextKey {
+    /// The hash of the new key.
+    pub key_hash: String,
+    /// Until then the old key is valid, too.
+    pub old_key_valid_until: Timestamp,
 }
 
 impl ServerIdentity {
@@ -38,12 +49,31 @@ impl ServerIdentity {
             name: found.name,
             named_at: None,
             key_hash: found.key_hash,
+            next_key: found.next_key,
         }
     }
 
-    /// Whether an agent that claims this identity has the server's key.
-    pub fn matches(&self, claimed: &ClaimedIdentity) -> bool {
-        self.workspace == claimed.workspace && self.key_hash == claimed.key_hash
+    /// Whether an agent that claims this identity has a valid key of the server.
+    pub fn matches(&self, claimed: &ClaimedIdentity, now: Timestamp) -> bool {
+        let is_old_key_valid =
+            self.next_key.as_ref().is_none_or(|next| next.old_key_valid_until > now);
+        let has_key = self.key_hash == claimed.key_hash && is_old_key_valid;
+        self.workspace == claimed.workspace && (has_key || self.is_next_key(&claimed.key_hash))
+    }
+
+    /// Whether this is the hash of the key with which no agent has connected yet.
+    pub fn is_next_key(&self, key_hash: &str) -> bool {
+        self.next_key.as_ref().is_some_and(|next| next.key_hash == key_hash)
+    }
+
+    /// The server, for a change in D1.
+    pub fn location(&self) -> ServerLocation {
+        let Self { workspace, workspace_id, server, .. } = self;
+        ServerLocation {
+            workspace: workspace.clone(),
+            workspace_id: *workspace_id,
+            server: *server,
+        }
     }
 }
 
@@ -80,6 +110,8 @@ pub struct Timers {
     pub revalidate: Option<Timestamp>,
     /// Restore the next commands of a resync.
     pub resync: Option<Timestamp>,
+    /// End the validity of the old key, although no agent has connected with the new key.
+    pub old_key: Option<Timestamp>,
 }
 
 /// Timers that follow from the stored commands and facts, so they are not stored. The machine
@@ -127,6 +159,12 @@ pub struct ServerState {
 }
 
 impl ServerState {
+    /// Stores the identity, and the timer of its old key.
+    pub fn set_identity(&mut self, identity: ServerIdentity) {
+        self.timers.old_key = identity.next_key.as_ref().map(|next| next.old_key_valid_until);
+        self.identity = Some(identity);
+    }
+
     /// The connection of a kind.
     pub fn connection(&mut self, kind: ConnectionKind) -> &mut Connection {
         match kind {

@@ -23,8 +23,8 @@ const MISSING_OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 const HASH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Chunks are accepted until this long after the end.
 const LATE_OUTPUT_WINDOW: Duration = Duration::from_secs(24 * 60 * 60);
-/// After the end, a chunk's `seq` may exceed the highest `seq` by this number, if the agent did not
-/// report the number of chunks.
+/// After the end, a chunk's `seq` may exceed the highest `seq` of the end by this number, if the
+/// agent did not report the number of chunks.
 const MAX_LATE_CHUNKS: u64 = 256;
 /// The agent may have cut a result of this size or more: agents cut at about 1 MiB.
 const AGENT_CUT_BYTES: u64 = 1_000_000;
@@ -75,6 +75,9 @@ pub struct StoredCommand {
     pub result_bytes: u64,
     /// The number of chunks of its whole output, if the agent reported it.
     pub chunk_total: Option<u64>,
+    /// One more than the highest `seq` that had arrived with the agent's report of the end. Later
+    /// chunks do not move it.
+    pub top_at_end: Option<u64>,
     /// The lowest `seq` of a chunk that was not kept because the output is larger than the limit.
     pub cut_at: Option<u64>,
     /// The bytes of its output that may be kept, as D1 said before the delivery (contract 11.4);
@@ -151,6 +154,7 @@ impl StoredCommand {
             result_cut: false,
             result_bytes: 0,
             chunk_total: None,
+            top_at_end: None,
             cut_at: None,
             output_limit: None,
             result_skipped: 0,
@@ -193,7 +197,8 @@ impl StoredCommand {
             return false;
         }
         let Some(handled_at) = self.life.handled_at else { return true };
-        let end = self.chunk_total.unwrap_or(self.chunks.top + MAX_LATE_CHUNKS);
+        let top = self.top_at_end.unwrap_or(self.chunks.top);
+        let end = self.chunk_total.unwrap_or(top + MAX_LATE_CHUNKS);
         handled_at.plus(LATE_OUTPUT_WINDOW) > now && seq < end
     }
 
@@ -316,6 +321,7 @@ impl StoredCommand {
         let changed = self.life.finish(now, outcome);
         if changed {
             self.chunk_total = fin.chunks.map(u64::from);
+            self.top_at_end = Some(self.chunks.top);
             self.output_at = Some(now);
             self.result_bytes =
                 fin.output_bytes.filter(|bytes| *bytes <= MAX_EXACT_JSON).unwrap_or(0);
@@ -408,9 +414,9 @@ mod tests {
     /// A command that ended at 10 s, with `count` chunks of four bytes.
     fn ended(result: Option<&str>, total: Option<u32>, count: u64) -> StoredCommand {
         let mut stored = delivered();
-        assert!(stored.finish(fin(result, total), at(10)));
         stored.chunks =
             ChunkSums { rows: 1, bytes: 4 * count, count, top: count, kept_bytes: 4 * count };
+        assert!(stored.finish(fin(result, total), at(10)));
         stored
     }
 
@@ -589,6 +595,25 @@ mod tests {
         assert!(
             unknown.accepts_chunk(2, at(10 + 86_399)) && !unknown.accepts_chunk(2, at(10 + 86_400))
         );
+    }
+
+    #[test]
+    fn late_chunks_do_not_move_the_limit_of_late_chunks() {
+        let mut unknown = ended(None, None, 2);
+        for seq in 2..258 {
+            assert!(unknown.accepts_chunk(seq, at(11)), "{seq}");
+            (unknown.chunks.count, unknown.chunks.top) = (seq + 1, seq + 1);
+        }
+        assert!(!unknown.accepts_chunk(258, at(11)));
+        // The document has the limit, so a restart of the object keeps it.
+        let read: StoredCommand = serde_json::from_str(&unknown.document().unwrap()).unwrap();
+        let read = StoredCommand { chunks: unknown.chunks, ..read };
+        assert!(read.accepts_chunk(257, at(11)) && !read.accepts_chunk(258, at(11)));
+        // A command that ended as stuck may still run: its agent reports its end later.
+        let mut stuck = delivered();
+        stuck.life.give_up_if_overdue(at(1_000));
+        stuck.chunks.top = 300;
+        assert!(stuck.life.handled_at.is_some() && stuck.accepts_chunk(555, at(1_001)));
     }
 
     #[test]

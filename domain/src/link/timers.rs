@@ -97,6 +97,7 @@ impl<S: Store> LinkMachine<S> {
         let due = [
             timers.ping,
             timers.pong,
+            timers.old_key,
             unless(self.plan.flush, |request| {
                 matches!(request, PendingRequest::Flush(_) | PendingRequest::Restore(..))
             }),

@@ -5,7 +5,7 @@ use farhand_domain::link::call::{CHECK_VALIDITY, Created, DeletedCommands, LinkR
 use farhand_domain::link::event::{
     BatchNotice, ConnectionKind, D1Answer, D1Request, RequestId, ServerChange,
 };
-use farhand_domain::link::state::Plan;
+use farhand_domain::link::state::{NextKey, Plan};
 use farhand_domain::link::store::Store;
 use farhand_domain::link::stored_command::{Phase, Stage};
 use farhand_domain::script::carrier::carrier_line;
@@ -68,7 +68,17 @@ impl World {
             !self.history.revoked.contains(&socket.key),
             "a message is sent to an agent with a revoked key"
         );
+        ensure!(!self.is_expired(&socket.key), "a message is sent to an agent with an expired key");
         Ok(())
+    }
+
+    /// Whether this is the old key, and its time is over.
+    fn is_expired(&self, key: &str) -> bool {
+        let state = self.store().state.as_ref();
+        state.and_then(|state| state.identity.as_ref()).is_some_and(|identity| {
+            let is_over = |next: &NextKey| next.old_key_valid_until <= self.now;
+            identity.key_hash == key && identity.next_key.as_ref().is_some_and(is_over)
+        })
     }
 
     /// Checks that a command may be sent: it is stored as delivered, is due and permitted, and was
@@ -186,6 +196,7 @@ impl World {
                     !self.history.revoked.contains(key),
                     "a report with a revoked key is accepted"
                 );
+                ensure!(!self.is_expired(key), "a report with an expired key is accepted");
             }
             CallKind::Rotate { key } => self.revoke_other_keys(key)?,
             CallKind::Resync => {
@@ -256,9 +267,9 @@ impl World {
         Ok(())
     }
 
-    /// After the reply to a key change, all other keys are revoked, unless a change to one of them
-    /// is still pending.
-    fn revoke_other_keys(&mut self, key: &str) -> Check {
+    /// After the reply to a key change, and after a connection with a key, all other keys are
+    /// revoked, unless D1 has them or a change to one of them is still pending.
+    pub fn revoke_other_keys(&mut self, key: &str) -> Check {
         let is_waiting = |hash: &str| {
             let is_of = |what: &CallKind| matches!(what, CallKind::Rotate { key } if key == hash);
             self.calls
@@ -272,7 +283,14 @@ impl World {
             )
         };
         let is_late = |hash: &str| self.history.late_keys.contains(hash);
-        let is_coming = |hash: &str| is_waiting(hash) || is_under_way(hash) || is_late(hash);
+        let is_in_d1 = |hash: &str| {
+            self.d1.server.iter().chain(&self.d1.deleted_server).any(|server| {
+                let is_next = |next: &NextKey| next.key_hash == hash;
+                server.key_hash == hash || server.next_key.as_ref().is_some_and(is_next)
+            })
+        };
+        let is_coming =
+            |hash: &str| is_in_d1(hash) || is_waiting(hash) || is_under_way(hash) || is_late(hash);
         let others = (0..=self.keys).map(|number| format!("key-{number}"));
         let revoked: Vec<_> = others.filter(|other| other != key && !is_coming(other)).collect();
         self.history.revoked.extend(revoked);
@@ -337,6 +355,8 @@ impl World {
             timers.revalidate.is_some() || state.unconfirmed.is_none(),
             "no timer confirms the server"
         );
+        let next_key = state.identity.as_ref().and_then(|identity| identity.next_key.as_ref());
+        ensure!(timers.old_key.is_some() || next_key.is_none(), "no timer ends the old key");
         ensure!(timers.resync.is_some() || state.resync.is_none(), "no timer continues the resync");
         let is_open = |open: u64| {
             self.sockets.iter().any(|socket| socket.is_open && socket.generation == open)
@@ -375,6 +395,7 @@ impl World {
         let due = [
             timers.ping,
             timers.pong,
+            timers.old_key,
             unless(plan.flush, &["flush", "restore"]),
             unless(plan.deliver, &["rights"]),
             unless(timers.revalidate, &["change"]),

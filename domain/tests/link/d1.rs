@@ -9,6 +9,7 @@ use farhand_domain::link::event::{
     D1Answer, D1Request, D1Server, OutboxEntry, ServerChange, Verdicts,
 };
 use farhand_domain::link::server_facts::ServerFacts;
+use farhand_domain::link::state::NextKey;
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::output::sha256;
 use farhand_domain::rights::CommandPermissions;
@@ -41,6 +42,7 @@ pub struct CommandRow {
 #[derive(Clone, Debug)]
 pub struct ServerRow {
     pub key_hash: String,
+    pub next_key: Option<NextKey>,
     pub revision: i64,
     pub facts: ServerFacts,
 }
@@ -49,6 +51,8 @@ pub struct ServerRow {
 #[derive(Clone, Debug)]
 pub struct D1 {
     pub server: Option<ServerRow>,
+    /// The deleted server, while it can be undeleted.
+    pub deleted_server: Option<ServerRow>,
     pub commands: BTreeMap<Uuid, CommandRow>,
     /// Ids of audit events, and how often each was written.
     pub events: BTreeMap<Uuid, u32>,
@@ -67,8 +71,10 @@ impl D1 {
     /// A database with the server. `key_hash` is the hash of its agent's key.
     pub fn new(key_hash: &str) -> Self {
         let facts = ServerFacts::beginning(false, 0);
+        let key_hash = key_hash.to_owned();
         Self {
-            server: Some(ServerRow { key_hash: key_hash.to_owned(), revision: 0, facts }),
+            server: Some(ServerRow { key_hash, next_key: None, revision: 0, facts }),
+            deleted_server: None,
             commands: BTreeMap::new(),
             events: BTreeMap::new(),
             is_workspace_deleted: false,
@@ -88,6 +94,7 @@ impl D1 {
             workspace_id: WORKSPACE,
             name: "web-1".to_owned(),
             key_hash: server.key_hash.clone(),
+            next_key: server.next_key.clone(),
             commissioned: server.facts.commissioned,
             revision: server.revision,
         })
@@ -148,21 +155,49 @@ impl D1 {
         let is_forbidden = self.forbids_changes;
         match change {
             ServerChange::ReadOnly => {}
-            ServerChange::ReplaceKey { .. } | ServerChange::Delete { by: Some(_), .. }
+            ServerChange::ReplaceKey { .. }
+            | ServerChange::Delete { by: Some(_), .. }
+            | ServerChange::Undelete { .. }
                 if is_forbidden => {}
-            ServerChange::ReplaceKey { key_hash, event, .. } => {
+            ServerChange::ReplaceKey { key_hash, old_key_valid_until, at, event, .. } => {
                 if let Some(server) = &mut self.server {
-                    server.key_hash.clone_from(key_hash);
+                    if let Some(next) = server.next_key.take()
+                        && next.old_key_valid_until <= *at
+                    {
+                        server.key_hash = next.key_hash;
+                    }
+                    match *old_key_valid_until {
+                        Some(old_key_valid_until) => {
+                            let key_hash = key_hash.clone();
+                            server.next_key = Some(NextKey { key_hash, old_key_valid_until });
+                        }
+                        None => server.key_hash.clone_from(key_hash),
+                    }
                     self.write_event(event.id);
                 }
             }
-            ServerChange::Delete { only_pending, event, .. } => {
-                if self
-                    .server
-                    .as_ref()
-                    .is_some_and(|server| !only_pending || !server.facts.commissioned)
+            ServerChange::TakeNextKey(key_hash) => {
+                if let Some(server) = &mut self.server
+                    && server.next_key.as_ref().is_some_and(|next| next.key_hash == *key_hash)
                 {
-                    self.server = None;
+                    server.key_hash.clone_from(key_hash);
+                    server.next_key = None;
+                }
+            }
+            ServerChange::Delete { only_pending, purge_at, event, .. } => {
+                let is_deletable =
+                    |server: &mut ServerRow| !only_pending || !server.facts.commissioned;
+                if let Some(server) = self.server.take_if(is_deletable) {
+                    self.deleted_server = purge_at.map(|_| server);
+                    self.write_event(event.id);
+                }
+            }
+            ServerChange::Undelete { event, .. } => {
+                if self.server.is_none()
+                    && let Some(mut server) = self.deleted_server.take()
+                {
+                    server.facts.is_connected = false;
+                    self.server = Some(server);
                     self.write_event(event.id);
                 }
             }

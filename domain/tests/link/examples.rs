@@ -377,3 +377,149 @@ fn the_quota_of_output_is_read_when_a_command_is_delivered() {
     assert_eq!(live["output_truncated"], false);
     world.settle().unwrap();
 }
+
+impl World {
+    /// Whether a report with this key is accepted.
+    fn is_accepted(&mut self, key: &str) -> bool {
+        self.report(key, Report::Alive).unwrap();
+        let ticket = self.last_ticket;
+        self.answer_all();
+        matches!(self.replied(ticket), Some(LinkResponse::Done(_)))
+    }
+
+    fn run_all(&mut self, op: &Op) {
+        self.run(op).unwrap();
+        self.answer_all();
+    }
+
+    /// The agent's keys in D1: the key in use, and the next key.
+    fn keys_in_d1(&self) -> (&str, Option<&str>) {
+        let server = self.d1.server.as_ref().unwrap();
+        let next = server.next_key.as_ref().map(|next| next.key_hash.as_str());
+        (&server.key_hash, next)
+    }
+}
+
+#[test]
+fn a_rotated_key_is_valid_until_an_agent_connects_with_the_new_one() {
+    let mut world = connected();
+    let control = ConnectionKind::Control;
+    world.connect("key-0", control, false).unwrap();
+    world.run_all(&Op::Rotate { now: false });
+    let rotated = world.replied(world.last_ticket).cloned();
+    let valid_until = world.now.plus_seconds(24 * 60 * 60);
+    assert!(
+        matches!(&rotated, Some(LinkResponse::Done(replaced))
+            if replaced["old_key_valid_until"] == valid_until.to_string()),
+        "{rotated:?}"
+    );
+    assert!(world.sockets.iter().all(|socket| socket.is_open));
+    // A report alone does not end the old key.
+    assert!(world.is_accepted("key-1") && world.is_accepted("key-0"));
+    // Later rotations replace the new key, never the one in use.
+    world.run_all(&Op::Rotate { now: false });
+    assert!(!world.is_accepted("key-1") && world.is_accepted("key-0"));
+    assert_eq!(world.keys_in_d1(), ("key-0", Some("key-2")));
+    world.connect("key-2", ConnectionKind::Backhaul, true).unwrap();
+    world.answer_all();
+    let open: Vec<_> = world.sockets.iter().filter(|socket| socket.is_open).collect();
+    assert!(open.len() == 1 && open[0].key == "key-2", "{open:?}");
+    assert!(!world.is_accepted("key-0") && world.is_accepted("key-2"));
+    assert_eq!(world.keys_in_d1(), ("key-2", None));
+    world.settle().unwrap();
+}
+
+#[test]
+fn a_rotated_key_ends_after_a_day() {
+    let mut world = connected();
+    world.run_all(&Op::Rotate { now: false });
+    world.run_all(&Op::Pass(24 * 60 * 60 * 1_000 - 10));
+    assert!(world.is_accepted("key-0") && world.sockets[0].is_open);
+    world.run_all(&Op::Pass(20));
+    // D1 fails at first: the old key is refused all the same.
+    world.report("key-0", Report::Alive).unwrap();
+    assert!(matches!(world.replied(world.last_ticket), None | Some(LinkResponse::Refused(_))));
+    assert!(!world.sockets[0].is_open);
+    let place = world.position_of(|request| matches!(request, D1Request::ChangeServer(..)));
+    world.fail(place).unwrap();
+    assert!(!world.is_accepted("key-0") && world.is_accepted("key-1"));
+    world.settle().unwrap();
+    assert_eq!(world.keys_in_d1(), ("key-1", None));
+}
+
+#[test]
+fn a_key_that_is_replaced_now_is_refused_now() {
+    let mut world = connected();
+    world.run_all(&Op::Rotate { now: true });
+    assert!(!world.sockets[0].is_open);
+    assert!(!world.is_accepted("key-0") && world.is_accepted("key-1"));
+    assert_eq!(world.keys_in_d1(), ("key-1", None));
+    // It also ends a key that was valid for a while.
+    world.run_all(&Op::Rotate { now: false });
+    world.run_all(&Op::Rotate { now: true });
+    assert!(!world.is_accepted("key-1") && !world.is_accepted("key-2"));
+    assert_eq!(world.keys_in_d1(), ("key-3", None));
+    world.settle().unwrap();
+}
+
+#[test]
+fn an_undeleted_server_accepts_its_agent_again() {
+    for has_commands in [true, false] {
+        let mut world = connected();
+        if has_commands {
+            world.run_all(&Op::Create { how: 6, key: None, wait: 0 });
+        }
+        world.run_all(&Op::Remove { only_pending: false });
+        assert!(!world.is_accepted("key-0") && !world.sockets[0].is_open);
+        assert_eq!(world.store().state.is_some(), has_commands, "it keeps the commands");
+        world.run_all(&Op::Undelete);
+        assert!(matches!(world.replied(world.last_ticket), Some(LinkResponse::Done(_))));
+        assert!(world.is_accepted("key-0"));
+        world.connect("key-0", ConnectionKind::Backhaul, true).unwrap();
+        world.answer_all();
+        let states = |world: &World| -> Vec<State> {
+            world.store().rows.values().map(|row| row.command.life.state()).collect()
+        };
+        assert_eq!(states(&world), if has_commands { vec![State::Cancelled] } else { vec![] });
+        assert_eq!(world.created(), *world.commands.last().unwrap(), "it takes commands");
+        world.settle().unwrap();
+    }
+}
+
+#[test]
+fn an_undeletion_that_d1_refuses_changes_nothing() {
+    let mut world = connected();
+    world.created();
+    world.run_all(&Op::Remove { only_pending: false });
+    world.run_all(&Op::Forbid(true));
+    world.run_all(&Op::Undelete);
+    let refused = world.replied(world.last_ticket);
+    assert!(matches!(refused, Some(LinkResponse::Refused(Refusal::NotPermitted))), "{refused:?}");
+    assert!(!world.is_accepted("key-0"));
+    world.settle().unwrap();
+}
+
+#[test]
+fn an_undeletion_that_is_cut_off_ends_as_in_d1() {
+    for is_late in [false, true] {
+        let mut world = connected();
+        world.created();
+        world.run_all(&Op::Remove { only_pending: false });
+        world.run(&Op::Undelete).unwrap();
+        if is_late {
+            // D1 carries it out after the object has read that it did not.
+            world.time_out(0).unwrap();
+            let place = world.d1_calls.len() - 1;
+            world.run(&Op::Alarm(0)).unwrap();
+            while world.d1_calls.len() > place + 1 {
+                world.answer(place + 1, 0).unwrap();
+            }
+            world.answer_all();
+        } else {
+            world.apply(0, 0);
+            world.die(0).unwrap();
+        }
+        world.settle().unwrap();
+        assert!(world.is_accepted("key-0"), "late: {is_late}");
+    }
+}

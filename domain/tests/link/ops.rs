@@ -9,7 +9,7 @@ use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{
     AgentReport, BatchCommand, ClaimedIdentity, Create, DeleteOldCommands, DeleteServer,
     FollowOutput, IdempotencyKey, LinkRequest, ReadLiveFields, ReadOutput, Rename, ReplaceKey,
-    Report, RevokedSessions, ServerLocation, UserAction,
+    Report, RevokedSessions, ServerLocation, UndeleteServer, UserAction,
 };
 use farhand_domain::link::event::{ConnectionKind, LinkEvent};
 use farhand_domain::script::ScriptRef;
@@ -57,17 +57,21 @@ pub enum Op {
     },
     InitIdentity,
     Rename,
-    Rotate,
+    /// The agent gets another key. `now`: the old key is refused immediately.
+    Rotate {
+        now: bool,
+    },
     Remove {
         only_pending: bool,
     },
+    Undelete,
     DeleteOld {
         command: u8,
         days: u8,
     },
     DisconnectAndWipe,
     Suspend(bool),
-    /// An agent reports. `age` chooses the current key (0) or an older key.
+    /// An agent reports. `age` chooses the current key (0), an older key (1) or the next key (2).
     Ack {
         command: u8,
         age: u8,
@@ -140,7 +144,7 @@ impl Op {
         let kind = (bits & 0xff) as u8;
         let (a, b, c) = ((bits >> 8) as u8, (bits >> 16) as u8, (bits >> 24) as u8);
         // Prefers the newest commands and connections.
-        let (near, age) = (a % 4, u8::from(b % 8 == 0));
+        let (near, age) = (a % 4, [1, 2, 2, 0, 0, 0, 0, 0][usize::from(b % 8)]);
         match kind {
             0..18 => Self::Pass(
                 [
@@ -165,8 +169,9 @@ impl Op {
             63..67 => Self::Follow { command: near, from: b % 3, skips_gap: c % 4 == 0 },
             67..69 => Self::InitIdentity,
             69..70 => Self::Rename,
-            70..74 => Self::Rotate,
-            74..76 => Self::Remove { only_pending: a % 4 == 0 },
+            70..74 => Self::Rotate { now: a % 4 == 0 },
+            74..75 => Self::Remove { only_pending: a % 4 == 0 },
+            75..76 => Self::Undelete,
             76..78 => Self::DeleteOld { command: near, days: b % 2 * 3 },
             78..79 if a % 4 == 0 => Self::DisconnectAndWipe,
             78..80 => Self::Suspend(a % 2 == 0),
@@ -233,9 +238,13 @@ impl World {
     }
 
     fn key(&self, age: u8) -> String {
-        let current =
-            self.d1.server.as_ref().map_or("key-0".to_owned(), |server| server.key_hash.clone());
-        if age == 0 { current } else { format!("key-{}", self.keys.saturating_sub(u32::from(age))) }
+        let server = self.d1.server.as_ref();
+        let next = server.and_then(|server| server.next_key.as_ref());
+        match (age, next) {
+            (1, _) => format!("key-{}", self.keys.saturating_sub(1)),
+            (2, Some(next)) => next.key_hash.clone(),
+            _ => server.map_or("key-0".to_owned(), |server| server.key_hash.clone()),
+        }
     }
 
     fn socket(&mut self, back: u8) -> Option<usize> {
@@ -377,8 +386,8 @@ impl World {
         })
     }
 
-    /// The server gets another key.
-    pub fn rotate(&mut self) -> Check {
+    /// The server gets another key. `now`: the old key is refused immediately.
+    pub fn rotate(&mut self, now: bool) -> Check {
         self.keys += 1;
         let key_hash = format!("key-{}", self.keys);
         let event = event(self.now, self.last_ticket + 1, "server.rotate");
@@ -388,6 +397,7 @@ impl World {
             by: 1,
             key_hash,
             fingerprint: String::new(),
+            old_key_valid_until: (!now).then(|| self.now.plus_seconds(24 * 60 * 60)),
             at: self.now,
             event,
         };
@@ -487,11 +497,17 @@ impl World {
                 let rename = Rename { name: "web-2".to_owned(), at: self.now };
                 self.call(CallKind::Other, LinkRequest::Rename(rename))?;
             }
-            Op::Rotate => self.rotate()?,
+            Op::Rotate { now } => self.rotate(now)?,
             Op::Remove { only_pending } => {
                 let event = event(self.now, self.last_ticket + 1, "server.delete");
                 let remove = DeleteServer { of: of_server(), by: Some(1), only_pending, event };
                 self.call(CallKind::Other, LinkRequest::DeleteServer(remove))?;
+            }
+            Op::Undelete => {
+                let event = event(self.now, self.last_ticket + 1, "server.undelete");
+                let name = "web-1".to_owned();
+                let undelete = UndeleteServer { of: of_server(), by: 1, name, event };
+                self.call(CallKind::Other, LinkRequest::UndeleteServer(undelete))?;
             }
             Op::DeleteOld { command, days } => {
                 let ids = vec![self.command(command)];
@@ -504,6 +520,7 @@ impl World {
             Op::DisconnectAndWipe => {
                 // A workspace is purged from D1 before its objects are wiped.
                 (self.d1.server, self.d1.is_workspace_deleted) = (None, true);
+                self.d1.deleted_server = None;
                 self.d1.commands.clear();
                 (self.snapshot, self.history.was_wiped) = (None, true);
                 self.call(CallKind::DisconnectAndWipe, LinkRequest::DisconnectAndWipe)?;

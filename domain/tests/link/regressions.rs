@@ -77,7 +77,13 @@ fn the_object_is_wiped_during_a_request_to_d1() {
 
 #[test]
 fn a_late_key_change_meets_a_verification() {
-    let ops = [Op::Ack { command: 0, age: 0 }, Op::Rotate, create(0), ANSWER, Op::TimeOut(0)];
+    let ops = [
+        Op::Ack { command: 0, age: 0 },
+        Op::Rotate { now: true },
+        create(0),
+        ANSWER,
+        Op::TimeOut(0),
+    ];
     play(&[&ops[..], &[Op::Ack { command: 1, age: 0 }, Op::Alarm(70_000), Op::Apply(3)]].concat())
         .unwrap();
 }

@@ -170,7 +170,10 @@ impl World {
             return Ok(());
         };
         let row = self.d1.server.as_ref().ok_or("D1 has no such server")?;
-        ensure!(row.key_hash == known.key_hash, "D1 has another key");
+        ensure!(
+            row.key_hash == known.key_hash && row.next_key == known.next_key,
+            "D1 has another key"
+        );
         ensure!(
             row.revision == state.facts.revision,
             "D1 does not have the latest revision of the server"

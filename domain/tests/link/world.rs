@@ -3,6 +3,7 @@
 //! then it sets the alarm, replies to calls and sends requests to D1.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use farhand_domain::features::Features;
 use farhand_domain::lifecycle::Lifecycle;
@@ -156,7 +157,14 @@ pub struct History {
 
 fn settings() -> Settings {
     let key = SecretKey::new("a-secret-that-is-long-enough-for-tests", "").ok();
-    Settings { ping_every: 200, heartbeat_every: 30, key, max_open_commands: MAX_OPEN }
+    let server_grace = Duration::from_secs(7 * 24 * 60 * 60);
+    Settings {
+        ping_every: 200,
+        heartbeat_every: 30,
+        key,
+        server_grace,
+        max_open_commands: MAX_OPEN,
+    }
 }
 
 fn random(seed: u64) -> Random {
@@ -413,13 +421,13 @@ impl World {
             kind,
             generation,
             features,
-            key,
+            key: key.clone(),
             is_open: true,
             is_broken: false,
             must_report_close: false,
         };
         self.sockets.push(socket);
-        Ok(())
+        self.revoke_other_keys(&key)
     }
 
     fn reply(&mut self, ticket: Ticket, answer: LinkResponse) -> Check {

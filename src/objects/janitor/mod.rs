@@ -3,7 +3,8 @@
 //! - suspends and purges deleted workspaces (rows, KV keys and objects),
 //! - removes deleted users from the commands that they requested,
 //! - cancels the waiting commands of revoked sessions,
-//! - deletes commands that ended long ago, and servers that were not approved in time,
+//! - deletes commands that ended long ago, servers that were not approved in time, and deleted
+//!   servers that cannot be undeleted any more,
 //! - notifies sealers of pending audit events, in case an earlier notification failed,
 //! - starts resyncs,
 //! - calls the objects of batches that have not ended, in case nothing called them.
@@ -45,7 +46,9 @@ use crate::objects::{audit_sealer, batch, scheduler};
 use crate::platform;
 use crate::platform::log;
 use crate::store::workspaces::Deletion;
-use crate::store::{Progress, open_batches, servers, sessions, workspaces};
+use crate::store::{
+    Progress, deleted_servers, open_batches, servers, sessions, workspaces,
+};
 
 /// The maximum number of servers whose objects one step calls concurrently.
 const SERVERS_PER_STEP: u64 = 50;
@@ -218,6 +221,7 @@ impl DurableObject for Janitor {
                     }
                     workspaces::begin_due_purges(&self.env, platform::now()).await?;
                     sessions::purge_revoked(&self.env, platform::now()).await?;
+                    deleted_servers::purge(&self.env, platform::now()).await?;
                     storage.put(LAST_UNAPPROVED_KEY, "").await?;
                     storage.put(LAST_BATCH_KEY, "").await?;
                     if storage.get::<Pass>(PASS_KEY).await?.is_none() {

@@ -364,6 +364,7 @@ impl LinkShell {
             ping_every: platform::ping_seconds(&self.env),
             heartbeat_every: platform::heartbeat_seconds(&self.env),
             key: platform::secret_key(&self.env).ok(),
+            server_grace: platform::server_grace(&self.env),
             max_open_commands: MAX_OPEN_COMMANDS,
         }
     }

@@ -16,7 +16,7 @@ use farhand_tests::{Api, Cast, Events, Person, Reply, Workspace, eventually, far
 use futures_util::future;
 use serde_json::{Value, json};
 
-use crate::api::events::commands::id_of;
+use crate::api::events::commands::{id_of, time_of};
 
 const DENIED: Option<&str> = Some("PERMISSION_DENIED");
 const INVALID: Option<&str> = Some("INVALID_TOKEN");
@@ -813,7 +813,7 @@ async fn commands_delivered_during_a_deletion_all_end() {
 }
 
 #[tokio::test]
-async fn a_new_key_disables_the_old_one_immediately() {
+async fn a_new_key_can_disable_the_old_one_immediately() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
     let path = format!("{}rotate-key/", item_path(SERVERS, &server));
@@ -825,9 +825,10 @@ async fn a_new_key_disables_the_old_one_immediately() {
     assert_eq!(agent.next_command().await["id"], running);
     agent.ack(running).await;
 
-    let rotated = workspace.admin.call("POST", &path).await.expect(200);
+    let rotated = workspace.admin.post(&path, &json!({"now": true})).await.expect(200);
+    assert_eq!(rotated["old_key_valid_until"], Value::Null);
     let mut fields = keys(&without_key(&server)).into_iter().map(str::to_owned).collect::<Vec<_>>();
-    fields.extend(["install", "install_alpamon", "key"].map(str::to_owned));
+    fields.extend(["install", "install_alpamon", "key", "old_key_valid_until"].map(str::to_owned));
     fields.sort();
     assert_eq!(keys(&rotated), fields);
     let key = rotated["key"].as_str().unwrap();
@@ -890,6 +891,60 @@ async fn a_new_key_disables_the_old_one_immediately() {
 }
 
 #[tokio::test]
+async fn a_rotated_key_is_valid_until_an_agent_connects_with_the_new_one() {
+    let workspace = Workspace::new().await;
+    let staff = workspace.staff("ann").await;
+    let server = workspace.server("web-1").await;
+    let path = format!("{}rotate-key/", item_path(SERVERS, &server));
+    let mut agent = ScriptedAgent::connect(&workspace, &server).await;
+    staff.post(&path, &json!({"now": true})).await.expect_detail(403, DENIED);
+    staff.post(&path, &json!({"now": "yes"})).await.expect_fields(400, &["now"]);
+    let first = staff.post(&path, &json!({"now": false})).await.expect(200);
+    let rotated = staff.call("POST", &path).await.expect(200);
+    let valid_for = time_of(&rotated, "old_key_valid_until").seconds_since(now());
+    assert!((86_000.0..86_401.0).contains(&valid_for), "{valid_for}");
+    // The agent is still connected, and gets commands. The second rotation replaced the first.
+    let made = workspace.admin.post(COMMANDS, &command(&server, json!({}))).await.expect(201);
+    assert_eq!(agent.next_command().await["id"], made["id"]);
+    agent.fin(id_of(&made), 0, "done\n").await;
+    let own = async |server: &Value| {
+        workspace.anonymous.with_authorization(&credential(server)).get(OWN).await.status
+    };
+    assert_eq!((own(&server).await, own(&first).await, own(&rotated).await), (200, 403, 200));
+    let mut new = ScriptedAgent::connect(&workspace, &rotated).await;
+    wait_until_closed(&mut agent).await;
+    assert_eq!((own(&server).await, own(&rotated).await), (403, 200));
+    let made = workspace.admin.post(COMMANDS, &command(&server, json!({}))).await.expect(201);
+    assert_eq!(new.next_command().await["id"], made["id"]);
+}
+
+#[tokio::test]
+async fn a_user_rotates_keys_and_deletes_servers_twenty_times_an_hour() {
+    let workspace = Workspace::new().await;
+    let staff = workspace.staff("ann").await;
+    let (first, last) = (workspace.server("web-1").await, workspace.server("web-2").await);
+    let rotate = |server| format!("{}rotate-key/", item_path(SERVERS, server));
+    staff.delete(&item_path(SERVERS, &workspace.server("web-3").await)).await.expect(204);
+    // Concurrent requests do not exceed the limit: the object and D1 count again.
+    let path = rotate(&first);
+    let replies = future::join_all((0..25).map(|_| staff.call("POST", &path))).await;
+    let done = replies.iter().filter(|reply| reply.status == 200).count();
+    assert_eq!(done, 19, "{:?}", replies.iter().map(|reply| reply.status).collect::<Vec<_>>());
+    let key = workspace.admin.get(&item_path(SERVERS, &last)).await.expect(200);
+    for refused in
+        [staff.call("POST", &rotate(&last)).await, staff.delete(&item_path(SERVERS, &last)).await]
+    {
+        refused.expect_detail(429, Some("QUOTA_EXCEEDED"));
+        let left: u64 = refused.header("Retry-After").parse().unwrap();
+        assert!((3_000..=3_600).contains(&left), "{left}");
+    }
+    assert_eq!(workspace.admin.get(&item_path(SERVERS, &last)).await.expect(200), key);
+    // The limit is the user's own, and superusers have a higher one.
+    workspace.admin.call("POST", &rotate(&last)).await.expect(200);
+    workspace.staff("bob").await.delete(&item_path(SERVERS, &last)).await.expect(204);
+}
+
+#[tokio::test]
 async fn of_concurrent_key_rotations_one_key_is_valid() {
     let workspace = Workspace::new().await;
     let server = workspace.server("web-1").await;
@@ -906,10 +961,10 @@ async fn of_concurrent_key_rotations_one_key_is_valid() {
             }
         }
         assert_eq!(good.len(), 1, "round {round}");
-        // A later rotation replaces the key.
+        // A later rotation replaces the key, when an agent connects.
         let last = workspace.admin.call("POST", &path).await.expect(200);
         assert!(
-            !is_key_accepted(&workspace, good[0]).await && is_key_accepted(&workspace, &last).await,
+            is_key_accepted(&workspace, &last).await && !is_key_accepted(&workspace, good[0]).await,
             "round {round}"
         );
     }

@@ -43,8 +43,8 @@ async fn a_change_that_d1_rejects_can_be_repeated_later() {
     .await;
     agent.next_command().await;
     agent.api.get(OWN).await.expect(200);
-    let rotated =
-        workspace.admin.call("POST", &format!("{}rotate-key/", path_of(&server))).await.expect(200);
+    let rotate = format!("{}rotate-key/", path_of(&server));
+    let rotated = workspace.admin.post(&rotate, &json!({"now": true})).await.expect(200);
     assert_eq!(agent.next().await, Err(Some(1000)), "the socket is closed without `quit`");
     agent.api.get(OWN).await.expect_detail(403, Some("INVALID_TOKEN"));
     assert_eq!(status_with(&workspace.anonymous, &server["id"], &rotated["key"]).await, 200);
@@ -54,7 +54,9 @@ async fn a_change_that_d1_rejects_can_be_repeated_later() {
 
 /// Sends a request. `None` if there is no response.
 async fn send(api: &Api, method: &str, path: &str) -> Option<(u16, Value)> {
-    let response = api.request(method, path).send().await.ok()?;
+    let request = api.request(method, path);
+    let request = if method == "POST" { request.json(&json!({"now": true})) } else { request };
+    let response = request.send().await.ok()?;
     let status = response.status().as_u16();
     let text = response.text().await.ok()?;
     Some((status, serde_json::from_str(&text).unwrap_or(Value::Null)))
@@ -134,10 +136,8 @@ async fn crash_amid_changes() -> usize {
             // it can be rotated again.
             _ => {
                 assert!(is_there && [200, 403].contains(&old_key), "{old_key}");
-                let rotated = admin
-                    .call("POST", &format!("{}rotate-key/", path_of(server)))
-                    .await
-                    .expect(200);
+                let rotate = format!("{}rotate-key/", path_of(server));
+                let rotated = admin.post(&rotate, &json!({"now": true})).await.expect(200);
                 assert_eq!(status_with(&anonymous, &server["id"], &server["key"]).await, 403);
                 assert_eq!(status_with(&anonymous, &server["id"], &rotated["key"]).await, 200);
             }

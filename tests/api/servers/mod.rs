@@ -7,6 +7,7 @@ mod labels;
 mod limits;
 mod list;
 mod registration;
+mod undelete;
 
 use farhand_tests::Workspace;
 use farhand_tests::agents::credential;

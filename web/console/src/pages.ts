@@ -26,6 +26,7 @@ const page = (load: () => Promise<{ default: ComponentType }>) => lazy(load);
 export const pages: readonly PageRow[] = [
   { path: "/", name: "Overview", component: page(() => import("./pages/overview/page")), rail: "work", key: "o", isInBar: true },
   { path: "/servers", name: "Servers", component: page(() => import("./pages/servers/page")), rail: "work", key: "s", isInBar: true, count: "servers" },
+  { path: "/servers/deleted", name: "Deleted servers", component: page(() => import("./pages/deleted-servers/page")) },
   { path: "/servers/:id", name: "Server", component: page(() => import("./pages/server/page")) },
   { path: "/run", name: "Run", component: page(() => import("./pages/run/page")), rail: "work", key: "r", isInBar: true },
   { path: "/commands/:id", name: "Command", component: page(() => import("./pages/command/page")) },

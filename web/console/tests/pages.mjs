@@ -11,6 +11,8 @@ export async function fill(workspace) {
   const web2 = await workspace.server("web-2", { labels: { env: "prod", role: "web" } });
   await workspace.server("db-1", { labels: { env: "prod", role: "db" }, isOffline: true });
   await workspace.server("build-1", { labels: { env: "test" }, isOffline: true });
+  const gone = await workspace.server("old-1", { labels: { env: "test" }, isOffline: true });
+  await workspace.admin.call("DELETE", `/api/servers/servers/${gone.id}/`);
   const upgrade = await upgraded(workspace, web1);
   await workspace.run(web2, "uptime");
   await workspace.run(web1, "systemctl reload nginx-that-is-missing; exit 3");
@@ -66,6 +68,7 @@ const UPGRADE = `printf 'Reading package lists... Done\\nBuilding dependency tre
 export const PAGES = [
   ["overview", () => "/", { text: "tail -f" }],
   ["servers", () => "/servers", { text: "web-2" }],
+  ["servers-deleted", () => "/servers/deleted", { text: "old-1" }],
   ["server", ({ web1 }) => `/servers/${web1.id}`, { text: "success" }],
   ["run", () => "/run?selector=env%3Dprod&line=uptime", { text: "Runs now on 3 servers" }],
   ["command", ({ upgrade }) => `/commands/${upgrade.id}`, { text: "8 upgraded" }],

@@ -129,6 +129,7 @@ test("a server is changed, gets a new key, and is deleted", async () => {
   await page.getByRole("dialog").getByRole("button", { name: "Rotate the key" }).click();
   const install = page.getByLabel("Install line");
   assert.match(await install.innerText(), /\b[A-Za-z0-9]{128}\b/);
+  await page.getByText(/The old key works until new-1 connects with the new one, at the latest until .*\d/).waitFor();
   await page.keyboard.press("Escape");
   await install.waitFor({ state: "detached" });
   await page.getByRole("button", { name: "Delete" }).click();
@@ -138,6 +139,35 @@ test("a server is changed, gets a new key, and is deleted", async () => {
   await confirm.click();
   await page.getByText("new-1 is deleted.").waitFor();
   await page.waitForURL(/\/servers$/);
+  await page.getByRole("link", { name: "Deleted", exact: true }).click();
+  await page.getByRole("button", { name: "Undelete new-1" }).click();
+  await page.getByRole("dialog").getByLabel("Name", { exact: true }).fill("web-1");
+  await page.getByRole("dialog").getByRole("button", { name: "Undelete" }).click();
+  await page.getByText("A server with the name web-1 exists. Send another name.").waitFor();
+  await page.getByRole("dialog").getByLabel("Name", { exact: true }).fill("back-1");
+  await page.getByRole("dialog").getByRole("button", { name: "Undelete" }).click();
+  await page.getByText("back-1 is undeleted.").waitFor();
+  await page.getByRole("heading", { name: "There is no deleted server" }).waitFor();
+  await visit.end();
+});
+
+test("selected servers are deleted, after the limit was shown", async () => {
+  const old = await Workspace.create();
+  for (const name of ["old-1", "old-2", "old-3"]) await old.server(name, { isOffline: true });
+  const visit = await Visit.start(browser, old);
+  const { page } = visit;
+  await page.goto("/servers");
+  await visit.signIn();
+  await page.getByLabel("Select old-1").click();
+  await page.getByLabel("Select old-2").click();
+  await page.getByRole("button", { name: "Delete", exact: true }).click();
+  await page.getByText(/You may delete 200 servers an hour/).waitFor();
+  const confirm = page.getByRole("button", { name: "Delete 2 servers" });
+  assert.ok(await confirm.isDisabled());
+  await page.getByLabel(/to confirm/).fill("2");
+  await confirm.click();
+  await page.getByText("2 servers deleted.").waitFor();
+  await shows(page, "old-3");
   await visit.end();
 });
 
@@ -193,7 +223,7 @@ test("a server that is lost and comes back changes its row by itself", async () 
   const row = page.getByRole("row").filter({ hasText: "web-2" });
   await row.getByText("connected").waitFor({ state: "attached" });
   const { results } = await workspace.admin.get("/api/servers/?name=web-2");
-  await workspace.admin.post(`/api/servers/servers/${results[0].id}/rotate-key/`);
+  await workspace.admin.post(`/api/servers/servers/${results[0].id}/rotate-key/`, { now: true });
   await row.getByText("offline").waitFor({ state: "attached" });
   await visit.end();
 });

@@ -5,7 +5,7 @@ import { groups as groupsQuery, isStaff, me, servers, type Server } from "../../
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
 import { Empty, Failure, Loading } from "../../ui/answers";
-import { Button } from "../../ui/button";
+import { Button, LinkButton } from "../../ui/button";
 import { Dialog } from "../../ui/dialog";
 import { Page } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
@@ -106,7 +106,16 @@ export default function Servers() {
     <Page
       title="Servers"
       heading={<>Servers {count !== undefined && <span className="muted">{number(count)}</span>}</>}
-      actions={staff && <Button onClick={() => setIsAdding(true)}>Add servers</Button>}
+      actions={
+        staff && (
+          <>
+            <LinkButton look="quiet" to="/servers/deleted">
+              Deleted
+            </LinkButton>
+            <Button onClick={() => setIsAdding(true)}>Add servers</Button>
+          </>
+        )
+      }
     >
       <Filters filter={filter} onChange={setFilter} problem={list.problem} />
       {list.problem && list.problem.fields["label"] === undefined ? (

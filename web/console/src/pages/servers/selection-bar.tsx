@@ -5,6 +5,7 @@ import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { number, plural } from "../../ui/words";
 import { targetsInAddress, type RunState } from "../run/targets";
+import { DeleteSelected } from "./delete-selected";
 import { queryOf, type Filter } from "./page";
 import type { Selected } from "./use-selection";
 
@@ -47,6 +48,7 @@ export function SelectionBar({ selection, filter, count }: { selection: Selected
       <Button look="quiet" onClick={selection.clear}>
         Clear
       </Button>
+      <DeleteSelected selection={selection} />
       <ActionError error={selectAll.error} />
     </div>
   );

@@ -5,7 +5,7 @@ import type { Selection } from "../../ui/table";
 export interface Selected extends Selection {
   /** The selected servers: names by id. */
   readonly names: ReadonlyMap<string, string>;
-  readonly set: (servers: readonly Server[]) => void;
+  readonly set: (servers: readonly Pick<Server, "id" | "name">[]) => void;
   readonly clear: () => void;
 }
 
