@@ -288,7 +288,11 @@ impl Acl {
     /// The errors for all entries together.
     fn problems_of_totals(&self) -> Vec<Cow<'static, str>> {
         let words = || self.argv.iter().flatten().flatten();
-        let starred = self.commands.iter().flatten().chain(words().filter(|word| !matches!(word.as_str(), "*" | "**")));
+        let starred = self
+            .commands
+            .iter()
+            .flatten()
+            .chain(words().filter(|word| !matches!(word.as_str(), "*" | "**")));
         let Ok(json) = self.json() else { return vec!["Not a valid object.".into()] };
         let (bytes, words, stars) =
             (json.len(), words().count(), starred.map(|text| stars(text)).sum::<usize>());

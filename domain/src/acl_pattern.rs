@@ -366,7 +366,8 @@ mod tests {
             });
             assert_eq!(line(pattern, text), expected, "{pattern} {text}");
         }
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let words =
+            |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let entries = [words(&["cat", "/log/*"]), words(&["restart", "*", "..."])];
         for (argv, expected) in [
             (words(&["id"]), None),

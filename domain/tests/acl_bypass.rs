@@ -433,7 +433,19 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "*",
         &["", "id", "ls l", "a b c"],
-        &["ls -l", "-l", "id; ls", "$x", "a\nb", "(id)", "id &", "a\u{2028}b", "'id'", "id # x", "~/x"],
+        &[
+            "ls -l",
+            "-l",
+            "id; ls",
+            "$x",
+            "a\nb",
+            "(id)",
+            "id &",
+            "a\u{2028}b",
+            "'id'",
+            "id # x",
+            "~/x",
+        ],
     ),
     ("**", &["", "id", "ls -l"], &["id;", "$x", "'"]),
     ("ls **", &["ls", "ls ", "ls -l a", "ls *", "ls ../x"], &["ls; id", "ls 'a'", "ls\tx", "lsof"]),
@@ -461,14 +473,22 @@ const TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
     // `..` that the pattern does not spell.
     ("cat ../a/*", &["cat ../a/b"], &["cat ../a/../b", "cat ../a/.."]),
-    ("cat /srv/.*", &["cat /srv/.a", "cat /srv/."], &["cat /srv/..", "cat /srv/../a", "cat /srv/.?"]),
+    (
+        "cat /srv/.*",
+        &["cat /srv/.a", "cat /srv/."],
+        &["cat /srv/..", "cat /srv/../a", "cat /srv/.?"],
+    ),
     ("cat /srv/*.", &["cat /srv/a.", "cat /srv/."], &["cat /srv/..", "cat /srv/a/.."]),
     ("cat /srv/..*", &["cat /srv/..", "cat /srv/..a"], &["cat /srv/../../a", "cat /srv/.a"]),
     ("cat /srv/*'.'", &["cat /srv/a'.'"], &["cat /srv/.'.'", "cat /srv/a/.'.'"]),
     ("cat /srv/*\\.", &["cat /srv/a\\."], &["cat /srv/.\\."]),
     ("cat /srv/*; id", &["cat /srv/a; id"], &["cat /srv/..; id", "cat /srv/a/..; id"]),
     ("cat /srv/*$x", &["cat /srv/a$x"], &["cat /srv/..$x", "cat /srv/a/..$x"]),
-    ("run -v /srv/*:/data", &["run -v /srv/a:/data"], &["run -v /srv/..:/data", "run -v /srv/a:..:/data"]),
+    (
+        "run -v /srv/*:/data",
+        &["run -v /srv/a:/data"],
+        &["run -v /srv/..:/data", "run -v /srv/a:..:/data"],
+    ),
     ("tool --in=*", &["tool --in=/a"], &["tool --in=../a", "tool --in=..", "tool --in=a,../b"]),
     ("ls -*", &["ls -l", "ls -"], &["ls l", "ls -l x", "ls  -l"]),
     ("*-x", &["a-x"], &["-x", "--x", "a -x"]),
@@ -669,24 +689,75 @@ fn no_single_character_changes_what_a_line_runs() {
 fn no_form_of_the_second_report_runs_another_program() {
     let sandbox = Sandbox::new("report");
     let separators = [
-        ";", " ; ", "&", " & ", "&&", " && ", "|", " | ", "||", "|&", ";;", "\n", "\r", "\r\n", "\t",
-        "\u{b}", "\u{c}", "\u{1}", "\u{1b}", "\u{7f}", "\u{85}", "\u{2028}", "\u{2029}", "\u{a0}",
-        "\u{1680}", "\u{2003}", "\u{200b}", "\u{202e}", "\u{3000}", "\u{feff}", "\u{ff1b}", "\u{37e}",
-        "\u{ff06}", "\u{ff5c}", "\u{2024}", "\\\n", " #\n", " <<<", "\u{fdd0}",
+        ";", " ; ", "&", " & ", "&&", " && ", "|", " | ", "||", "|&", ";;", "\n", "\r", "\r\n",
+        "\t", "\u{b}", "\u{c}", "\u{1}", "\u{1b}", "\u{7f}", "\u{85}", "\u{2028}", "\u{2029}",
+        "\u{a0}", "\u{1680}", "\u{2003}", "\u{200b}", "\u{202e}", "\u{3000}", "\u{feff}",
+        "\u{ff1b}", "\u{37e}", "\u{ff06}", "\u{ff5c}", "\u{2024}", "\\\n", " #\n", " <<<",
+        "\u{fdd0}",
     ];
     let wrappers = [
-        "$(canary)", "`canary`", "$((canary))", "${x:=$(canary)}", "${x:-`canary`}", "$[canary]", "<(canary)",
-        ">(canary)", "(canary)", "{canary,}", "{ canary; }", "=(canary)", "$'\\ncanary'", "<<EOF\n$(canary)\nEOF",
-        "<<<$(canary)", ">x canary", ">|x;canary", "2>&1;canary", "&>x canary", "() { canary; }", "$IFS;canary",
+        "$(canary)",
+        "`canary`",
+        "$((canary))",
+        "${x:=$(canary)}",
+        "${x:-`canary`}",
+        "$[canary]",
+        "<(canary)",
+        ">(canary)",
+        "(canary)",
+        "{canary,}",
+        "{ canary; }",
+        "=(canary)",
+        "$'\\ncanary'",
+        "<<EOF\n$(canary)\nEOF",
+        "<<<$(canary)",
+        ">x canary",
+        ">|x;canary",
+        "2>&1;canary",
+        "&>x canary",
+        "() { canary; }",
+        "$IFS;canary",
     ];
     let around = ["", "'", "\"", "\\"];
     let prefixes = [
-        "canary; ", "canary & ", "exec ", "eval ", "command ", "env ", "nohup ", "time ", "! ", ". ", "/bin/", "\\",
-        "'", "X=1 ", "PATH=/tmp ",
+        "canary; ",
+        "canary & ",
+        "exec ",
+        "eval ",
+        "command ",
+        "env ",
+        "nohup ",
+        "time ",
+        "! ",
+        ". ",
+        "/bin/",
+        "\\",
+        "'",
+        "X=1 ",
+        "PATH=/tmp ",
     ];
     let arguments = [
-        "-x", "--canary", "-ocanary", "-H canary", "-- -x", "-", "--", "?", "?canary", "*", "*.rs", "[a-z]*", "+x", "..",
-        "../canary", "a/../canary", "@canary", "%canary", "!canary", "x=canary", "canary",
+        "-x",
+        "--canary",
+        "-ocanary",
+        "-H canary",
+        "-- -x",
+        "-",
+        "--",
+        "?",
+        "?canary",
+        "*",
+        "*.rs",
+        "[a-z]*",
+        "+x",
+        "..",
+        "../canary",
+        "a/../canary",
+        "@canary",
+        "%canary",
+        "!canary",
+        "x=canary",
+        "canary",
     ];
     let tails: Vec<String> = (separators.iter().map(|separator| format!("a{separator}canary")))
         .chain(around.iter().flat_map(|quote| {
@@ -696,8 +767,13 @@ fn no_form_of_the_second_report_runs_another_program() {
         .collect();
     let (mut tried, mut allowed) = (0, 0);
     for pattern in [
-        "probe restart *", "probe *", "probe **", "probe /var/log/*", "probe * --dry-run",
-        "probe -n * /var/log/dpkg.log", "cd / && probe *",
+        "probe restart *",
+        "probe *",
+        "probe **",
+        "probe /var/log/*",
+        "probe * --dry-run",
+        "probe -n * /var/log/dpkg.log",
+        "cd / && probe *",
     ] {
         let acl = with(pattern);
         let stars = pattern.trim_start_matches(|c| c != '*');
@@ -713,7 +789,8 @@ fn no_form_of_the_second_report_runs_another_program() {
             if acl.allows_line(&line) {
                 allowed += 1;
                 sandbox.runs_no_canary(&line);
-                let may_be_option = tail.split(' ').any(|word| word.starts_with(['-', '?', '*', '[']));
+                let may_be_option =
+                    tail.split(' ').any(|word| word.starts_with(['-', '?', '*', '[']));
                 assert!(pattern.contains("**") || begin.ends_with('/') || !may_be_option, "{line}");
             }
         }

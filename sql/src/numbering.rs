@@ -78,7 +78,8 @@ mod tests {
             let sql = format!("SELECT CAST({highest} = {} AS TEXT)", last(":workspace"));
             assert_eq!(read(&sql, workspace), "1");
             // A key as text is the same key.
-            let (two, sql) = (key(":workspace", "2"), "SELECT CAST(seq AS TEXT) FROM t WHERE seq =");
+            let (two, sql) =
+                (key(":workspace", "2"), "SELECT CAST(seq AS TEXT) FROM t WHERE seq =");
             let text = read(&format!("{sql} {two}"), workspace);
             assert_eq!(text, ((workspace << 40) + 2).to_string());
             let same = format!("{sql} CAST('{text}' AS INTEGER) AND ?1");

@@ -20,8 +20,9 @@ mod within_acl;
 /// A text of pieces that change what a star matches.
 fn text(most: usize) -> impl Strategy<Value = String> {
     let pieces = vec![
-        "a", "b", "*", "*", "**", "***", " ", " ", " *", " ** ", "-", " -x", "?", "[", ".", "..", "/", "/..", "/.*", "=", ":",
-        ",", "'", "\"", "\\", ";", "#", "é", "\u{a0}", "\u{2003}", "\u{2028}", "\n", "\t", "\u{fdd0}", "\u{fdd3}", "a b",
+        "a", "b", "*", "*", "**", "***", " ", " ", " *", " ** ", "-", " -x", "?", "[", ".", "..",
+        "/", "/..", "/.*", "=", ":", ",", "'", "\"", "\\", ";", "#", "é", "\u{a0}", "\u{2003}",
+        "\u{2028}", "\n", "\t", "\u{fdd0}", "\u{fdd3}", "a b",
     ];
     prop::collection::vec(select(pieces), 0..=most).prop_map(|pieces| pieces.concat())
 }
@@ -106,7 +107,13 @@ fn lines_agree() {
             let bare = pattern.trim_end_matches('*').trim_end_matches(' ').to_owned();
             for line in [filled(pattern, texts), bare, other] {
                 let is_allowed = acl.allows_command(&command(&line, None), false);
-                prop_assert_eq!(database.allows(&acl, &line, None), is_allowed, "{:?} {:?}", list, line);
+                prop_assert_eq!(
+                    database.allows(&acl, &line, None),
+                    is_allowed,
+                    "{:?} {:?}",
+                    list,
+                    line
+                );
                 counter.set(counter.get() + u32::from(is_allowed));
             }
             Ok(())
@@ -129,9 +136,16 @@ fn words_agree() {
         .run(&prop::collection::vec(pattern(), 1..4), |patterns| {
             let list: Vec<_> = patterns.iter().map(|(pattern, _)| pattern).collect();
             let acl: Acl = serde_json::from_value(json!({"argv": [list, ["*", "b*"]]})).unwrap();
-            let words: Vec<_> = patterns.iter().map(|(pattern, texts)| filled(pattern, texts)).collect();
+            let words: Vec<_> =
+                patterns.iter().map(|(pattern, texts)| filled(pattern, texts)).collect();
             let is_allowed = acl.allows_command(&command("", Some(&words)), false);
-            prop_assert_eq!(database.allows(&acl, "", Some(&words)), is_allowed, "{:?} {:?}", list, words);
+            prop_assert_eq!(
+                database.allows(&acl, "", Some(&words)),
+                is_allowed,
+                "{:?} {:?}",
+                list,
+                words
+            );
             counter.set(counter.get() + u32::from(is_allowed));
             Ok(())
         })

@@ -8,7 +8,9 @@ use worker::web_sys;
 use crate::api::change::Extent;
 use crate::api::{
     acl_check, agent, audit, batch_creation, batch_stream, batches, command_creation,
-    command_output, commands, console, deleted_servers, docs, groups, installer, operator, pages, passwords, registration_tokens, room, schedules, scripts, servers, service, sessions, tokens, users,
+    command_output, commands, console, deleted_servers, docs, groups, installer, operator, pages,
+    passwords, registration_tokens, room, schedules, scripts, servers, service, sessions, tokens,
+    users,
 };
 use crate::auth;
 use crate::http::request::Call;

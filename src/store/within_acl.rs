@@ -5,9 +5,7 @@
 //! The condition ignores the list's `servers`, which other conditions check, and `read_only`, which
 //! the HTTP method decides.
 
-use farhand_domain::acl_pattern::{
-    AFTER_DOT, DOTS, OPTION, OPTION_STARTS, RESERVED, SEGMENT_ENDS,
-};
+use farhand_domain::acl_pattern::{AFTER_DOT, DOTS, OPTION, OPTION_STARTS, RESERVED, SEGMENT_ENDS};
 
 /// SQL for a `GLOB` pattern that matches a text with a character which `*` in a line must not
 /// match. The pattern is `*[`, three ranges, the other characters, `]*`. It has 34 bytes; D1 allows
@@ -17,7 +15,8 @@ const NOT_PLAIN: &str = "char(42, 91, 1, 45, 31, 127, 45, 159, 8232, 45, 8233,
 
 /// SQL for a `GLOB` pattern that matches a text with a blank that is not a control character, or
 /// with a mark. It has 33 bytes.
-const BLANK_OR_MARK: &str = "char(42, 91, 32, 160, 5760, 8192, 45, 8202, 8239, 8287, 12288, 64976, 64977, 93, 42)";
+const BLANK_OR_MARK: &str =
+    "char(42, 91, 32, 160, 5760, 8192, 45, 8202, 8239, 8287, 12288, 64976, 64977, 93, 42)";
 
 /// Characters for the steps of [`marked_line`] and [`kinded`]. The reserved characters are not in
 /// the texts.
@@ -55,8 +54,14 @@ fn marked_line(sql: &str, is_pattern: bool) -> String {
     let dots = AFTER_DOT.iter().filter(is_text);
     let dots = dots.map(|c| (format!("{SEGMENT_START}.{c}"), format!("{DOTS}.{c}")));
     let unused = (SEGMENT_START.to_string(), String::new());
-    let replacements: Vec<_> =
-        [words].into_iter().chain(options).chain([also_segments]).chain(segments).chain(dots).chain([unused]).collect();
+    let replacements: Vec<_> = [words]
+        .into_iter()
+        .chain(options)
+        .chain([also_segments])
+        .chain(segments)
+        .chain(dots)
+        .chain([unused])
+        .collect();
     replaced(&format!("(' ' || {sql})"), &replacements)
 }
 
@@ -116,12 +121,14 @@ enum Text {
 ///
 /// As in Rust, each literal part of a pattern is matched at its first occurrence.
 fn count_matches(seed: &str, kind: Text) -> String {
-    let allows = |gap: &str| match kind {
+    let allows = |gap: &str| {
+        match kind {
         Text::Line => format!(
             "{gap} NOT GLOB {NOT_PLAIN} AND {gap} NOT GLOB
              CASE substr(step.pattern, 1, 1) WHEN 'w' THEN '*{OPTION}*' WHEN 'a' THEN char(1) ELSE {BLANK_OR_MARK} END"
         ),
         Text::Word => format!("{gap} NOT GLOB '*[{OPTION}{DOTS}]*'"),
+    }
     };
     // The position in `step.pattern` after the kind.
     let begin = if kind == Text::Line { 2 } else { 1 };

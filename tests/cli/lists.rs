@@ -80,10 +80,14 @@ async fn tokens_are_created_with_limits_and_deleted() {
 
     let changed = farhand.call(&["-o", "json", "tokens", "check"]).await.json();
     assert_eq!(changed[0]["no_longer_allows"], json!(["echo -x"]), "{changed}");
-    let check = async |line: &str| farhand.call(&["tokens", "check", "ci", "-s", "here", "--", line]).await;
+    let check =
+        async |line: &str| farhand.call(&["tokens", "check", "ci", "-s", "here", "--", line]).await;
     assert_eq!(check("echo a").await.success(), "Allowed.\n");
     let refused = check("echo -n").await;
-    assert!(refused.out.starts_with("Refused. ") && refused.out.contains("commands[0]"), "{refused:?}");
+    assert!(
+        refused.out.starts_with("Refused. ") && refused.out.contains("commands[0]"),
+        "{refused:?}"
+    );
 
     let admin = farhand.token.replace(key);
     let called = farhand.call(&["run", "here", "--", "echo", "allowed"]).await;

@@ -50,6 +50,9 @@ async fn a_workspace_with_a_high_number_works() {
     export(folder.path(), &file).await;
     let exported = std::fs::read_to_string(file).unwrap();
     for key in keys {
-        assert!(key.starts_with("10995116277760000") && exported.contains(&format!("'{key}'")), "{key}");
+        assert!(
+            key.starts_with("10995116277760000") && exported.contains(&format!("'{key}'")),
+            "{key}"
+        );
     }
 }

@@ -111,8 +111,8 @@ fn line_changes(pattern: &str) -> Vec<(&'static str, String)> {
     while let Some(found) = pattern[at..].find('*') {
         let (before, rest) = pattern.split_at(at + found);
         let after = rest.trim_start_matches('*');
-        let is_free =
-            (before.is_empty() || before.ends_with(' ')) && (after.is_empty() || after.starts_with(' '));
+        let is_free = (before.is_empty() || before.ends_with(' '))
+            && (after.is_empty() || after.starts_with(' '));
         let quoted = before.strip_suffix('.').unwrap_or(before).ends_with(['\'', '"', '\\']);
         let change = match (is_free, rest.len() - after.len()) {
             (true, 1) => Some((NO_OPTIONS, "-x")),
@@ -136,9 +136,10 @@ fn word_changes(words: &[Value]) -> Vec<(&'static str, String)> {
     for (index, word) in words.iter().enumerate() {
         let change = match word.as_str() {
             Some("*") => (NO_OPTIONS, "-x".to_owned()),
-            Some(word) if word != "**" && word.contains('*') => {
-                (NO_DOTS, word.replacen('*', if word.starts_with('*') { "-x" } else { "x/../y" }, 1))
-            }
+            Some(word) if word != "**" && word.contains('*') => (
+                NO_DOTS,
+                word.replacen('*', if word.starts_with('*') { "-x" } else { "x/../y" }, 1),
+            ),
             _ => continue,
         };
         if changes.iter().any(|(known, _)| *known == change.0) {
@@ -210,10 +211,14 @@ mod tests {
             last_used_at: None,
         };
         assert!(narrowed(&ApiToken { acl: None, ..token(json!({})) }).is_empty());
-        let found = narrowed(&token(json!({"commands": ["id", "ls *"], "argv": [["df", "*"], ["id"]]})));
+        let found =
+            narrowed(&token(json!({"commands": ["id", "ls *"], "argv": [["df", "*"], ["id"]]})));
         assert_eq!(found.len(), 2);
         assert_eq!(found[0]["pattern"], "ls *");
         let text = table(&found).unwrap().text();
-        assert!(text.contains("df *") && text.contains("df -x") && text.contains("ls -x"), "{text}");
+        assert!(
+            text.contains("df *") && text.contains("df -x") && text.contains("ls -x"),
+            "{text}"
+        );
     }
 }

@@ -321,7 +321,7 @@ fn an_agent_causes_at_most_60_events_an_hour() {
     let mut world = connected();
     for number in 0..200 {
         let facts = HostFacts { version: Some(number.to_string()), ..HostFacts::default() };
-        world.report("key-0", Report::Facts { facts, is_commit: false }).unwrap();
+        world.report("key-0", Report::Facts { facts: Box::new(facts), is_commit: false }).unwrap();
         world.answer_all();
     }
     world.settle().unwrap();

@@ -46,9 +46,7 @@ use crate::objects::{audit_sealer, batch, scheduler};
 use crate::platform;
 use crate::platform::log;
 use crate::store::workspaces::Deletion;
-use crate::store::{
-    Progress, deleted_servers, open_batches, servers, sessions, workspaces,
-};
+use crate::store::{Progress, deleted_servers, open_batches, servers, sessions, workspaces};
 
 /// The maximum number of servers whose objects one step calls concurrently.
 const SERVERS_PER_STEP: u64 = 50;

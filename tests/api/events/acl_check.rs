@@ -47,7 +47,9 @@ async fn a_list_is_checked_without_running_anything() {
         (json!({"argv": ["ls"]}), Some("argv")),
         (
             json!({"line": "cat /log/a /etc/b"}),
-            Some("the line (commands[1] does not: a * that touches another character matches no blank)"),
+            Some(
+                "the line (commands[1] does not: a * that touches another character matches no blank)",
+            ),
         ),
         (json!({"argv": ["cat", "/log/../b"]}), Some("(argv[1] does not: ")),
         (json!({"line": "ls", "username": "root"}), Some("usernames")),

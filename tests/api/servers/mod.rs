@@ -43,7 +43,10 @@ async fn a_new_server_shows_its_key_once() {
         // The URL comes from the configuration, with the port of `npm start`.
         let port = workspace.admin.url.rsplit(':').next().unwrap();
         let url = format!("http://{}:{port}/install.sh", workspace.admin.host);
-        assert_eq!(install, format!(" curl -fsSL {url} | FARHAND_SERVER={id} FARHAND_KEY={key} sh"));
+        assert_eq!(
+            install,
+            format!(" curl -fsSL {url} | FARHAND_SERVER={id} FARHAND_KEY={key} sh")
+        );
         let alpamon = made["install_alpamon"].as_str().unwrap();
         assert_eq!(
             alpamon_configuration(alpamon),
