@@ -179,8 +179,7 @@ mod tests {
     #[test]
     fn patterns_that_allow_less_are_shown_with_examples() {
         let changes = |pattern: &str| line_changes(pattern);
-        assert_eq!(changes("uptime"), []);
-        assert_eq!(changes("ls **"), []);
+        assert!(changes("uptime").is_empty() && changes("ls **").is_empty());
         assert_eq!(changes("ls *"), [(NO_OPTIONS, "ls -x".to_owned())]);
         assert_eq!(changes("*"), [(NO_OPTIONS, "-x".to_owned())]);
         assert_eq!(changes("cat /log/*"), [(ONE_WORD, "cat /log/x y".to_owned())]);
@@ -190,7 +189,7 @@ mod tests {
             [(NO_OPTIONS, "a -x b *.c d* *".to_owned()), (ONE_WORD, "a * b x y.c d* *".to_owned())]
         );
         let changes = |words: Value| word_changes(words.as_array().unwrap());
-        assert_eq!(changes(json!(["df", "...", "**"])), []);
+        assert!(changes(json!(["df", "...", "**"])).is_empty());
         assert_eq!(
             changes(json!(["grep", "*", "/log/*", "*.x"])),
             [
