@@ -54,7 +54,7 @@ mod tests {
     fn keys_are_exact_for_all_workspaces() {
         let database = Connection::open_in_memory().unwrap();
         database.execute_batch("CREATE TABLE t (seq INTEGER PRIMARY KEY)").unwrap();
-        let numbers = [1, 2, 3, (1 << 40) - 1];
+        let numbers = [1, 2, 3, (1_i64 << 40) - 1];
         let insert = format!("INSERT INTO t (seq) VALUES ({})", key(":workspace", ":number"));
         for workspace in WORKSPACES {
             for number in numbers {
