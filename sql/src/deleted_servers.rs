@@ -5,7 +5,7 @@ pub const KEPT: &str =
     "workspace_id, id, agent_key_hash, next_key_hash, old_key_valid_until, owner_id,
     commissioned, remote_ip, platform, os_name, os_version, agent_version, cpu_logical_cores,
     physical_memory, connected_at, last_seen_at, link_revision, added_at, folded, registration,
-    fingerprint, default_username, reported_username, labels";
+    fingerprint, default_username, reported_username, labels, policy";
 
 /// The statement that keeps the rows of `servers s` that fulfil a condition. The deletion follows it.
 /// Parameters: `:at`, `:purge_at` (null: nothing is kept), and `:by`, the id of the user who deletes.

@@ -9,7 +9,6 @@ use uuid::Uuid;
 
 use super::call::{ClaimedIdentity, Create, LinkRequest, LinkResponse, Refusal, ServerLocation};
 use super::server_facts::ServerFacts;
-use super::state::NextKey;
 use super::stored_command::StoredCommand;
 use crate::audit::AuditEvent;
 use crate::command_end::Denial;
@@ -296,6 +295,15 @@ pub enum OutboxEntry {
         /// Its facts.
         facts: Box<ServerFacts>,
     },
+}
+
+/// A new key of a server's agent, with which no agent has connected yet.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NextKey {
+    /// The hash of the new key.
+    pub key_hash: String,
+    /// Until then the old key is valid, too.
+    pub old_key_valid_until: Timestamp,
 }
 
 /// The row of a server in D1.

@@ -370,16 +370,23 @@ impl<S: Store> LinkMachine<S> {
         state.unconfirmed = None;
         state.timers.revalidate = None;
         let Some(found) = found else { return self.end_server() };
-        state.is_deleted = false;
+        let was_deleted = std::mem::take(&mut state.is_deleted);
         let before = state.identity.clone();
-        if before.is_none() {
+        let is_undeleted = was_deleted && state.facts.revision >= found.revision;
+        if before.is_none() && !is_undeleted {
             state.facts = ServerFacts::beginning(found.commissioned, found.revision);
         }
+        // D1 ignored the facts while it did not have the server.
+        state.facts.flushed = state.facts.flushed.min(found.revision);
+        let lacks_facts = state.facts.flushed < state.facts.revision;
         let named_at = before.as_ref().and_then(|before| before.named_at);
         let identity =
             ServerIdentity { named_at, ..ServerIdentity::from_d1(&of.workspace, of.server, found) };
         let is_same_key = before.is_some_and(|before| before.key_hash == identity.key_hash);
         state.set_identity(identity);
+        if lacks_facts {
+            self.schedule_flush();
+        }
         if is_same_key { Ok(()) } else { self.disconnect(KEY_CHANGED) }
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::call::{ClaimedIdentity, ServerLocation};
-use super::event::{ConnectionKind, D1Server};
+use super::event::{ConnectionKind, D1Server, NextKey};
 use super::server_facts::ServerFacts;
 use crate::contest::ReplacementHistory;
 use crate::time::Timestamp;
@@ -28,15 +28,6 @@ pub struct ServerIdentity {
     pub key_hash: String,
     /// The key that replaces `key_hash` when an agent connects with it; `None`: no such key.
     pub next_key: Option<NextKey>,
-}
-
-/// A new key of a server's agent, with which no agent has connected yet.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct NextKey {
-    /// The hash of the new key.
-    pub key_hash: String,
-    /// Until then the old key is valid, too.
-    pub old_key_valid_until: Timestamp,
 }
 
 impl ServerIdentity {

@@ -3,9 +3,9 @@
 use farhand_domain::lifecycle::{Lifecycle, State};
 use farhand_domain::link::call::{CHECK_VALIDITY, Created, DeletedCommands, LinkResponse};
 use farhand_domain::link::event::{
-    BatchNotice, ConnectionKind, D1Answer, D1Request, RequestId, ServerChange,
+    BatchNotice, ConnectionKind, D1Answer, D1Request, NextKey, RequestId, ServerChange,
 };
-use farhand_domain::link::state::{NextKey, Plan};
+use farhand_domain::link::state::Plan;
 use farhand_domain::link::store::Store;
 use farhand_domain::link::stored_command::{Phase, Stage};
 use farhand_domain::script::carrier::carrier_line;
@@ -53,11 +53,16 @@ fn is_forward(before: &Lifecycle, after: &Lifecycle) -> bool {
 }
 
 impl World {
+    /// Whether the object has a server, and its workspace is not deleted.
+    pub fn is_in_use(&self) -> bool {
+        let state = self.store().state.as_ref();
+        state.is_some_and(|state| !state.is_deleted && !state.is_suspended)
+    }
+
     /// Checks that a message may be sent: the object is in use, and the agent's key is not revoked.
     pub fn check_may_send(&self, kind: ConnectionKind, generation: u64) -> Check {
-        let state = self.store().state.as_ref().ok_or("a message is sent by an unused object")?;
         ensure!(
-            !state.is_deleted && !state.is_suspended,
+            self.is_in_use() || self.history.was_in_use,
             "a message is sent for a deleted server or workspace"
         );
         let is_known =
@@ -72,9 +77,10 @@ impl World {
         Ok(())
     }
 
-    /// Whether this is the old key, and its time is over.
+    /// Whether this is the old key, and its time is over. While a change is not confirmed, D1 may
+    /// have another time.
     fn is_expired(&self, key: &str) -> bool {
-        let state = self.store().state.as_ref();
+        let state = self.store().state.as_ref().filter(|state| state.unconfirmed.is_none());
         state.and_then(|state| state.identity.as_ref()).is_some_and(|identity| {
             let is_over = |next: &NextKey| next.old_key_valid_until <= self.now;
             identity.key_hash == key && identity.next_key.as_ref().is_some_and(is_over)

@@ -6,10 +6,9 @@ use farhand_domain::command_end::Denial;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{Create, Refusal};
 use farhand_domain::link::event::{
-    D1Answer, D1Request, D1Server, OutboxEntry, ServerChange, Verdicts,
+    D1Answer, D1Request, D1Server, NextKey, OutboxEntry, ServerChange, Verdicts,
 };
 use farhand_domain::link::server_facts::ServerFacts;
-use farhand_domain::link::state::NextKey;
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::output::sha256;
 use farhand_domain::rights::CommandPermissions;

@@ -504,6 +504,7 @@ impl World {
                 self.call(CallKind::Other, LinkRequest::DeleteServer(remove))?;
             }
             Op::Undelete => {
+                self.history.was_undeleted = true;
                 let event = event(self.now, self.last_ticket + 1, "server.undelete");
                 let name = "web-1".to_owned();
                 let undelete = UndeleteServer { of: of_server(), by: 1, name, event };

@@ -180,8 +180,10 @@ impl World {
         );
         let facts = [&row.facts, &state.facts]
             .map(|facts| (facts.is_connected, facts.agent_version.clone()));
-        // A wiped object does not have the facts that D1 had before it was restored.
-        ensure!(facts[0] == facts[1] || self.history.was_restored, "D1 has other facts");
+        // A wiped object does not have the facts that D1 had before it was restored, or before the
+        // server was deleted and undeleted.
+        let may_differ = self.history.was_restored || self.history.was_undeleted;
+        ensure!(facts[0] == facts[1] || may_differ, "D1 has other facts");
         Ok(())
     }
 }

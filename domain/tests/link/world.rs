@@ -152,6 +152,10 @@ pub struct History {
     /// The number of the last call before D1 was restored.
     pub restored_at: Ticket,
     pub was_restored: bool,
+    pub was_undeleted: bool,
+    /// Whether the object was in use before the event. Messages that the event sends before it ends
+    /// the use go to sockets that it closes after them.
+    pub was_in_use: bool,
     pub was_wiped: bool,
 }
 
@@ -283,6 +287,7 @@ impl World {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let wipes = self.store().wipes;
+            self.history.was_in_use = self.is_in_use();
             let effects = self.link.step(event, self.input());
             if before.is_some() {
                 break;
@@ -427,7 +432,9 @@ impl World {
             must_report_close: false,
         };
         self.sockets.push(socket);
-        self.revoke_other_keys(&key)
+        // A change that was cut off closes connections when it is confirmed.
+        let is_sure = self.store().state.as_ref().is_some_and(|state| state.unconfirmed.is_none());
+        if is_sure { self.revoke_other_keys(&key) } else { Ok(()) }
     }
 
     fn reply(&mut self, ticket: Ticket, answer: LinkResponse) -> Check {
