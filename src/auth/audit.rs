@@ -12,7 +12,7 @@ use serde_json::json;
 use uuid::Uuid;
 use worker::{Delay, Env};
 
-use crate::auth::joined::{JoinKey, JoinedRefusals};
+use crate::auth::joined::{JoinKey, JoinedEvents, SingleReads};
 use crate::http::request::{Call, DenialDetails};
 use crate::objects::audit_sealer;
 use crate::platform;
@@ -33,10 +33,12 @@ const WRITE_TRIES: u32 = 3;
 const WRITE_PAUSE: Duration = Duration::from_secs(3);
 
 thread_local! {
-    /// Counted refusals that D1 does not have yet.
-    static JOINED_REFUSALS: JoinedRefusals = JoinedRefusals::default();
+    /// Counted refusals and reads that D1 does not have yet.
+    static JOINED_EVENTS: JoinedEvents = JoinedEvents::default();
     /// Recorded reads: the ids of the credential and of the command.
     static RECENT_READS: Hints<(Uuid, Uuid)> = Hints::new(REPEAT_WINDOW);
+    /// The reads with an event of their own.
+    static SINGLE_READS: SingleReads = SingleReads::default();
     /// Whether a wrong operator token beyond the limit was recorded.
     static RECENT_OPERATOR_THROTTLE: Hints<()> = Hints::new(REPEAT_WINDOW);
 }
@@ -94,16 +96,16 @@ pub fn record_denial(call: &Call, error: &Error) {
         Ok(event) => {
             let code = error.code.map_or("", Code::as_str);
             let text = format!("{credential} {} {code}", event.action);
-            count_refusal(call, JoinKey { workspace_id, text }, event);
+            join_event(call, JoinKey { workspace_id, text }, event);
         }
         Err(error) => log::error("audit_event_lost", json!({"request_id": call.id}), &error.detail),
     }
 }
 
-/// Counts a refusal, and writes the counted refusals of its key after the response, unless this
-/// isolate does so soon anyway.
-fn count_refusal(call: &Call, key: JoinKey, event: AuditEvent) {
-    let Some(delay) = JOINED_REFUSALS.with(|joined| joined.count(&key, event, call.now)) else {
+/// Counts a refusal or a read, and writes the counted ones of its key after the response, unless
+/// this isolate does so soon anyway.
+fn join_event(call: &Call, key: JoinKey, event: AuditEvent) {
+    let Some(delay) = JOINED_EVENTS.with(|joined| joined.count(&key, event, call.now)) else {
         return;
     };
     let env = call.env.clone();
@@ -112,7 +114,7 @@ fn count_refusal(call: &Call, key: JoinKey, event: AuditEvent) {
             Delay::from(delay).await;
         }
         for _ in 0..WRITE_TRIES {
-            if write_refusals(&env, &key).await {
+            if write_joined(&env, &key).await {
                 return;
             }
             Delay::from(WRITE_PAUSE).await;
@@ -120,10 +122,10 @@ fn count_refusal(call: &Call, key: JoinKey, event: AuditEvent) {
     });
 }
 
-/// Writes the counted refusals of a key. If D1 fails, they are counted again. Returns whether all
+/// Writes the counted events of a key. If D1 fails, they are counted again. Returns whether all
 /// are written.
-async fn write_refusals(env: &Env, key: &JoinKey) -> bool {
-    let taken = JOINED_REFUSALS.with(|joined| joined.take(key));
+async fn write_joined(env: &Env, key: &JoinKey) -> bool {
+    let taken = JOINED_EVENTS.with(|joined| joined.take(key));
     let Some((first, number)) = taken else { return true };
     let JoinKey { workspace_id, text } = key;
     match joined_events::add(env, *workspace_id, text, &first, number, platform::now()).await {
@@ -133,8 +135,8 @@ async fn write_refusals(env: &Env, key: &JoinKey) -> bool {
         }
         Err(error) => {
             let fields = json!({"action": first.action, "id": first.id, "number": number});
-            log::error("refusals_not_written", fields, &error.detail);
-            JOINED_REFUSALS.with(|joined| joined.put_back(key, first, number));
+            log::error("joined_events_not_written", fields, &error.detail);
+            JOINED_EVENTS.with(|joined| joined.put_back(key, first, number));
             false
         }
     }
@@ -167,7 +169,8 @@ fn denial_event(call: &Call, error: &Error) -> Result<AuditEvent, Error> {
 }
 
 /// Records that a command or its output was read, after the response. For [`REPEAT_WINDOW`],
-/// further reads of the command with the same credential are not recorded.
+/// further reads of the command with the same credential are not recorded. Beyond
+/// [`SingleReads`] a minute, the reads of a user are one event.
 pub fn record_read(call: &Call, caller: &Caller, command: Uuid) {
     if !RECENT_READS.with(|read| read.is_new((caller.credential_id, command), call.now)) {
         return;
@@ -176,7 +179,15 @@ pub fn record_read(call: &Call, caller: &Caller, command: Uuid) {
         let event = AuditEvent { action: "command.read".to_owned(), ..caller.attribute(event) };
         event.with_object(Some(command.to_string()), None)
     });
-    record_or_log(call, caller.workspace_id, event);
+    let (workspace_id, user) = (caller.workspace_id, caller.user_id);
+    let is_single = SINGLE_READS.with(|reads| reads.admits((workspace_id, user), call.now));
+    match event {
+        Ok(event) if !is_single => {
+            let text = format!("{user} {}", event.action);
+            join_event(call, JoinKey { workspace_id, text }, event);
+        }
+        event => record_or_log(call, workspace_id, event),
+    }
 }
 
 /// Records a wrong operator token in the chain of the cell, after the response.

@@ -1,4 +1,4 @@
-//! Refusals that this isolate has counted and D1 does not have yet.
+//! Refusals and reads that this isolate has counted and D1 does not have yet.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,11 +15,11 @@ const WRITE_PATIENCE: Duration = Duration::from_secs(60);
 /// With more keys than this, those without counted refusals are removed.
 const MAX_IDLE_KEYS: usize = 1_000;
 
-/// What refusals have in common that become one audit event.
+/// What refusals or reads have in common that become one audit event.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct JoinKey {
     pub workspace_id: i64,
-    /// The credential, the action and the code.
+    /// Of refusals: the credential, the action and the code. Of reads: the user and the action.
     pub text: String,
 }
 
@@ -33,11 +33,11 @@ struct Entry {
 
 /// Counted refusals by key.
 #[derive(Default)]
-pub struct JoinedRefusals {
+pub struct JoinedEvents {
     entries: RefCell<HashMap<JoinKey, Entry>>,
 }
 
-impl JoinedRefusals {
+impl JoinedEvents {
     /// Counts a refusal. If the caller must write the counted refusals, returns after which time.
     pub fn count(&self, key: &JoinKey, event: AuditEvent, now: Timestamp) -> Option<Duration> {
         let mut entries = self.entries.borrow_mut();
@@ -74,6 +74,37 @@ impl JoinedRefusals {
     }
 }
 
+/// The maximum number of a user's reads in [`READ_WINDOW`] that each have an audit event.
+const MAX_SINGLE_READS: u32 = 20;
+const READ_WINDOW: Duration = Duration::from_secs(60);
+/// With more users than this, those whose window is over are removed.
+const MAX_IDLE_READERS: usize = 1_000;
+
+/// Limits how many reads of a user have an audit event of their own. Reads cost no quota, so a user
+/// could fill D1 with their events.
+#[derive(Default)]
+pub struct SingleReads {
+    /// The beginning of the window of a workspace's user, and the reads in it.
+    windows: RefCell<HashMap<(i64, i64), (Timestamp, u32)>>,
+}
+
+impl SingleReads {
+    /// Counts a read. Returns whether it gets an event of its own.
+    pub fn admits(&self, user: (i64, i64), now: Timestamp) -> bool {
+        let mut windows = self.windows.borrow_mut();
+        let is_over = |began_at: Timestamp| now < began_at || began_at.plus(READ_WINDOW) <= now;
+        if windows.len() >= MAX_IDLE_READERS && !windows.contains_key(&user) {
+            windows.retain(|_, (began_at, _)| !is_over(*began_at));
+        }
+        let (began_at, reads) = windows.entry(user).or_insert((now, 0));
+        if is_over(*began_at) {
+            (*began_at, *reads) = (now, 0);
+        }
+        *reads = reads.saturating_add(1);
+        *reads <= MAX_SINGLE_READS
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use farhand_domain::audit::Source;
@@ -95,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_first_refusal_is_written_immediately_and_the_next_ones_together() {
-        let joined = JoinedRefusals::default();
+        let joined = JoinedEvents::default();
         let count = |millis| joined.count(&key("a"), event(millis), after(millis));
         let taken = || joined.take(&key("a")).map(|(event, number)| (event.occurred_at, number));
         assert_eq!(count(0), Some(Duration::ZERO));
@@ -114,7 +145,7 @@ mod tests {
 
     #[test]
     fn refusals_that_were_not_written_are_counted_again() {
-        let joined = JoinedRefusals::default();
+        let joined = JoinedEvents::default();
         let key = key("a");
         joined.count(&key, event(0), after(0));
         let (first, number) = joined.take(&key).unwrap();
@@ -127,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_write_that_never_began_is_scheduled_again() {
-        let joined = JoinedRefusals::default();
+        let joined = JoinedEvents::default();
         let count = |millis| joined.count(&key("a"), event(millis), after(millis));
         assert_eq!(count(0), Some(Duration::ZERO));
         assert_eq!(count(59_999), None);
@@ -139,7 +170,7 @@ mod tests {
 
     #[test]
     fn only_keys_without_refusals_are_removed() {
-        let joined = JoinedRefusals::default();
+        let joined = JoinedEvents::default();
         for number in 0..MAX_IDLE_KEYS {
             let key = key(&number.to_string());
             joined.count(&key, event(0), after(0));
@@ -150,5 +181,24 @@ mod tests {
         joined.count(&key("new"), event(0), after(10_000));
         assert_eq!(joined.entries.borrow().len(), 2);
         assert!(joined.take(&key("0")).is_some());
+    }
+
+    #[test]
+    fn twenty_reads_of_a_user_in_a_minute_have_events() {
+        let reads = SingleReads::default();
+        let admitted = |user, millis| (0..30).filter(|_| reads.admits(user, after(millis))).count();
+        assert_eq!(admitted((1, 1), 0), 20);
+        assert_eq!(
+            (admitted((1, 1), 59_999), admitted((1, 2), 0), admitted((2, 1), 0)),
+            (0, 20, 20)
+        );
+        assert_eq!(admitted((1, 1), 60_000), 20);
+        // The clock was set back.
+        assert_eq!(admitted((1, 1), -1), 20);
+        for user in 0..2_000 {
+            reads.admits((3, user), after(200_000));
+        }
+        reads.admits((3, 2_000), after(300_000));
+        assert_eq!(reads.windows.borrow().len(), 1);
     }
 }

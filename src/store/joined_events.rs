@@ -1,6 +1,6 @@
-//! The D1 table that counts refusals (`docs/audit.md`). For each credential, action and code, at
-//! most one audit event per minute is written. It is the first refusal, with the number of
-//! refusals since the last event.
+//! The D1 table that counts refusals, and reads beyond 20 a minute (`docs/audit.md`). For each
+//! credential, action and code, and for the reads of each user, at most one audit event per minute is
+//! written. It is the first refusal or read, with their number since the last event.
 //!
 //! An event is never changed after it was written, because it may be sealed. Refusals that follow
 //! an event within its minute are counted, and the next event has their number.

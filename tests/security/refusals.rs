@@ -1,4 +1,4 @@
-//! Refused requests of a member cost little of D1 (contract 18).
+//! Refused requests and reads of a member cost little of D1 (contract 18).
 
 use farhand_tests::people::COMMANDS;
 use farhand_tests::{Instance, Person, Workspace, eventually};
@@ -90,4 +90,31 @@ async fn refused_requests_of_a_member_are_one_event_with_their_number() {
         .await;
     assert_eq!(admin.get("/api/audit/events/?outcome=denied").await.expect(200)["count"], 2);
     assert_eq!(admin.post("/api/audit/verify/", &json!({})).await.expect(200)["valid"], true);
+}
+
+#[tokio::test]
+async fn reads_beyond_twenty_a_minute_are_joined() {
+    let (instance, _state) = Instance::new().await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    workspace.server("web-1").await;
+    let body = json!({"server": "web-1", "line": "id", "on_offline": "queue"});
+    for _ in 0..30 {
+        let created = workspace.admin.post(COMMANDS, &body).await.expect(201);
+        let path = format!("{COMMANDS}{}/", created["id"].as_str().unwrap());
+        workspace.admin.get(&path).await.expect(200);
+    }
+    // The first read beyond the limit is written immediately, and the others wait for a minute.
+    eventually("the other reads to be counted", || async {
+        (pending(&instance) == 9).then_some(())
+    })
+    .await;
+    let events = workspace.admin.get("/api/audit/events/?action=command.read").await.expect(200);
+    assert_eq!(events["count"], 21);
+    let joined: Vec<&Value> = events["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| &event["details"]["count"])
+        .collect();
+    assert_eq!(joined.iter().filter(|count| **count == &json!(1)).count(), 1, "{joined:?}");
 }
