@@ -192,7 +192,6 @@ pub fn is_full(workspace: &str, group: &str) -> String {
 /// The data that the checks of a server change need.
 #[derive(Debug, Deserialize)]
 pub struct ServerForChange {
-    pub workspace_id: i64,
     /// Whether the caller may edit and delete the server.
     pub is_editable: bool,
     /// Why the server cannot be added to the new groups: see [`group_problem`].
@@ -207,8 +206,7 @@ pub struct ServerForChange {
 /// full group is no problem if the server is already in it.
 pub fn for_change(id: Uuid, groups: &[i64], owner: Option<i64>) -> Query {
     let sql = format!(
-        "(SELECT json_object('workspace_id', s.workspace_id,
-            'is_editable', json(iif({IS_EDITABLE}, 'true', 'false')), 'group_problem', {},
+        "(SELECT json_object('is_editable', json(iif({IS_EDITABLE}, 'true', 'false')), 'group_problem', {},
             'has_new_owner', json(iif(EXISTS (SELECT 1 FROM users o
                 WHERE o.id = :owner AND o.workspace_id = s.workspace_id), 'true', 'false')), 'server', {OBJECT})
           FROM servers s WHERE s.id = :id AND {IS_ACCESSIBLE})",
