@@ -113,7 +113,13 @@ impl<S: Store> LinkMachine<S> {
                 let (of, then) = (identity.location(), AfterChange::Connect(Box::new(call)));
                 self.queue_change(QueuedChange { of, change, then })
             }
-            AfterVerification::Connect { .. } => self.connect(call, identity),
+            AfterVerification::Connect { .. } => {
+                // A change of the key that was cut off: D1 has it, and the object does not know yet.
+                if self.identity().is_some_and(|known| known.key_hash != identity.key_hash) {
+                    self.disconnect(KEY_CHANGED)?;
+                }
+                self.connect(call, identity)
+            }
         }
     }
 

@@ -152,6 +152,7 @@ pub struct History {
     /// The number of the last call before D1 was restored.
     pub restored_at: Ticket,
     pub was_restored: bool,
+    pub was_undeleted: bool,
     pub was_wiped: bool,
 }
 
