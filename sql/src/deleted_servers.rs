@@ -4,15 +4,19 @@
 pub const KEPT: &str =
     "workspace_id, id, agent_key_hash, next_key_hash, old_key_valid_until, owner_id,
     commissioned, remote_ip, platform, os_name, os_version, agent_version, cpu_logical_cores,
-    physical_memory, connected_at, last_seen_at, link_revision, added_at, folded, registration,
+    physical_memory, connected_at, last_seen_at, added_at, folded, registration,
     fingerprint, default_username, reported_username, labels, policy";
+
+/// A restored server skips this number of revisions: D1 ignores updates from before the deletion that
+/// arrive late. The object has far fewer updates in progress.
+const REVISIONS: i64 = 1_000;
 
 /// The statement that keeps the rows of `servers s` that fulfil a condition. The deletion follows it.
 /// Parameters: `:at`, `:purge_at` (null: nothing is kept), and `:by`, the id of the user who deletes.
 pub fn keep(condition: &str) -> String {
     format!(
-        "INSERT OR REPLACE INTO deleted_servers ({KEPT}, name, updated_at, groups, deleted_at, purge_at, deleted_by)
-         SELECT {KEPT}, s.name, s.updated_at,
+        "INSERT OR REPLACE INTO deleted_servers ({KEPT}, name, updated_at, link_revision, groups, deleted_at, purge_at, deleted_by)
+         SELECT {KEPT}, s.name, s.updated_at, s.link_revision,
             (SELECT json_group_array(i.group_id) FROM (SELECT group_id FROM server_groups
                 WHERE workspace_id = s.workspace_id AND server_id = s.id ORDER BY group_id) i),
             :at, :purge_at, (SELECT u.username FROM users u WHERE u.workspace_id = s.workspace_id AND u.id = :by)
@@ -24,8 +28,8 @@ pub fn keep(condition: &str) -> String {
 /// free and `condition` on the row of `deleted_servers s` is true. `:at` is the current time.
 pub fn restore(condition: &str) -> String {
     format!(
-        "INSERT INTO servers ({KEPT}, name, updated_at)
-         SELECT {KEPT}, :name, :at FROM deleted_servers s
+        "INSERT INTO servers ({KEPT}, name, updated_at, link_revision)
+         SELECT {KEPT}, :name, :at, s.link_revision + {REVISIONS} FROM deleted_servers s
          WHERE s.workspace_id = :workspace_id AND s.id = :server_id AND s.purge_at > :at AND {condition}
             AND NOT EXISTS (SELECT 1 FROM servers o WHERE o.workspace_id = s.workspace_id
                 AND (o.name = :name OR o.id = s.id))"

@@ -9,9 +9,10 @@ use farhand_sql::statement::{Statement, Value};
 use rusqlite::types::Value as Stored;
 use rusqlite::{Connection, params_from_iter};
 
-/// The columns that an undeleted server does not get back: its name may be another one, and its
-/// object writes the others.
-const NOT_KEPT: [&str; 5] = ["name", "updated_at", "is_connected", "load", "identity_conflict_at"];
+/// The columns that an undeleted server does not get back unchanged: its name may be another one, and
+/// its object writes the others.
+const NOT_KEPT: [&str; 6] =
+    ["name", "updated_at", "link_revision", "is_connected", "load", "identity_conflict_at"];
 
 const NOW: &str = "2026-06-01T00:00:00.000000+00:00";
 const IN_A_WEEK: &str = "2026-06-08T00:00:00.000000+00:00";
@@ -106,8 +107,9 @@ fn an_undeleted_server_is_as_before_without_a_connection() {
     database.execute("DELETE FROM groups WHERE id = 4", []).unwrap();
     assert_eq!(undelete(&database, "web-1", NOW), 1);
     assert_eq!(text(&database, server), before);
-    let connection = "SELECT json_array(is_connected, load, updated_at) FROM servers";
-    assert_eq!(text(&database, connection), format!(r#"[0,null,"{NOW}"]"#));
+    let connection =
+        "SELECT json_array(is_connected, load, updated_at, link_revision) FROM servers";
+    assert_eq!(text(&database, connection), format!(r#"[0,null,"{NOW}",1000]"#));
     assert_eq!(text(&database, "SELECT json_group_array(group_id) FROM server_groups"), "[3]");
     assert_eq!(text(&database, "SELECT '' || count(*) FROM deleted_servers"), "0");
     assert_eq!(undelete(&database, "web-1", NOW), 0, "it is not deleted any more");

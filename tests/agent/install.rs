@@ -453,7 +453,7 @@ async fn no_configured_address_runs_as_shell_code() {
     assert!(help.code == 0 && help.text.contains(address), "{help:?}");
     let server = workspace.server("web-1").await;
     let install = server["install"].as_str().unwrap();
-    let arguments = install.strip_prefix("curl -fsSL ").unwrap();
+    let arguments = install.strip_prefix(" curl -fsSL ").unwrap();
     let printed =
         shell(&format!("printf '%s\\n' {} cat", arguments.strip_suffix("sh").unwrap())).await;
     assert_eq!(printed.text, format!("{address}/install.sh\n"));

@@ -9,7 +9,7 @@ use farhand_domain::output::sha256;
 use farhand_domain::time::Timestamp;
 use farhand_tests::client::{PASSWORD, encoded, unique};
 use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
-use farhand_tests::mail::{key_of, mails_to, reset_link};
+use farhand_tests::mail::{key_of, mail_to, reset_link};
 use farhand_tests::people::{
     COMMANDS, GROUPS, MEMBERSHIPS, SERVERS, UNKNOWN_UUID, USERS, group_path, item_path, keys,
 };
@@ -1046,8 +1046,7 @@ async fn anonymous_events_belong_to_the_handling_workspace() {
         .await
         .expect(200);
     let log = instance.state.join("worker.log");
-    let mail =
-        eventually("the mail", || async { mails_to(&log, &emails[0]).into_iter().next() }).await;
+    let mail = mail_to(&log, &emails[0]).await;
     let link = mail.link();
     let confirm = format!("/api/auth/reset-password/confirm/{}/", key_of(link));
     send(&workspace.anonymous, "POST", &confirm, json!({"new_password": "another correct horse"}))

@@ -87,6 +87,7 @@ struct ExistingResources {
     workspace: Workspace,
     /// The values of path parameters: the path prefix of the collection, and the value.
     ids: Vec<(&'static str, String)>,
+    deleted_server: String,
     reset_key: String,
 }
 
@@ -108,6 +109,9 @@ impl ExistingResources {
         let membership = json!({"group": group, "user": user["id"]});
         made("/api/iam/memberships/", "/api/iam/memberships/", membership).await;
         made("/api/servers/", "/api/servers/", json!({"name": "web-1"})).await;
+        let deleted = session.post("/api/servers/", &json!({"name": "old"})).await.expect(201);
+        let deleted = deleted["id"].as_str().unwrap().to_owned();
+        session.delete(&format!("/api/servers/servers/{deleted}/")).await.expect(204);
         let script = json!({"name": "clean", "body": "id"});
         made("/api/events/scripts/", "/api/events/scripts/", script).await;
         let schedule =
@@ -118,13 +122,16 @@ impl ExistingResources {
         };
         let link = reset_link(&workspace, &email, reset_request).await;
         let reset_key = farhand_tests::mail::key_of(&link).to_owned();
-        Self { workspace, ids, reset_key }
+        Self { workspace, ids, deleted_server: deleted, reset_key }
     }
 
     /// Replaces the parameters in a path pattern with values of existing resources.
     fn path(&self, pattern: &str) -> String {
         let id = self.ids.iter().find(|(collection, _)| pattern.starts_with(collection));
-        let id = id.map_or("", |(_, id)| id);
+        let id = match pattern.ends_with("/undelete/") {
+            true => &self.deleted_server,
+            false => id.map_or("", |(_, id)| id),
+        };
         [
             ("{id}", id),
             ("{username}", "carl"),

@@ -26,7 +26,7 @@ fn migrate(state: &Path, project: &Path) -> Command {
 
 async fn run(mut command: Command) -> Output {
     command.stdin(Stdio::null()).kill_on_drop(true);
-    tokio::time::timeout(PATIENCE, command.output()).await.expect("it did not end").unwrap()
+    tokio::time::timeout(4 * PATIENCE, command.output()).await.expect("it did not end").unwrap()
 }
 
 /// The texts that a query returns from the D1 of a state folder.

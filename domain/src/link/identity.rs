@@ -113,7 +113,13 @@ impl<S: Store> LinkMachine<S> {
                 let (of, then) = (identity.location(), AfterChange::Connect(Box::new(call)));
                 self.queue_change(QueuedChange { of, change, then })
             }
-            AfterVerification::Connect { .. } => self.connect(call, identity),
+            AfterVerification::Connect { .. } => {
+                // A change of the key that was cut off: D1 has it, and the object does not know yet.
+                if self.identity().is_some_and(|known| known.key_hash != identity.key_hash) {
+                    self.disconnect(KEY_CHANGED)?;
+                }
+                self.connect(call, identity)
+            }
         }
     }
 
@@ -370,14 +376,14 @@ impl<S: Store> LinkMachine<S> {
         state.unconfirmed = None;
         state.timers.revalidate = None;
         let Some(found) = found else { return self.end_server() };
-        let was_deleted = std::mem::take(&mut state.is_deleted);
+        state.is_deleted = false;
         let before = state.identity.clone();
-        let is_undeleted = was_deleted && state.facts.revision >= found.revision;
-        if before.is_none() && !is_undeleted {
+        if before.is_none() {
             state.facts = ServerFacts::beginning(found.commissioned, found.revision);
+        } else {
+            // The server was undeleted before the object knew of its deletion.
+            state.facts.continue_after(found.revision);
         }
-        // D1 ignored the facts while it did not have the server.
-        state.facts.flushed = state.facts.flushed.min(found.revision);
         let lacks_facts = state.facts.flushed < state.facts.revision;
         let named_at = before.as_ref().and_then(|before| before.named_at);
         let identity =

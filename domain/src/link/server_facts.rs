@@ -67,6 +67,14 @@ impl ServerFacts {
         Self { commissioned, revision, flushed: revision, ..Self::default() }
     }
 
+    /// Gives the pending changes a revision after the one that D1 has, if D1 would ignore them.
+    pub fn continue_after(&mut self, in_d1: i64) {
+        if self.revision < in_d1 {
+            (self.revision, self.flushed) = (in_d1 + 1, in_d1);
+            self.events.iter_mut().for_each(|event| event.revision = in_d1 + 1);
+        }
+    }
+
     /// Adds an audit event to the current change, unless the agent has caused too many of them: see
     /// [`EventLimit`]. If D1 is unavailable for long, only the first `MAX_EVENTS` events are kept.
     pub fn add_event(&mut self, event: AuditEvent) {

@@ -196,6 +196,8 @@ impl D1 {
                     && let Some(mut server) = self.deleted_server.take()
                 {
                     server.facts.is_connected = false;
+                    // Updates from before the deletion may arrive late.
+                    server.revision += 1_000;
                     self.server = Some(server);
                     self.write_event(event.id);
                 }

@@ -106,3 +106,12 @@ fn a_send_fails_while_another_agent_waits() {
     let others = [CONNECT, Op::Alarm(70_000), CONNECT, CONNECT, CONNECT, CONNECT, Op::Break(0)];
     play(&[&ops[..], &others].concat()).unwrap();
 }
+
+#[test]
+fn an_agent_connects_with_a_new_key_whose_rotation_was_cut_off() {
+    let connect = Op::Connect { is_control: true, can_kill: false, age: 0 };
+    let crash = Op::Crash { after: Some(1), loss: 66 };
+    let run = Op::RunOfBatch { how: 16526, is_repeated: false };
+    play(&[CONNECT, ANSWER, Op::Alarm(0), Op::Rotate { now: true }, crash, run, connect, ANSWER])
+        .unwrap();
+}

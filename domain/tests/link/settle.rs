@@ -180,10 +180,11 @@ impl World {
         );
         let facts = [&row.facts, &state.facts]
             .map(|facts| (facts.is_connected, facts.agent_version.clone()));
-        // A wiped object does not have the facts that D1 had before it was restored, or before the
-        // server was deleted and undeleted.
-        let may_differ = self.history.was_restored || self.history.was_undeleted;
-        ensure!(facts[0] == facts[1] || may_differ, "D1 has other facts");
+        // An object does not have the facts that D1 had before it was restored, or before the server
+        // was undeleted. A fact that the agent did not report keeps its value in D1.
+        let is_exempt = self.history.was_restored || self.history.was_undeleted;
+        ensure!(facts[0] == facts[1] || is_exempt, "D1 has other facts");
+        ensure!(row.facts.is_connected == state.facts.is_connected, "D1 has another connection");
         Ok(())
     }
 }

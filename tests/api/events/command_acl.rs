@@ -465,13 +465,13 @@ async fn the_check_and_the_agent_see_the_same_value() {
             read_only.request("POST", PATH).header(name, "GET").json(&body_with(&json!({})));
         expect_refused(&read_only.send(request).await, &json!(name));
     }
-    let allowed = r#"{"server":"web-1","username":"root","line":"id","line":"ls \u002dl","username":"deploy"}"#;
+    let allowed = r#"{"server":"web-1","username":"root","line":"id","line":"ls a\u002dl","username":"deploy"}"#;
     let made = post(allowed, &[("Prefer", "wait=0")]).await.expect(201);
     limited_workspace.accepted += 1;
     let order = limited_workspace.agents[0].next_command().await;
     assert_eq!(
         (&order["id"], &order["line"], &order["user"]),
-        (&made["id"], &json!("ls -l"), &json!("deploy"))
+        (&made["id"], &json!("ls a-l"), &json!("deploy"))
     );
     limited_workspace.expect_nothing_else().await;
 }
