@@ -38,15 +38,15 @@ const filter = rest.filter((argument) => argument !== "--keep");
 // Arguments that are not options are parts of test names.
 const names = filter.filter((argument) => !argument.startsWith("-"));
 /**
- * Six threads per core, because end-to-end tests wait most of their time. With more, logins wait too
- * long for their hashes.
- */
-const THREADS = `--test-threads=${6 * availableParallelism()}`;
-/**
  * The number of instances. An instance hashes one password at a time, so a run of all tests uses
  * several instances. A run of a few tests needs only one.
  */
 const INSTANCES = names.length === 0 ? Math.min(2 * availableParallelism(), 4) : 1;
+/**
+ * End-to-end tests wait most of their time. With more threads for each instance, logins wait too long
+ * for their hashes, and are refused.
+ */
+const THREADS = `--test-threads=${INSTANCES === 1 ? 6 : 3 * INSTANCES}`;
 const SLOWEST = 20;
 const PROGRESS_EVERY_MS = 30_000;
 

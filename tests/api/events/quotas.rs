@@ -241,7 +241,8 @@ async fn live_streams_of_a_user_are_limited() {
     let mut agent = ScriptedAgent::connect(&workspace, &server).await;
     let (admin, session) = (&workspace.admin, workspace.session());
     let command = admin.post(PATH, &json!({"server": "web-1", "line": "id"})).await.expect(201);
-    let batch = json!({"targets": {"all": true}, "line": "id", "username": "root"});
+    let batch =
+        json!({"targets": {"all": true}, "line": "id", "username": "root", "on_offline": "queue"});
     let batch = admin.post("/api/events/batches/", &batch).await.expect(201);
     let path = format!("{}stream/", path_of(&command));
     let batch = format!("/api/events/batches/{}/stream/", id_of(&batch));
