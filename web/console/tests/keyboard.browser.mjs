@@ -82,7 +82,7 @@ test("the focus goes through the page in reading order", async () => {
   await page.reload();
   await page.getByRole("link", { name: "web-1" }).waitFor();
   const order = [];
-  for (let step = 0; step < 26; step += 1) {
+  for (let step = 0; step < 30; step += 1) {
     await page.keyboard.press("Tab");
     order.push(await focused(page));
   }
