@@ -76,7 +76,7 @@ impl ServerFacts {
     }
 
     /// Adds an audit event to the current change, unless the agent has caused too many of them: see
-    /// [`EventLimit`]. If D1 is unavailable for long, only the first `MAX_EVENTS` events are kept.
+    /// `EventLimit`. If D1 is unavailable for long, only the first `MAX_EVENTS` events are kept.
     pub fn add_event(&mut self, event: AuditEvent) {
         self.add_joined_events(event.occurred_at);
         if let Some(event) = self.event_limit.admit(event) {

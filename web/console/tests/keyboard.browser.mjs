@@ -96,7 +96,7 @@ test("the focus goes through the page in reading order", async () => {
   await page.keyboard.press("Tab");
   await page.keyboard.press("Enter");
   await page.keyboard.press("Tab");
-  assert.equal(await focused(page), "Add servers");
+  assert.equal(await focused(page), "Deleted");
   await visit.end();
 });
 
