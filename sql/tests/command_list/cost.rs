@@ -165,6 +165,23 @@ fn long_lines_are_searched_within_bounds() {
     let many = many.collect::<Vec<_>>().join(" ");
     assert_eq!(search(&format!("latest {many}")).total, Some(1));
     assert_eq!(search(&format!("earliest {many}")).total, Some(0));
+    // The same for partial access, and with other filters.
+    let (boss, owner, stranger) = (Me::superuser(1), Me::ordinary(1, OWNER), Me::ordinary(1, 12));
+    for (me, filters, found) in [
+        (&owner, "", 1),
+        (&stranger, "", 0),
+        (&boss, "&server=00000001-0000-7000-8000-000000000002", 1),
+        (&boss, "&server=00000001-0000-7000-8000-000000000003", 0),
+        (&boss, "&shell=internal", 0),
+        (&boss, "&requested_by_isnull=true", 1),
+        (&boss, "&requested_by=1", 0),
+        (&boss, "&state=failed", 0),
+        (&boss, "&ordering=-handled_at,added_at", 1),
+    ] {
+        let list = list_of(&query(&format!("search=latest{filters}")));
+        let page = run(&database, statement(&list, Some(me), Variant::ForAll, 15, 0));
+        assert_eq!(page.total, Some(found), "{filters}");
+    }
 }
 
 /// Prints how long lists of 1,000,000 commands take. Run it with
