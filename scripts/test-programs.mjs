@@ -29,19 +29,15 @@ const environment = { ...process.env, FARHAND_RELEASE_KEY: RELEASE_KEY };
 export async function buildTestPrograms() {
   const args = ["build", "--quiet", ...SELECTION, "--tests", "--bins", "--message-format=json-render-diagnostics"];
   const built = { tests: [], agent: "", commandLine: "" };
-  const status = await new Promise((ended, failed) => {
-    const cargo = spawn("cargo", args, { cwd: root, env: environment, stdio: ["ignore", "pipe", "inherit"] });
-    createInterface({ input: cargo.stdout }).on("line", (line) => {
-      const { reason, executable, profile, target, manifest_path: manifest } = JSON.parse(line);
-      if (reason !== "compiler-artifact" || !executable) return;
-      if (profile.test) built.tests.push({ name: target.name, folder: dirname(manifest), path: executable });
-      else if (target.name === "farhand-agent") built.agent = executable;
-      else if (target.name === "farhand") built.commandLine = executable;
-    });
-    cargo.once("error", failed);
-    cargo.once("close", ended);
-  });
-  if (status !== 0) throw new Error("the tests did not build");
+  const onLine = (line) => {
+    const { reason, executable, profile, target, manifest_path: manifest } = JSON.parse(line);
+    if (reason !== "compiler-artifact" || !executable) return;
+    if (profile.test) built.tests.push({ name: target.name, folder: dirname(manifest), path: executable });
+    else if (target.name === "farhand-agent") built.agent = executable;
+    else if (target.name === "farhand") built.commandLine = executable;
+  };
+  const { ok } = await start("cargo", args, { env: environment, onLine }).ended;
+  if (!ok) throw new Error("the tests did not build");
   return built;
 }
 

@@ -204,20 +204,21 @@ async function supplyChain() {
   run("cargo", [...deny, "--offline", "check", "advisories"], { env });
 }
 
-/** The folders of the packages with unit tests, in the order of their stages. */
-const UNIT_TESTS = [["domain", "domain"], ["SQL", "sql"], ["Worker", "."], ["agent", "agent"], ["command line", "cli"]];
-
 async function unit() {
   const { tests } = await testPrograms();
-  const packageTests = ([name, folder]) => stage(`unit tests: ${name}`, async () => {
+  const packageTests = (name, folder) => stage(`unit tests: ${name}`, async () => {
     for (const { path, folder: cwd } of ofPackage(tests, folder)) count(await tee(path, ["--quiet"], { cwd }));
   });
-  const [waiting, computing] = [["agent"], ["domain", "SQL", "Worker", "command line"]].map((names) => UNIT_TESTS.filter(([name]) => names.includes(name)));
-  const inOrder = async (packages) => {
-    for (const each of packages) await packageTests(each);
-  };
   // The agent's tests wait for processes and connections, so they run beside the others.
-  await together(() => inOrder(waiting), () => inOrder(computing));
+  await together(
+    () => packageTests("agent", "agent"),
+    async () => {
+      await packageTests("domain", "domain");
+      await packageTests("SQL", "sql");
+      await packageTests("Worker", ".");
+      await packageTests("command line", "cli");
+    },
+  );
   await stage("unit tests: examples in comments", async () => count(await tee(examples.program, examples.args, { env: examples.env })));
   await stage("unit tests: signing of releases", () => run("node", ["--test", "tests/release/sign.test.mjs"]));
 }
