@@ -1,15 +1,13 @@
 //! How a server is kept after its deletion, and restored (contract 6.6).
 
+use farhand_domain::link::server_facts::UNDELETED_REVISIONS;
+
 /// The columns of `servers` that an undeleted server gets back, except the name.
 pub const KEPT: &str =
     "workspace_id, id, agent_key_hash, next_key_hash, old_key_valid_until, owner_id,
     commissioned, remote_ip, platform, os_name, os_version, agent_version, cpu_logical_cores,
     physical_memory, connected_at, last_seen_at, added_at, folded, registration,
     fingerprint, default_username, reported_username, labels, policy";
-
-/// A restored server skips this number of revisions: D1 ignores updates from before the deletion that
-/// arrive late. The object has far fewer updates in progress.
-const REVISIONS: i64 = 1_000;
 
 /// The statement that keeps the rows of `servers s` that fulfil a condition. The deletion follows it.
 /// Parameters: `:at`, `:purge_at` (null: nothing is kept), and `:by`, the id of the user who deletes.
@@ -29,7 +27,7 @@ pub fn keep(condition: &str) -> String {
 pub fn restore(condition: &str) -> String {
     format!(
         "INSERT INTO servers ({KEPT}, name, updated_at, link_revision)
-         SELECT {KEPT}, :name, :at, s.link_revision + {REVISIONS} FROM deleted_servers s
+         SELECT {KEPT}, :name, :at, s.link_revision + {UNDELETED_REVISIONS} FROM deleted_servers s
          WHERE s.workspace_id = :workspace_id AND s.id = :server_id AND s.purge_at > :at AND {condition}
             AND NOT EXISTS (SELECT 1 FROM servers o WHERE o.workspace_id = s.workspace_id
                 AND (o.name = :name OR o.id = s.id))"

@@ -319,6 +319,8 @@ pub struct D1Server {
     pub next_key: Option<NextKey>,
     /// Whether an agent has reported its host completely before (agent-protocol 2.1).
     pub commissioned: bool,
+    /// Whether D1 has the agent as connected.
+    pub is_connected: bool,
     /// The revision of the object's facts that D1 has.
     pub revision: i64,
 }

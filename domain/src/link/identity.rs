@@ -83,17 +83,20 @@ impl<S: Store> LinkMachine<S> {
         if let Some(identity) = self.confirmed_identity() {
             return self.admit(call, &identity);
         }
-        let facts = ServerFacts::beginning(found.commissioned, found.revision);
+        let facts = ServerFacts::beginning(&found);
         let ClaimedIdentity { workspace, server, .. } = &call.claimed;
         let identity = ServerIdentity::from_d1(workspace, *server, found);
         // While a change is in progress, this answer may be older than the change. So it is valid
         // only for this call.
         let is_unsure = self.server.as_ref().is_some_and(|server| server.unconfirmed.is_some());
         if identity.matches(&call.claimed, self.input.now) && !is_unsure {
-            let state = self.state();
+            let (state, is_pending) = (self.state(), facts.is_pending());
             state.set_identity(identity.clone());
             state.facts = facts;
             self.ensure_tables()?;
+            if is_pending {
+                self.schedule_flush();
+            }
         }
         self.admit(call, &identity)
     }
@@ -115,8 +118,13 @@ impl<S: Store> LinkMachine<S> {
             }
             AfterVerification::Connect { .. } => {
                 // A change of the key that was cut off: D1 has it, and the object does not know yet.
-                if self.identity().is_some_and(|known| known.key_hash != identity.key_hash) {
+                if let Some(known) = self.identity()
+                    && known.key_hash != identity.key_hash
+                {
+                    let named_at = known.named_at;
                     self.disconnect(KEY_CHANGED)?;
+                    // The confirmation closes the new connection if it finds yet another key.
+                    self.state().set_identity(ServerIdentity { named_at, ..identity.clone() });
                 }
                 self.connect(call, identity)
             }
@@ -379,18 +387,18 @@ impl<S: Store> LinkMachine<S> {
         state.is_deleted = false;
         let before = state.identity.clone();
         if before.is_none() {
-            state.facts = ServerFacts::beginning(found.commissioned, found.revision);
+            state.facts = ServerFacts::beginning(&found);
         } else {
             // The server was undeleted before the object knew of its deletion.
             state.facts.continue_after(found.revision);
         }
-        let lacks_facts = state.facts.flushed < state.facts.revision;
+        let is_pending = state.facts.is_pending();
         let named_at = before.as_ref().and_then(|before| before.named_at);
         let identity =
             ServerIdentity { named_at, ..ServerIdentity::from_d1(&of.workspace, of.server, found) };
         let is_same_key = before.is_some_and(|before| before.key_hash == identity.key_hash);
         state.set_identity(identity);
-        if lacks_facts {
+        if is_pending {
             self.schedule_flush();
         }
         if is_same_key { Ok(()) } else { self.disconnect(KEY_CHANGED) }

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::event::D1Server;
 use super::event_limit::EventLimit;
 use super::stored_command::PendingEvent;
 use crate::audit::AuditEvent;
@@ -11,6 +12,10 @@ use crate::wire::{HostFacts, HostPolicy};
 
 /// Maximum number of a server's audit events that wait for D1.
 const MAX_EVENTS: usize = 100;
+
+/// An undeleted server skips this number of revisions in D1: updates from before the deletion that
+/// arrive late are ignored. The object has far fewer changes that D1 does not have.
+pub const UNDELETED_REVISIONS: i64 = 1_000_000;
 
 /// The facts of a server.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
@@ -62,14 +67,29 @@ pub struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// The facts of a new object. D1 has its server with this revision.
-    pub fn beginning(commissioned: bool, revision: i64) -> Self {
-        Self { commissioned, revision, flushed: revision, ..Self::default() }
+    /// The facts of a new object, from the server's row in D1. The object has no connection: if D1
+    /// has one, D1 was restored to an earlier time, and must learn that.
+    pub fn beginning(found: &D1Server) -> Self {
+        let D1Server { commissioned, is_connected, revision: flushed, .. } = *found;
+        Self {
+            commissioned,
+            revision: flushed + i64::from(is_connected),
+            flushed,
+            ..Self::default()
+        }
     }
 
-    /// Gives the pending changes a revision after the one that D1 has, if D1 would ignore them.
+    /// Whether D1 lacks the latest change.
+    pub fn is_pending(&self) -> bool {
+        self.flushed < self.revision
+    }
+
+    /// Gives the pending changes a revision after the one that D1 has, if undeletions let D1 skip
+    /// theirs. Events that D1 already had at the deletion are forgotten: only the answer was lost.
     pub fn continue_after(&mut self, in_d1: i64) {
         if self.revision < in_d1 {
+            let at_deletion = self.flushed + (in_d1 - self.flushed).rem_euclid(UNDELETED_REVISIONS);
+            self.events.retain(|event| event.revision > at_deletion);
             (self.revision, self.flushed) = (in_d1 + 1, in_d1);
             self.events.iter_mut().for_each(|event| event.revision = in_d1 + 1);
         }

@@ -204,6 +204,9 @@ impl World {
                 );
                 ensure!(!self.is_expired(key), "a report with an expired key is accepted");
             }
+            // A change that ended late may have set another key. The object reads D1 again, and then
+            // closes connections.
+            CallKind::Rotate { .. } if self.has_late_key() && !self.is_confirmed() => {}
             CallKind::Rotate { key } => self.revoke_other_keys(key)?,
             CallKind::Resync => {
                 let ticket =
@@ -267,10 +270,22 @@ impl World {
             let (first_id, at) =
                 *self.history.keyed_commands.entry(key.clone()).or_insert((id, added_at));
             let is_deleted = self.history.deleted.contains(&first_id) || self.history.was_wiped;
-            let is_free = at.plus_seconds(23 * 60 * 60) <= self.now || is_deleted;
+            let is_over = at.min(added_at).plus_seconds(23 * 60 * 60) <= at.max(added_at);
+            let is_free = is_over || is_deleted;
             ensure!(first_id == id || is_free, "an Idempotency-Key created two commands");
         }
         Ok(())
+    }
+
+    /// Whether the object knows the server's row in D1.
+    pub fn is_confirmed(&self) -> bool {
+        self.store().state.as_ref().is_some_and(|state| state.unconfirmed.is_none())
+    }
+
+    /// Whether a change that had timed out set the key that D1 has.
+    fn has_late_key(&self) -> bool {
+        let server = self.d1.server.as_ref();
+        server.is_some_and(|server| self.history.late_keys.contains(&server.key_hash))
     }
 
     /// After the reply to a key change, and after a connection with a key, all other keys are

@@ -8,7 +8,7 @@ use farhand_domain::link::call::{Create, Refusal};
 use farhand_domain::link::event::{
     D1Answer, D1Request, D1Server, NextKey, OutboxEntry, ServerChange, Verdicts,
 };
-use farhand_domain::link::server_facts::ServerFacts;
+use farhand_domain::link::server_facts::{ServerFacts, UNDELETED_REVISIONS};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::output::sha256;
 use farhand_domain::rights::CommandPermissions;
@@ -69,8 +69,7 @@ pub struct D1 {
 impl D1 {
     /// A database with the server. `key_hash` is the hash of its agent's key.
     pub fn new(key_hash: &str) -> Self {
-        let facts = ServerFacts::beginning(false, 0);
-        let key_hash = key_hash.to_owned();
+        let (key_hash, facts) = (key_hash.to_owned(), ServerFacts::default());
         Self {
             server: Some(ServerRow { key_hash, next_key: None, revision: 0, facts }),
             deleted_server: None,
@@ -95,6 +94,7 @@ impl D1 {
             key_hash: server.key_hash.clone(),
             next_key: server.next_key.clone(),
             commissioned: server.facts.commissioned,
+            is_connected: server.facts.is_connected,
             revision: server.revision,
         })
     }
@@ -197,7 +197,7 @@ impl D1 {
                 {
                     server.facts.is_connected = false;
                     // Updates from before the deletion may arrive late.
-                    server.revision += 1_000;
+                    server.revision += UNDELETED_REVISIONS;
                     self.server = Some(server);
                     self.write_event(event.id);
                 }

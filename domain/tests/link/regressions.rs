@@ -115,3 +115,44 @@ fn an_agent_connects_with_a_new_key_whose_rotation_was_cut_off() {
     play(&[CONNECT, ANSWER, Op::Alarm(0), Op::Rotate { now: true }, crash, run, connect, ANSWER])
         .unwrap();
 }
+
+#[test]
+fn a_crash_hides_which_events_d1_had_before_an_undeletion() {
+    let create = Op::Create { how: 25963, key: Some(0), wait: 0 };
+    let remove = Op::Remove { only_pending: false };
+    let lost = [create, Op::Die(177), remove, Op::TimeOut(0), Op::Pass(5_000), Op::Undelete];
+    play(&[&[CONNECT, ANSWER, Op::Alarm(0)], &lost[..]].concat()).unwrap();
+}
+
+#[test]
+fn d1_is_restored_while_a_server_is_undeleted() {
+    let run = Op::RunOfBatch { how: 16728, is_repeated: false };
+    let ops = [ANSWER, Op::Remove { only_pending: true }, Op::Undelete, Op::Snapshot, run];
+    let restore = [Op::Pass(1), Op::TimeUp(0), ANSWER, Op::RestoreD1];
+    play(&[&[CONNECT, ANSWER, Op::Alarm(0)], &ops[..], &restore].concat()).unwrap();
+}
+
+#[test]
+fn d1_is_restored_after_a_connection_with_a_new_key_whose_rotation_was_cut_off() {
+    let commands: Vec<Op> = (0..4).flat_map(|_| [create(0), ANSWER]).collect();
+    let connect = Op::Connect { is_control: false, can_kill: false, age: 0 };
+    let ops = [Op::Alarm(0), Op::Rotate { now: true }, Op::Snapshot, Op::Die(253), connect, ANSWER];
+    let restore = [Op::RestoreD1, Op::Rotate { now: false }];
+    play(&[&[CONNECT, ANSWER, Op::Alarm(0)], &commands[..], &ops, &restore].concat()).unwrap();
+}
+
+#[test]
+fn d1_is_restored_to_an_open_connection_of_a_deleted_server() {
+    let run = Op::RunOfBatch { how: 16820, is_repeated: false };
+    let connect = Op::Connect { is_control: true, can_kill: true, age: 0 };
+    let remove = Op::Remove { only_pending: false };
+    let ops = [ANSWER, Op::Replay { key: 2 }, Op::Snapshot, remove, ANSWER, Op::RestoreD1];
+    play(&[&[CONNECT, ANSWER, Op::Alarm(0)], &ops[..], &[run, connect]].concat()).unwrap();
+}
+
+#[test]
+fn an_idempotency_key_ends_after_d1_lost_its_command() {
+    let create = |how, wait| Op::Create { how, key: Some(2), wait };
+    let ops = [Op::Snapshot, create(57614, 20), ANSWER, Op::RestoreD1, Op::Pass(86_350_000)];
+    play(&[&ops[..], &[Op::Pass(61_000), create(43851, 0), Op::Forbid(false)]].concat()).unwrap();
+}

@@ -174,6 +174,14 @@ impl World {
             row.key_hash == known.key_hash && row.next_key == known.next_key,
             "D1 has another key"
         );
+        let is_valid = |key: &str| {
+            known.key_hash == key
+                || known.next_key.as_ref().is_some_and(|next| next.key_hash == key)
+        };
+        ensure!(
+            self.sockets.iter().all(|socket| !socket.is_open || is_valid(&socket.key)),
+            "an agent with another key is connected"
+        );
         ensure!(
             row.revision == state.facts.revision,
             "D1 does not have the latest revision of the server"

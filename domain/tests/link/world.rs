@@ -433,8 +433,7 @@ impl World {
         };
         self.sockets.push(socket);
         // A change that was cut off closes connections when it is confirmed.
-        let is_sure = self.store().state.as_ref().is_some_and(|state| state.unconfirmed.is_none());
-        if is_sure { self.revoke_other_keys(&key) } else { Ok(()) }
+        if self.is_confirmed() { self.revoke_other_keys(&key) } else { Ok(()) }
     }
 
     fn reply(&mut self, ticket: Ticket, answer: LinkResponse) -> Check {

@@ -168,11 +168,13 @@ async fn change_and_find(
         old_key_valid_until: Option<Timestamp>,
         #[serde(deserialize_with = "boolean")]
         commissioned: bool,
+        #[serde(deserialize_with = "boolean")]
+        is_connected: bool,
         link_revision: i64,
     }
     let sql = format!(
         "SELECT s.workspace_id, s.name, s.agent_key_hash, s.next_key_hash, s.old_key_valid_until,
-            s.commissioned, s.link_revision
+            s.commissioned, s.is_connected, s.link_revision
         FROM workspaces w JOIN servers s ON s.id = :server AND s.workspace_id = w.id
         WHERE w.slug = :workspace AND {condition}"
     );
@@ -188,6 +190,7 @@ async fn change_and_find(
             .zip(row.old_key_valid_until)
             .map(|(key_hash, old_key_valid_until)| NextKey { key_hash, old_key_valid_until }),
         commissioned: row.commissioned,
+        is_connected: row.is_connected,
         revision: row.link_revision,
     }))
 }
