@@ -116,10 +116,10 @@ impl Proxy {
     pub async fn wait_for_more_than(&self, times: u32) {
         let mut triggered = self.triggered.clone();
         let triggered = triggered.wait_for(|triggered| *triggered > times);
-        tokio::time::timeout(STEP_TIMEOUT, triggered)
-            .await
-            .expect("the step did not occur in time")
-            .unwrap();
+        if tokio::time::timeout(STEP_TIMEOUT, triggered).await.is_err() {
+            let armed = self.armed.lock().unwrap().as_ref().map(|armed| armed.step);
+            panic!("the step did not occur in time: {armed:?}");
+        }
     }
 
     /// Cuts all open connections.
@@ -142,8 +142,8 @@ struct ProxiedConnection {
     triggers: watch::Sender<u32>,
     /// The last forwarded bytes of each direction. A pattern may arrive in two pieces.
     tail: [Vec<u8>; 2],
-    /// Executed when the next response arrives.
-    on_response: Option<Action>,
+    /// Cut when the next response arrives.
+    on_response: Option<ArmedStep>,
 }
 
 impl ProxiedConnection {
@@ -161,10 +161,10 @@ impl ProxiedConnection {
             let bytes = &buffer[..read.unwrap_or(0)];
             if bytes.is_empty() {
                 to.shutdown().await.ok();
-                return;
+                return self.arm_again();
             }
             if direction == Direction::ToAgent
-                && let Some(action) = self.on_response.take()
+                && let Some(ArmedStep { action, .. }) = self.on_response.take()
             {
                 return self.trigger(action);
             }
@@ -183,16 +183,25 @@ impl ProxiedConnection {
                 Some(CutPoint::Half) => bytes.len() / 2,
                 _ => bytes.len(),
             };
-            if to.write_all(&bytes[..forwarded]).await.is_err() {
-                return;
-            }
+            let is_written = to.write_all(&bytes[..forwarded]).await.is_ok();
             match armed {
-                Some(ArmedStep { step: Step { cut_point: CutPoint::Answered, .. }, action }) => {
-                    self.on_response = Some(action)
+                Some(armed) if armed.step.cut_point == CutPoint::Answered => {
+                    self.on_response = Some(armed);
                 }
                 Some(ArmedStep { action, .. }) => return self.trigger(action),
                 None => {}
             }
+            if !is_written {
+                return self.arm_again();
+            }
+        }
+    }
+
+    /// The connection has ended before the response: a busy machine made the agent give up. The
+    /// step occurs at the agent's next attempt.
+    fn arm_again(self) {
+        if let Some(armed) = self.on_response {
+            self.armed.lock().unwrap().get_or_insert(armed);
         }
     }
 
