@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use farhand_domain::link::server_facts::UNDELETED_REVISIONS;
 use farhand_sql::deleted_servers::{FORGET, KEPT, keep, rejoin, restore};
 use farhand_sql::statement::{Statement, Value};
 use rusqlite::types::Value as Stored;
@@ -109,7 +110,7 @@ fn an_undeleted_server_is_as_before_without_a_connection() {
     assert_eq!(text(&database, server), before);
     let connection =
         "SELECT json_array(is_connected, load, updated_at, link_revision) FROM servers";
-    assert_eq!(text(&database, connection), format!(r#"[0,null,"{NOW}",1000]"#));
+    assert_eq!(text(&database, connection), format!(r#"[0,null,"{NOW}",{UNDELETED_REVISIONS}]"#));
     assert_eq!(text(&database, "SELECT json_group_array(group_id) FROM server_groups"), "[3]");
     assert_eq!(text(&database, "SELECT '' || count(*) FROM deleted_servers"), "0");
     assert_eq!(undelete(&database, "web-1", NOW), 0, "it is not deleted any more");

@@ -34,6 +34,11 @@ use crate::lifecycle::Lifecycle;
 /// The reason for closing connections that were opened with a key that is no longer valid.
 const KEY_CHANGED: &str = "the key was changed";
 
+/// The facts of an object that begins with this row.
+fn first_facts(found: &D1Server) -> ServerFacts {
+    ServerFacts::beginning(found.commissioned, found.is_connected, found.revision)
+}
+
 impl<S: Store> LinkMachine<S> {
     fn refuses_agents(&self) -> bool {
         self.server.as_ref().is_some_and(|server| server.is_deleted || server.is_suspended)
@@ -83,7 +88,7 @@ impl<S: Store> LinkMachine<S> {
         if let Some(identity) = self.confirmed_identity() {
             return self.admit(call, &identity);
         }
-        let facts = ServerFacts::beginning(&found);
+        let facts = first_facts(&found);
         let ClaimedIdentity { workspace, server, .. } = &call.claimed;
         let identity = ServerIdentity::from_d1(workspace, *server, found);
         // While a change is in progress, this answer may be older than the change. So it is valid
@@ -387,7 +392,7 @@ impl<S: Store> LinkMachine<S> {
         state.is_deleted = false;
         let before = state.identity.clone();
         if before.is_none() {
-            state.facts = ServerFacts::beginning(&found);
+            state.facts = first_facts(&found);
         } else {
             // The server was undeleted before the object knew of its deletion.
             state.facts.continue_after(found.revision);

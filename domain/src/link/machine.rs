@@ -354,7 +354,11 @@ impl<S: Store> LinkMachine<S> {
     pub(super) fn wipe(&mut self) -> Result<()> {
         self.store.wipe()?;
         (self.server, self.saved_server, self.plan) = (None, None, Plan::default());
-        for request in std::mem::take(&mut self.requests).into_values() {
+        let requests = std::mem::take(&mut self.requests);
+        // A change of the server that this step began is not sent any more.
+        let is_change = |id: &RequestId| matches!(requests.get(id), Some(PendingRequest::Change));
+        self.effects.retain(|effect| !matches!(effect, Effect::RequestD1(id, _) if is_change(id)));
+        for request in requests.into_values() {
             if let PendingRequest::VerifyAgent(call) = request {
                 self.refuse(call.ticket(), Refusal::InvalidAgent);
             }

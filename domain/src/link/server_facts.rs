@@ -3,7 +3,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::event::D1Server;
 use super::event_limit::EventLimit;
 use super::stored_command::PendingEvent;
 use crate::audit::AuditEvent;
@@ -67,16 +66,11 @@ pub struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// The facts of a new object, from the server's row in D1. The object has no connection: if D1
-    /// has one, D1 was restored to an earlier time, and must learn that.
-    pub fn beginning(found: &D1Server) -> Self {
-        let D1Server { commissioned, is_connected, revision: flushed, .. } = *found;
-        Self {
-            commissioned,
-            revision: flushed + i64::from(is_connected),
-            flushed,
-            ..Self::default()
-        }
+    /// The facts of a new object, from the server's row in D1 with this revision. The object has no
+    /// connection: if D1 has one, D1 was restored to an earlier time, and must learn that.
+    pub fn beginning(commissioned: bool, is_connected: bool, flushed: i64) -> Self {
+        let revision = flushed + i64::from(is_connected);
+        Self { commissioned, revision, flushed, ..Self::default() }
     }
 
     /// Whether D1 lacks the latest change.

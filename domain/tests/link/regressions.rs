@@ -156,3 +156,10 @@ fn an_idempotency_key_ends_after_d1_lost_its_command() {
     let ops = [Op::Snapshot, create(57614, 20), ANSWER, Op::RestoreD1, Op::Pass(86_350_000)];
     play(&[&ops[..], &[Op::Pass(61_000), create(43851, 0), Op::Forbid(false)]].concat()).unwrap();
 }
+
+#[test]
+fn the_object_is_wiped_while_the_time_of_an_old_key_ends() {
+    let ops = [Op::Ack { command: 3, age: 2 }, Op::Rotate { now: false }, Op::Pass(200_000)];
+    let wipe = [Op::Pass(86_350_000), Op::DisconnectAndWipe, Op::Deny(0), Op::InitIdentity];
+    play(&[&ops[..], &[Op::Answer { place: 1, refused: 0 }], &wipe].concat()).unwrap();
+}
