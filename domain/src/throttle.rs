@@ -41,6 +41,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::output::sha256;
+use crate::success_rate::SuccessLimit;
 use crate::time::Timestamp;
 
 /// Seconds after which an attempt that has not ended counts as failed.
@@ -79,13 +80,15 @@ pub const KNOWN_ADDRESS_UPDATE_INTERVAL: i64 = 24 * 3_600;
 pub struct ThrottleSettings {
     /// The login window, in seconds: for pairs, addresses, sites and workspaces.
     pub login_seconds: i64,
-    /// The length of the "hour" for usernames and resets, in seconds. Tests shorten it.
+    /// The length of the "hour" for usernames, successful logins and resets, in seconds. Tests shorten it.
     pub hour_seconds: i64,
     /// Maximum number of failed logins of an IPv6 site (/48), in a login window.
     pub logins_of_site: u32,
     /// Maximum number of failed logins in a workspace, in a login window. Logins from known
     /// addresses do not count.
     pub logins_of_workspace: u32,
+    /// Maximum number of successful logins of a user, in an hour.
+    pub logins_of_user: u32,
     /// Maximum number of reset requests of an IPv6 site (/48), in an hour.
     pub resets_of_site: u32,
     /// Maximum number of reset requests in a workspace, in an hour.
@@ -99,6 +102,7 @@ impl Default for ThrottleSettings {
             hour_seconds: 3_600,
             logins_of_site: 200,
             logins_of_workspace: 1_000,
+            logins_of_user: 600,
             resets_of_site: 200,
             resets_of_workspace: 2_000,
         }
@@ -172,6 +176,9 @@ pub struct Attempt {
     /// `None`: it stores no network.
     #[serde(default)]
     pub network: Option<KnownAddress>,
+    /// How often attempts with the same `home` may succeed; `None`: without limit.
+    #[serde(default)]
+    pub successes: Option<SuccessLimit>,
 }
 
 /// The stored form of a known address: hashes of the username and the address.
@@ -255,7 +262,11 @@ impl Attempt {
         // All clients with an unknown address would share one known address.
         let origin = Some(origin).filter(|_| !is_unknown);
         let network = network.filter(|_| !is_unknown);
-        Self { home, limits: vec![pair, everywhere], origin, network }
+        let successes = Some(SuccessLimit {
+            max: settings.logins_of_user,
+            window_seconds: settings.hour_seconds,
+        });
+        Self { home, limits: vec![pair, everywhere], origin, network, successes }
     }
 
     /// Stores no network after a success: the check of a current password is no login, and causes no
@@ -308,7 +319,7 @@ impl Attempt {
             share: None,
             cleared_by_success: false,
         };
-        Self { home, limits: vec![limit], origin: None, network: None }
+        Self { home, limits: vec![limit], origin: None, network: None, successes: None }
     }
 
     /// Limits an address, its IPv6 site (/48) and the workspace, in this order, with counters of
@@ -337,7 +348,7 @@ impl Attempt {
         if !is_site {
             limits.remove(1);
         }
-        Self { home, limits, origin: None, network: None }
+        Self { home, limits, origin: None, network: None, successes: None }
     }
 
     /// The keys of all counters that the other methods need.

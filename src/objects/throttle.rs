@@ -5,13 +5,15 @@
 //! stores counters that expire, so that attempts cannot fill its storage. Attempts in progress are
 //! only in memory, so a restart of the object loses them.
 //!
-//! The objects also hold the slots of live streams (contract 11.4), chosen by a hash of the user.
+//! The objects also hold the slots of live streams (contract 11.4), chosen by a hash of the user, and
+//! the number of each user's successful logins.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::stream_slots::{self, StreamSlots};
+use farhand_domain::success_rate::SuccessRates;
 use farhand_domain::throttle::{
     Attempt, AttemptVerdict, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, KnownAddress,
     LEASE_SECONDS, MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
@@ -172,6 +174,7 @@ pub struct Throttle {
     /// Notifies the attempts that wait until another attempt ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
     streams: RefCell<StreamSlots>,
+    successes: RefCell<SuccessRates>,
 }
 
 impl DurableObject for Throttle {
@@ -182,6 +185,7 @@ impl DurableObject for Throttle {
             under_way: RefCell::default(),
             waiting: RefCell::default(),
             streams: RefCell::default(),
+            successes: RefCell::default(),
         }
     }
 
@@ -315,6 +319,10 @@ impl Throttle {
         for expired in self.under_way.borrow_mut().take_lapsed(now) {
             self.count_failure(&expired, now)?;
         }
+        let wait = |limit| self.successes.borrow().wait(&attempt.home, limit, now);
+        if let Some(retry_after) = attempt.successes.and_then(wait) {
+            return Ok(AttemptVerdict::Refused { retry_after });
+        }
         let counters = self.counters(attempt, now)?;
         Ok(self.under_way.borrow_mut().begin(id, attempt, &counters, now))
     }
@@ -346,6 +354,9 @@ impl Throttle {
             AttemptOutcome::Success => {
                 for key in attempt.after_success() {
                     self.sql().exec("DELETE FROM counters WHERE key = ?", vec![key.into()])?;
+                }
+                if let Some(limit) = attempt.successes {
+                    self.successes.borrow_mut().count(&attempt.home, limit, now);
                 }
                 for origin in attempt.origin.iter().chain(&attempt.network) {
                     self.store_known_address(origin, now)?;

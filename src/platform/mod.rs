@@ -206,7 +206,7 @@ impl Config {
     }
 
     fn read(env: &Env) -> Self {
-        let bytes_of_day = positive(env, "QUOTA_BYTES_PER_DAY", 16 << 20);
+        let bytes_of_day = positive(env, "QUOTA_BYTES_PER_DAY", 160 << 20);
         let output_of_day = positive(env, "QUOTA_OUTPUT_BYTES_PER_DAY", 1 << 30);
         Self {
             region: var(env, "REGION"),
@@ -259,6 +259,7 @@ impl Config {
             hour_seconds: positive(env, "HOUR_WINDOW_SECONDS", default.hour_seconds),
             logins_of_site: limit("LOGIN_FAILURES_PER_SITE", default.logins_of_site),
             logins_of_workspace: limit("LOGIN_FAILURES_PER_WORKSPACE", default.logins_of_workspace),
+            logins_of_user: limit("LOGINS_PER_USER", default.logins_of_user),
             resets_of_site: limit("RESETS_PER_SITE", default.resets_of_site),
             resets_of_workspace: limit("RESETS_PER_WORKSPACE", default.resets_of_workspace),
         }
