@@ -6,6 +6,7 @@
 //! - into `schedule_runs.outcome`, if the schedule has changed since it was read ([`is_outdated`]),
 //! - into `schedule_runs.due_at`, if the batch exceeds a quota ([`is_batch_refused`]).
 
+use farhand_domain::audit::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::schedule::Timing;
 use farhand_domain::schedule::claim::MISSED_AFTER_SECONDS;
@@ -19,6 +20,7 @@ use serde_json::{Map, json};
 use uuid::Uuid;
 use worker::Env;
 
+use super::audit::{Insert, text};
 use super::db::{self, Failure, params};
 use super::schedules::STORED;
 use super::scope::CallerTable;
@@ -208,6 +210,33 @@ pub fn require_batch(workspace_id: i64, start: Start) -> Statement {
             WHERE b.workspace_id = :workspace_id AND b.id = :batch), due_at, NULL)
          WHERE workspace_id = :workspace_id AND id = :run";
     Statement::new(sql).bind_all(params! { workspace_id, run: start.run, batch: start.batch })
+}
+
+/// A refused run, whose audit event is written unless the run before it was refused for the same
+/// reason: a schedule that is due every minute could fill the audit log.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstRefusal<'a> {
+    pub schedule: Uuid,
+    pub due_at: Option<Timestamp>,
+    pub reason: &'a str,
+    /// Whether the schedule becomes disabled. Then the event is always written.
+    pub disables: bool,
+}
+
+impl FirstRefusal<'_> {
+    /// The statement that follows the insertion of the history entries.
+    pub fn event(self, workspace_id: i64, event: &AuditEvent) -> Result<Statement, Error> {
+        let Self { schedule, due_at, reason, disables } = self;
+        let rest = "WHERE changes() > 0 AND (:disables OR NOT EXISTS (SELECT 1 FROM (
+                SELECT outcome, reason FROM schedule_runs
+                WHERE workspace_id = :workspace_id AND schedule_id = :schedule AND due_at < :due_at
+                ORDER BY due_at DESC, id DESC LIMIT 1) r
+            WHERE r.outcome = 'refused' AND r.reason = :reason))";
+        let insert = Insert::from_event(":workspace_id", ":event", rest);
+        Ok(Statement::new(insert.sql()).bind_all(params! {
+            workspace_id, event: text(event)?, schedule, due_at, reason, disables,
+        }))
+    }
 }
 
 /// Whether the transaction was aborted because another decision or a change came first.

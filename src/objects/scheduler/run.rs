@@ -17,10 +17,10 @@ use worker::Env;
 
 use crate::platform::time_zone::due_times;
 use crate::platform::{self, Config, Quotas, d1_size};
-use crate::store::audit::{after_change, service_event};
+use crate::store::audit::service_event;
 use crate::store::batches::{self, NewBatchRow};
 use crate::store::db::{self, Failure};
-use crate::store::schedule_runs::{self, Claim, Start, StoredSchedule};
+use crate::store::schedule_runs::{self, Claim, FirstRefusal, Start, StoredSchedule};
 use crate::store::stored_requester::StoredScope;
 
 /// Why a run does not start.
@@ -174,7 +174,8 @@ impl DueSchedule {
         Ok(schedule_runs::claim(workspace_id, claim))
     }
 
-    /// Writes a decision whose run is refused, with an audit event.
+    /// Writes a decision whose run is refused, with an audit event unless the run before it was
+    /// refused for the same reason.
     async fn write_refusal(
         &self,
         env: &Env,
@@ -191,7 +192,13 @@ impl DueSchedule {
             }));
         let refused = decision.clone().refused(&refusal.reason);
         let mut statements = self.claim(workspace_id, &refused, None, refusal.disables)?;
-        statements.push(after_change(workspace_id, &event)?);
+        let first = FirstRefusal {
+            schedule: schedule.id,
+            due_at: decision.start,
+            reason: &refusal.reason,
+            disables: refusal.disables,
+        };
+        statements.push(first.event(workspace_id, &event)?);
         outcome(db::batch(env, statements).await)
     }
 

@@ -125,7 +125,7 @@ async fn a_run_without_permission_is_refused_and_audited() {
     let on_server =
         json!({"targets": {"servers": [server["id"]]}, "username": "root", "overlap": "allow"});
     let schedule = create(&alice.api, on_server).await;
-    let refused = async |count: usize, reason: &str| {
+    let refused = async |count: usize, all_events: u64, reason: &str| {
         let due_at = make_due(&instance, admin, &schedule, 1).await;
         let runs = wait_for_runs(admin, &schedule, count).await;
         let run = &runs[0];
@@ -133,6 +133,7 @@ async fn a_run_without_permission_is_refused_and_audited() {
         assert!(run["reason"].as_str().unwrap().contains(reason), "{run}");
         assert_eq!((&run["batch"], &run["started_at"]), (&Value::Null, &Value::Null));
         let events = admin.get("/api/audit/events/?action=schedule.run").await.expect(200);
+        assert_eq!(events["count"], all_events);
         let event = &events["results"][0];
         assert_eq!(
             (&event["outcome"], &event["object"]["id"]),
@@ -141,13 +142,15 @@ async fn a_run_without_permission_is_refused_and_audited() {
         assert_eq!(event["details"]["reason"], run["reason"]);
     };
     workspace.remove_member(&group, &alice).await;
-    refused(1, "you cannot access them").await;
+    refused(1, 1, "you cannot access them").await;
+    // Further refusals for the same reason are only in the run history.
+    refused(2, 1, "you cannot access them").await;
     workspace.add_member(&group, &alice, "member").await;
-    refused(2, "may name another account").await;
+    refused(3, 2, "may name another account").await;
     workspace.remove_member(&group, &alice).await;
     workspace.add_member(&group, &alice, "manager").await;
     admin.patch(&alice.path(), &json!({"is_active": false})).await.expect(200);
-    refused(3, "not active").await;
+    refused(4, 3, "not active").await;
     admin.patch(&alice.path(), &json!({"is_active": true})).await.expect(200);
     assert_eq!(read(admin, &schedule).await["enabled"], true);
 
