@@ -19,8 +19,8 @@ extern "C" {
     async fn run_list(env: &Env, text: &JsValue, parameters: &str) -> Result<JsValue, JsValue>;
 }
 
-/// A D1 database. Creating and cloning one is cheap: `d1.js` looks the binding up for each round
-/// trip.
+/// A D1 database. Creating and cloning one calls no JavaScript: `d1.js` looks the binding up in
+/// each round trip.
 #[derive(Clone)]
 pub struct Database {
     env: Env,
