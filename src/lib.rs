@@ -24,6 +24,7 @@ use crate::auth::audit;
 use crate::http::request::Call;
 use crate::objects::{janitor, scheduler};
 use crate::platform::{d1_size, log};
+use crate::store::database::Database;
 use crate::store::idempotency_keys;
 
 /// Runs once for each isolate.
@@ -62,7 +63,7 @@ pub fn fetch(
 /// logs whether D1 is nearly full.
 #[event(scheduled)]
 async fn scheduled(_: ScheduledEvent, env: Env, _: ScheduleContext) {
-    if let Err(error) = idempotency_keys::purge(&env).await {
+    if let Err(error) = idempotency_keys::purge(&Database::cell(&env)).await {
         log::error("keys_not_purged", json!({}), &error.detail);
     }
     if let Err(error) = janitor::begin_pass(&env).await {

@@ -1,6 +1,6 @@
 //! Tests of the structure of the source. The folders of `src` are layers: a file imports only from
-//! its own folder and from lower folders. Further tests find import cycles, SQL in handlers, and
-//! long files.
+//! its own folder and from lower folders. Further tests find import cycles, SQL in handlers, other
+//! ways to D1 than a `Database`, and long files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -127,6 +127,50 @@ fn handlers_hold_no_sql() {
             assert!(!text.contains(sql), "{} has {sql:?}", file.display());
         }
     }
+}
+
+/// The names in a text: words of letters, digits and underscores.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_')
+}
+
+/// The files of `src` whose code satisfies a condition, as module paths. Comments do not count.
+fn files_whose_code(has: impl Fn(&str) -> bool) -> Vec<String> {
+    let code = |text: &str| {
+        let is_comment =
+            |line: &&str| ["//", "/*", "*"].iter().any(|mark| line.trim_start().starts_with(mark));
+        text.lines().filter(|line| !is_comment(line)).collect::<Vec<_>>().join("\n")
+    };
+    // This file has the names that it searches for.
+    let files = modules("src").into_iter().filter(|(module, _)| module[..] != ["structure_tests"]);
+    files.filter(|(_, text)| has(&code(text))).map(|(module, _)| module.join("/")).collect()
+}
+
+#[test]
+fn only_d1_js_takes_the_binding_of_d1() {
+    let takes_binding = |code: &str| words(code).any(|word| word == "DB") || code.contains(".d1(");
+    assert_eq!(files_whose_code(takes_binding), ["store/d1"]);
+    assert_eq!(files_whose_code(|code| code.contains("/d1.js")), ["store/database"]);
+}
+
+#[test]
+fn store_functions_take_a_database_and_not_the_environment() {
+    let takes_env = |code: &str| words(code).any(|word| word == "Env");
+    let mut files = files_whose_code(takes_env);
+    files.retain(|file| file.starts_with("store/"));
+    // `database` creates a `Database`, `login_tokens` takes the binding of KV.
+    assert_eq!(files, ["store/database", "store/login_tokens"]);
+}
+
+#[test]
+fn handlers_and_store_functions_create_no_database() {
+    let creates = |code: &str| code.contains("Database::");
+    let files = files_whose_code(creates);
+    let is_wrong = |file: &&String| {
+        ["store/", "api/", "dialect/"].iter().any(|folder| file.starts_with(folder))
+    };
+    assert_eq!(files.iter().find(is_wrong), None);
+    assert!(files.contains(&"http/head".to_owned()), "{files:?}");
 }
 
 #[test]

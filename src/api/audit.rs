@@ -34,7 +34,7 @@ pub async fn list_of_cell(call: &Call) -> Result<Reply, Error> {
     let query = call.query();
     let (page, filter) =
         farhand_domain::error::combine(Page::from_query(&query), EventFilter::from_query(&query))?;
-    let (items, count) = audit::list_of_cell(&call.env, CELL, filter, page).await?;
+    let (items, count) = audit::list_of_cell(&call.database, CELL, filter, page).await?;
     envelope(call, &query, page, items, count)
 }
 

@@ -13,6 +13,7 @@ use crate::api::{
     users,
 };
 use crate::auth;
+use crate::http::head::is_of_operator;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::http::{cors, request_log, setup};
@@ -106,8 +107,8 @@ fn with_command_code(call: &Call, error: Error) -> Error {
 /// Finds the endpoint and calls its handler. Refusals follow the order of contract 3.4: first host,
 /// path and method, then the refusals of the handler.
 async fn find_and_handle(call: &mut Call) -> Result<Reply, Error> {
-    let needs_workspace = call.path != "/healthz"
-        && !(call.path.starts_with("/operator/") && operator::is_visible(call));
+    let needs_workspace =
+        call.path != "/healthz" && !(is_of_operator(&call.path) && operator::is_visible(call));
     if needs_workspace {
         call.workspace()?;
     }
@@ -164,9 +165,9 @@ fn is_served(call: &Call, route: &Route) -> bool {
 /// workspace exists, or if the path needs no workspace. Queries D1 only if the handler did not find
 /// out whether the workspace exists.
 async fn missing_workspace_error(call: &Call) -> Option<Error> {
-    let outside = call.path == "/healthz" || call.path.starts_with("/operator/");
+    let outside = call.path == "/healthz" || is_of_operator(&call.path);
     let slug = call.host.workspace().filter(|_| !outside && !call.is_workspace_known.get())?;
-    match workspaces::id_of(&call.env, slug, call.now).await {
+    match workspaces::id_of(&call.database, slug, call.now).await {
         Ok(Some(_)) => {
             call.is_workspace_known.set(true);
             None

@@ -51,12 +51,13 @@ pub fn notice_of(
 
 /// After the response: queues the mails. A failure is only logged, because the act has happened.
 pub fn notify_later(call: &Call, mut notice: Notice, audience: Audience) {
-    let (env, request_id) = (call.env.clone(), call.id.clone());
+    let (env, database) = (call.env.clone(), call.database.clone());
+    let request_id = call.id.clone();
     call.context.wait_until(async move {
         let lost =
             |cause: &str| log::error("notice_lost", json!({"request_id": request_id}), &cause);
         if audience == Audience::Superusers {
-            match users::addresses_of_superusers(&env, notice.workspace_id).await {
+            match users::addresses_of_superusers(&database, notice.workspace_id).await {
                 Ok(addresses) => notice.recipients.extend(addresses),
                 Err(error) => lost(&error.detail),
             }

@@ -142,7 +142,7 @@ pub async fn create(call: &mut Call) -> Result<Reply, Error> {
         own_event: &own_event,
         answer: hashes.as_ref().map(store),
     };
-    let Some(created) = workspaces::insert(&call.env, new, call.now).await? else {
+    let Some(created) = workspaces::insert(&call.database, new, call.now).await? else {
         // A concurrent request with the same key may have created the workspace.
         let duplicate_slug_error =
             || Error::field("slug", "A workspace with this slug already exists.");
@@ -158,7 +158,7 @@ async fn replay(call: &Call, hashes: Option<&Hashes>) -> Result<Option<Reply>, E
     let Some(hashes) = hashes else { return Ok(None) };
     let since = call.now.plus_seconds(-IDEMPOTENCY_KEY_TTL);
     let Some(earlier) =
-        idempotency_keys::earlier_of_operator(&call.env, &hashes.key, since).await?
+        idempotency_keys::earlier_of_operator(&call.database, &hashes.key, since).await?
     else {
         return Ok(None);
     };
@@ -172,7 +172,7 @@ pub async fn list(call: &Call) -> Result<Reply, Error> {
     authorize(call).await?;
     let query = call.query();
     let page = Page::from_query(&query)?;
-    let (items, count) = workspaces::list(&call.env, call.config.names().region, page).await?;
+    let (items, count) = workspaces::list(&call.database, call.config.names().region, page).await?;
     envelope(call, &query, page, items, count)
 }
 
@@ -200,7 +200,7 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
     if is_changed {
         return Ok(Reply::no_content());
     }
-    if is_now && workspaces::slug_holder(&call.env, slug).await?.is_some() {
+    if is_now && workspaces::slug_holder(&call.database, slug).await?.is_some() {
         let minutes = MIN_DELETED_SECONDS / 60;
         let detail = format!(
             "Only a workspace that was deleted at least {minutes} minutes ago can be purged now. Delete it without `now` first."

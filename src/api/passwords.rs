@@ -176,7 +176,7 @@ async fn store_reset_request(call: &mut Call) -> Result<(), Error> {
         address_hash: &address_hash,
         event: &event,
     };
-    match reset_requests::insert(&call.env, call.workspace()?, new, call.now).await? {
+    match reset_requests::insert(&call.database, call.workspace()?, new, call.now).await? {
         ResetOutcome::Stored(workspace_id) => {
             call.audited_chains.borrow_mut().push(workspace_id);
             mailer::send_reset(&call.env, id).await
@@ -199,7 +199,7 @@ fn reset_id_from_key(call: &Call) -> Result<Option<Uuid>, Error> {
 pub async fn open_reset(call: &Call) -> Result<Reply, Error> {
     let workspace = call.workspace()?;
     let found = match reset_id_from_key(call)? {
-        Some(id) => reset_requests::find(&call.env, workspace, id, call.now).await?,
+        Some(id) => reset_requests::find(&call.database, workspace, id, call.now).await?,
         None => None,
     };
     // The characters of a valid key need no escaping in a URL.
@@ -220,7 +220,7 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let fields = call.fields().await;
     let workspace = call.workspace()?;
     let id = reset_id_from_key(call)?.ok_or_else(Error::not_found)?;
-    let account = reset_requests::find(&call.env, workspace, id, call.now)
+    let account = reset_requests::find(&call.database, workspace, id, call.now)
         .await?
         .ok_or_else(Error::not_found)?;
     let (new, keep_scheduled) = read_new_password(fields?, "new_password", account.personal())?;
@@ -232,7 +232,8 @@ pub async fn confirm_reset(call: &mut Call) -> Result<Reply, Error> {
     let event = event.with_credential(CredentialType::ResetKey, Some(id.to_string()));
     let event = event.details(json!({"keep_scheduled": keep_scheduled}));
     let new = NewPassword { hash: &hash, keep_scheduled };
-    let done = reset_requests::consume(&call.env, workspace, id, &new, &event, call.now).await?;
+    let done =
+        reset_requests::consume(&call.database, workspace, id, &new, &event, call.now).await?;
     let (workspace_id, hashes) = done.ok_or_else(Error::not_found)?;
     call.audited_chains.borrow_mut().push(workspace_id);
     credential::forget_login_tokens(call, workspace, hashes);

@@ -128,7 +128,7 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         Err(error) => {
             let remote_ip = call.remote_ip();
             registration_tokens::check_registration(
-                &call.env,
+                &call.database,
                 &workspace,
                 &token,
                 (None, &remote_ip),
@@ -150,11 +150,17 @@ pub async fn register(call: &mut Call) -> Result<Reply, Error> {
         event: &event,
     };
     let registered =
-        registration_tokens::register(&call.env, &workspace, &token, new, call.now).await?;
+        registration_tokens::register(&call.database, &workspace, &token, new, call.now).await?;
     let Some(registered) = registered else {
         let requested = (Some(&registration), remote_ip.as_str());
-        registration_tokens::check_registration(&call.env, &workspace, &token, requested, call.now)
-            .await?;
+        registration_tokens::check_registration(
+            &call.database,
+            &workspace,
+            &token,
+            requested,
+            call.now,
+        )
+        .await?;
         return Err(Error::field(
             "name",
             "All numbers that can be appended to this name are in use.",

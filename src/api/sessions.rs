@@ -70,8 +70,9 @@ async fn log_in(
     // A concurrent login of the same user may store a new hash of the same password after the
     // lookup. Then the session is not created, and one more attempt is made.
     for _ in 0..2 {
-        let found =
-            users::for_login(&call.env, workspace, username).await?.ok_or_else(Error::not_found)?;
+        let found = users::for_login(&call.database, workspace, username)
+            .await?
+            .ok_or_else(Error::not_found)?;
         let checked =
             hashing::check(call, &guess.rank, password, found.password.as_deref()).await?;
         failed =
@@ -161,7 +162,7 @@ async fn create_session(
         max_sessions: call.config.quotas.sessions_of_user,
     };
     let entry = Entry { session: new.id, expires_at: new.expires_at };
-    let created = sessions::insert(&call.env, workspace, new, event, call.now).await?;
+    let created = sessions::insert(&call.database, workspace, new, event, call.now).await?;
     let Some(workspace_id) = created else { return Ok(None) };
     call.audited_chains.borrow_mut().push(workspace_id);
     // The token also works without its KV entry. The next request writes the entry.

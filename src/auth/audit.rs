@@ -20,6 +20,7 @@ use crate::platform::hints::Hints;
 use crate::platform::log;
 use crate::store::anonymous_events;
 use crate::store::audit as store;
+use crate::store::database::Database;
 use crate::store::joined_events;
 
 /// The maximum recorded length of an id or username from a path, in characters.
@@ -52,9 +53,9 @@ fn signed_event(call: &Call) -> Result<AuditEvent, Error> {
 
 /// Writes an event after the response, and notifies the sealer.
 pub fn record_later(call: &Call, workspace_id: i64, event: AuditEvent) {
-    let env = call.env.clone();
+    let (env, database) = (call.env.clone(), call.database.clone());
     call.context.wait_until(async move {
-        match store::record(&env, workspace_id, &event).await {
+        match store::record(&database, workspace_id, &event).await {
             Ok(()) => audit_sealer::notify(&env, workspace_id).await,
             Err(error) => log::error(
                 "audit_event_lost",
@@ -108,13 +109,13 @@ fn join_event(call: &Call, key: JoinKey, event: AuditEvent) {
     let Some(delay) = JOINED_EVENTS.with(|joined| joined.count(&key, event, call.now)) else {
         return;
     };
-    let env = call.env.clone();
+    let (env, database) = (call.env.clone(), call.database.clone());
     call.context.wait_until(async move {
         if !delay.is_zero() {
             Delay::from(delay).await;
         }
         for _ in 0..WRITE_TRIES {
-            if write_joined(&env, &key).await {
+            if write_joined(&database, &env, &key).await {
                 return;
             }
             Delay::from(WRITE_PAUSE).await;
@@ -124,11 +125,11 @@ fn join_event(call: &Call, key: JoinKey, event: AuditEvent) {
 
 /// Writes the counted events of a key. If D1 fails, they are counted again. Returns whether all
 /// are written.
-async fn write_joined(env: &Env, key: &JoinKey) -> bool {
+async fn write_joined(database: &Database, env: &Env, key: &JoinKey) -> bool {
     let taken = JOINED_EVENTS.with(|joined| joined.take(key));
     let Some((first, number)) = taken else { return true };
     let JoinKey { workspace_id, text } = key;
-    match joined_events::add(env, *workspace_id, text, &first, number, platform::now()).await {
+    match joined_events::add(database, *workspace_id, text, &first, number, platform::now()).await {
         Ok(()) => {
             audit_sealer::notify(env, *workspace_id).await;
             true
@@ -241,9 +242,9 @@ pub fn count_failed_login(
     let object = user.map(|(id, name)| AuditObject::new("user", Some(id.to_string()), Some(name)));
     let statements =
         anonymous_events::count_event(workspace_id, &AuditEvent { object, ..event }, call.now)?;
-    let env = call.env.clone();
+    let (env, database) = (call.env.clone(), call.database.clone());
     call.context.wait_until(async move {
-        match anonymous_events::write_anonymous(&env, statements).await {
+        match anonymous_events::write_anonymous(&database, statements).await {
             Ok(()) => audit_sealer::notify(&env, workspace_id).await,
             Err(error) => {
                 log::error("audit_event_lost", json!({"action": "session.login"}), &error.detail);
@@ -258,9 +259,9 @@ pub fn count_failed_login(
 /// # Errors
 /// D1 failed.
 pub async fn write_overdue(env: &Env) -> Result<(), Error> {
-    let now = platform::now();
-    let anonymous = anonymous_events::write_overdue(env, now).await?;
-    let joined = joined_events::write_overdue(env, now).await?;
+    let (cell, now) = (Database::cell(env), platform::now());
+    let anonymous = anonymous_events::write_overdue(&cell, now).await?;
+    let joined = joined_events::write_overdue(&cell, now).await?;
     for workspace in anonymous.into_iter().chain(joined) {
         audit_sealer::notify(env, workspace).await;
     }

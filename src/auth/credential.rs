@@ -30,6 +30,7 @@ use crate::objects::janitor;
 use crate::platform;
 use crate::platform::hints::Hints;
 use crate::platform::log;
+use crate::store::database::Database;
 use crate::store::db::{self, Failure, Items, StatementResult};
 use crate::store::list::{self, List};
 use crate::store::login_tokens::{self, Entry};
@@ -133,7 +134,7 @@ impl<'a> Credential<'a> {
     ) -> Result<(Caller, StatementResult, Vec<StatementResult>), Failure> {
         let statements = std::iter::once(who.into()).chain(rest).collect::<Vec<_>>();
         let (outcomes, kv) =
-            future::join(db::batch(&self.call.env, statements), self.kv_entry()).await;
+            future::join(db::batch(&self.call.database, statements), self.kv_entry()).await;
         let mut outcomes = outcomes?.into_iter();
         let first = outcomes.next().ok_or_else(|| Error::internal("D1: no result"))?;
         let caller = self.authorize(&first, kv)?;
@@ -193,14 +194,14 @@ impl<'a> Credential<'a> {
     /// once in 10 minutes (contract 4.3 and 4.8). Repairs a KV entry that does not match the
     /// session.
     fn record_use_later(&self, caller: &Caller, KvLookup { entry, is_remembered }: KvLookup) {
-        let (env, now) = (self.call.env.clone(), self.scope.now);
+        let (database, now) = (self.call.database.clone(), self.scope.now);
         let (workspace_id, id, key) = (caller.workspace_id, caller.credential_id, self.key.clone());
         let is_due = caller.moved_at.is_none_or(|moved| session::is_extension_due(moved, now));
         match caller.kind {
             CredentialKind::ApiToken => {
                 if is_due {
                     let touched =
-                        async move { api_tokens::touch(&env, workspace_id, id, now).await };
+                        async move { api_tokens::touch(&database, workspace_id, id, now).await };
                     self.call.context.wait_until(log_failure(touched));
                 }
             }
@@ -221,9 +222,10 @@ impl<'a> Credential<'a> {
                     return;
                 }
                 let (workspace, hash) = (self.scope.workspace.to_owned(), self.scope.hash.clone());
+                let env = self.call.env.clone();
                 self.call.context.wait_until(log_failure(async move {
                     if is_due {
-                        sessions::refresh(&env, workspace_id, id, now, expires_at).await?;
+                        sessions::refresh(&database, workspace_id, id, now, expires_at).await?;
                     }
                     login_tokens::put(&env, &workspace, &hash, wanted).await?;
                     KV_ENTRIES.with(|entries| entries.put(key, wanted, now));
@@ -322,7 +324,7 @@ impl<'a> Credential<'a> {
     /// full access returns no total.
     async fn page(&self, cached: &CachedStatement) -> Result<(Caller, Items, Option<u64>), Error> {
         let (statement, values) = (cached.statement(&self.scope)?, self.scope.values());
-        let page = db::run_page(&self.call.env, statement, &values);
+        let page = db::run_page(&self.call.database, statement, &values);
         let (page, kv) = future::join(page, self.kv_entry()).await;
         let (first, items) = page?;
         Ok((self.authorize(&first, kv)?, items, list::total(&first)?))
@@ -333,6 +335,7 @@ impl<'a> Credential<'a> {
     pub fn watch(&self, query: Query) -> Watch {
         Watch {
             env: self.call.env.clone(),
+            database: self.call.database.clone(),
             workspace: self.scope.workspace.to_owned(),
             hash: self.scope.hash.clone(),
             remote_ip: self.call.remote_ip(),
@@ -382,6 +385,7 @@ impl<'a> Credential<'a> {
 /// A credential and a query that it can read, for repeated checks during a streamed response.
 pub struct Watch {
     env: Env,
+    database: Database,
     workspace: String,
     hash: String,
     remote_ip: String,
@@ -392,7 +396,8 @@ impl Watch {
     /// A watch without a request. `hash` is the hash of the token, `remote_ip` the address of the
     /// client.
     pub fn new(env: Env, workspace: String, hash: String, remote_ip: String, query: Query) -> Self {
-        Self { env, workspace, hash, remote_ip, query }
+        let database = Database::of_slug(&env, &workspace);
+        Self { env, database, workspace, hash, remote_ip, query }
     }
 
     pub fn env(&self) -> &Env {
@@ -403,7 +408,7 @@ impl Watch {
     /// allows the client's address. Returns `None` otherwise, or if the query finds nothing.
     pub async fn read(&self, now: Timestamp) -> Result<Option<String>, Error> {
         let scope = Scope::new(&self.workspace, self.hash.clone(), now, LimitedTokens::Accepted);
-        let result = db::run(&self.env, scope.read(self.query.clone())).await?;
+        let result = db::run(&self.database, scope.read(self.query.clone())).await?;
         let who = db::first::<CallerRow>(&result)?.and_then(|who| who.me);
         let Some(me) = who else { return Ok(None) };
         let caller: Caller = serde_json::from_str(&me)?;

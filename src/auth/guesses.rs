@@ -20,7 +20,7 @@ use crate::store::workspaces;
 /// Returns the id of the workspace, which separates the counters of workspaces. Ids are never
 /// reused. For an unknown workspace, returns 404 and nothing is counted.
 async fn counter_scope(call: &Call) -> Result<String, Error> {
-    let id = workspaces::id_of(&call.env, call.workspace()?, call.now).await?;
+    let id = workspaces::id_of(&call.database, call.workspace()?, call.now).await?;
     id.map(|id| id.to_string()).ok_or_else(Error::not_found)
 }
 

@@ -2,14 +2,16 @@
 
 use farhand_domain::cors;
 
+use crate::http::head::is_of_operator;
 use crate::http::request::Call;
 use crate::http::response::Reply;
 
 /// Adds the CORS headers that let pages of the web client's origin read the response. The operator
 /// API has no CORS headers.
 pub fn add_headers(call: &Call, reply: Reply) -> Reply {
-    let is_operator = call.path.starts_with("/operator/");
-    let Some(origin) = call.header("Origin").filter(|_| !is_operator) else { return reply };
+    let Some(origin) = call.header("Origin").filter(|_| !is_of_operator(&call.path)) else {
+        return reply;
+    };
     let web_client = call.config.separate_web_client().unwrap_or(&call.origin);
     let reply = reply.header("Vary", "Origin");
     if !cors::allows(web_client, &origin) {

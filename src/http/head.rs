@@ -1,8 +1,11 @@
 //! The head of a request: method, URL and headers. One call to the runtime reads it.
 
+use farhand_domain::host::Host;
 use serde::Deserialize;
 use wasm_bindgen::prelude::wasm_bindgen;
-use worker::web_sys;
+use worker::{Env, web_sys};
+
+use crate::store::database::Database;
 
 #[wasm_bindgen(module = "/src/http/http.js")]
 extern "C" {
@@ -43,6 +46,20 @@ pub fn split_url(url: &str) -> (&str, &str, &str) {
     let rest = rest.split('#').next().unwrap_or("");
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
     (origin, path, query)
+}
+
+/// Whether a path is in the operator API, which belongs to the cell (contract 2.1).
+pub fn is_of_operator(path: &str) -> bool {
+    path.starts_with("/operator/")
+}
+
+/// The database of a request: the database of the workspace that the Host header selects. Requests
+/// to the operator API, and requests that select no workspace, use the database of the cell.
+pub fn database_of(env: &Env, host: &Host, path: &str) -> Database {
+    match host.workspace().filter(|_| !is_of_operator(path)) {
+        Some(slug) => Database::of_slug(env, slug),
+        None => Database::cell(env),
+    }
 }
 
 /// Whether an `X-Request-Id` is valid, so that the request keeps it (contract 3.8).

@@ -24,8 +24,9 @@ use uuid::Uuid;
 use worker::{Context, Env, Request, web_sys};
 
 use crate::http::body::{Overrides, ReplacedBody, multipart};
-use crate::http::head::{Head, is_request_id, split_url};
+use crate::http::head::{Head, database_of, is_request_id, split_url};
 use crate::platform::{self, Config, PeerSource};
+use crate::store::database::Database;
 
 /// The maximum size of a request's body (contract 3.3).
 const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -46,6 +47,8 @@ pub struct DenialDetails {
 /// A request, with everything that its handler needs.
 pub struct Call {
     pub env: Env,
+    /// See [`database_of`].
+    pub database: Database,
     /// Runs work after the response.
     pub context: Context,
     pub config: Rc<Config>,
@@ -93,19 +96,20 @@ impl Call {
         let now = platform::now();
         let head = Head::read(&request);
         let (origin, path, raw_query) = split_url(&head.url);
-        let host = head.header(&request, "Host").unwrap_or_default();
+        let host = Host::parse(&head.header(&request, "Host").unwrap_or_default(), config.names());
         let own_id = head.header(&request, "X-Request-Id").filter(|id| is_request_id(id));
         let id = own_id
             .or_else(|| platform::new_id(now).ok().map(|id| id.to_string()))
             .unwrap_or_default();
         let call = Self {
+            database: database_of(&env, &host, path),
             now,
             id,
             method: head.method.clone(),
             path: path.to_owned(),
             raw_query: raw_query.to_owned(),
             origin: origin.to_owned(),
-            host: Host::parse(&host, config.names()),
+            host,
             parameters: Vec::new(),
             is_workspace_known: Cell::new(false),
             route: None,

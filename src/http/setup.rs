@@ -6,11 +6,11 @@ use std::cell::Cell;
 use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_sql::statement::Statement;
 use serde_json::json;
-use worker::Env;
 
 use crate::http::request::Call;
 use crate::http::response::Reply;
 use crate::platform;
+use crate::store::database::Database;
 use crate::store::db;
 
 /// Part of D1's error message if a statement names a missing table.
@@ -66,7 +66,7 @@ pub async fn explain(
     let error = match outcome {
         Err(error) if error.kind == ErrorKind::NotSetUp => error,
         Err(error) if is_missing_table(&error) => no_tables_error(),
-        Err(_) if !has_asked_d1 && !has_tables(&call.env).await => no_tables_error(),
+        Err(_) if !has_asked_d1 && !has_tables(&call.database).await => no_tables_error(),
         other => {
             HAS_TABLES.set(HAS_TABLES.get() || has_asked_d1);
             return other;
@@ -78,9 +78,9 @@ pub async fn explain(
     Err(error)
 }
 
-async fn has_tables(env: &Env) -> bool {
+async fn has_tables(database: &Database) -> bool {
     if !HAS_TABLES.get() {
-        let probe = db::run(env, Statement::new("SELECT id FROM workspaces LIMIT 1"))
+        let probe = db::run(database, Statement::new("SELECT id FROM workspaces LIMIT 1"))
             .await
             .map_err(Error::from);
         HAS_TABLES.set(!probe.is_err_and(|error| is_missing_table(&error)));

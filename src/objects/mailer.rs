@@ -22,6 +22,7 @@ use crate::mail::{self, MailFailure, MailMessage};
 use crate::objects::{self, alarm::Alarm};
 use crate::platform::log;
 use crate::platform::{self, Config, internal};
+use crate::store::database::Database;
 use crate::store::reset_requests::{self, Recipient};
 
 /// The name of the object.
@@ -270,8 +271,9 @@ impl Mailer {
                 failure => failure,
             });
         }
-        let recipient =
-            reset_requests::recipient(&self.env, request, now).await.map_err(temporary)?;
+        // The id of a request does not say its workspace.
+        let cell = Database::cell(&self.env);
+        let recipient = reset_requests::recipient(&cell, request, now).await.map_err(temporary)?;
         let Some(recipient) = recipient else { return Ok(()) };
         let key = platform::secret_key(&self.env).map_err(temporary)?.reset_key(request);
         let base_url = Config::from_env(&self.env).base_url_of(&recipient.workspace);

@@ -7,9 +7,9 @@ use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use uuid::Uuid;
-use worker::Env;
 
 use super::audit::{Insert, text};
+use super::database::Database;
 use super::db::{self, params};
 use crate::platform;
 
@@ -116,13 +116,13 @@ pub fn after_reset_request(
 }
 
 /// Runs the statements of [`count_event`].
-pub async fn write_anonymous(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
-    db::execute_all(env, statements).await
+pub async fn write_anonymous(database: &Database, statements: Vec<Statement>) -> Result<(), Error> {
+    db::execute_all(database, statements).await
 }
 
 /// Writes events for occurrences that were counted but not written, because no further event of the
 /// same action and object followed. Returns the workspaces of these events.
-pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error> {
+pub async fn write_overdue(database: &Database, now: Timestamp) -> Result<Vec<i64>, Error> {
     #[derive(Deserialize)]
     struct Overdue {
         workspace_id: i64,
@@ -136,7 +136,7 @@ pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error>
     });
     let mut workspaces = Vec::new();
     for Overdue { workspace_id, action, object_id } in
-        db::rows::<Overdue>(&db::run(env, select).await?)?
+        db::rows::<Overdue>(&db::run(database, select).await?)?
     {
         let event = AuditEvent::new(platform::new_id(now)?, now, Source::default(), &action);
         let object = (!object_id.is_empty())
@@ -144,7 +144,7 @@ pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error>
         let outcome =
             if action == FAILED_LOGIN { AuditOutcome::Failure } else { AuditOutcome::Success };
         let event = AuditEvent { object, outcome, ..event };
-        db::batch(env, write_pending(workspace_id, &object_id, &event, now)?).await?;
+        db::batch(database, write_pending(workspace_id, &object_id, &event, now)?).await?;
         workspaces.push(workspace_id);
     }
     Ok(workspaces)

@@ -10,9 +10,9 @@ use farhand_domain::time::Timestamp;
 use farhand_sql::selector;
 use farhand_sql::statement::Statement;
 use uuid::Uuid;
-use worker::Env;
 
 use super::audit::{self, Insert};
+use super::database::Database;
 use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
@@ -223,8 +223,13 @@ pub fn delete(scope: &Scope<'_>, id: Uuid, event: &AuditEvent) -> Result<Transac
 }
 
 /// Stores when a token was last used.
-pub async fn touch(env: &Env, workspace_id: i64, id: Uuid, now: Timestamp) -> Result<(), Error> {
+pub async fn touch(
+    database: &Database,
+    workspace_id: i64,
+    id: Uuid,
+    now: Timestamp,
+) -> Result<(), Error> {
     let sql =
         "UPDATE api_tokens SET last_used_at = :now WHERE workspace_id = :workspace_id AND id = :id";
-    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, id, now })).await
+    db::execute(database, Statement::new(sql).bind_all(params! { workspace_id, id, now })).await
 }

@@ -13,9 +13,9 @@ use farhand_domain::page::Page;
 use farhand_sql::numbering::{highest, is_of, key, number};
 use farhand_sql::statement::Statement;
 use uuid::Uuid;
-use worker::Env;
 
 use super::audit_chain;
+use super::database::Database;
 use super::db::{self, Items, PageStatement, params};
 use super::list::{self, Filters, List};
 use super::scope::Scope;
@@ -205,11 +205,15 @@ pub fn service_event(action: &str) -> Result<AuditEvent, Error> {
 
 /// Inserts an event that belongs to no change in D1. Does nothing if the workspace was deleted. The
 /// workspace 0 is the region cell.
-pub async fn record(env: &Env, workspace_id: i64, event: &AuditEvent) -> Result<(), Error> {
+pub async fn record(
+    database: &Database,
+    workspace_id: i64,
+    event: &AuditEvent,
+) -> Result<(), Error> {
     let rest = "WHERE :workspace_id = 0 OR EXISTS (SELECT 1 FROM workspaces w WHERE w.id = :workspace_id AND w.deleted_at IS NULL)";
     let insert = Insert::from_event(":workspace_id", ":event", rest);
     db::run(
-        env,
+        database,
         Statement::new(insert.sql()).bind_all(params! {
             workspace_id, event: text(event)?,
         }),
@@ -323,7 +327,7 @@ pub fn list(filter: EventFilter) -> List {
 /// A page of the events of the region cell, in reverse order of writing, and the number of all its
 /// events. `workspace` is the id that stands for the cell.
 pub async fn list_of_cell(
-    env: &Env,
+    database: &Database,
     workspace: i64,
     filter: EventFilter,
     page: Page,
@@ -332,6 +336,6 @@ pub async fn list_of_cell(
     let sql =
         format!("WITH me AS (SELECT :workspace_id AS workspace_id){}", select.text(&[], page));
     let statement = select.bind(Statement::new(sql).bind("workspace_id", workspace), page);
-    let (first, items) = db::run_page(env, &PageStatement::new(statement)?, &[]).await?;
+    let (first, items) = db::run_page(database, &PageStatement::new(statement)?, &[]).await?;
     Ok((items, list::total(&first)?.unwrap_or(0)))
 }

@@ -7,8 +7,8 @@ use farhand_sql::command_counts;
 use farhand_sql::numbering::{self, highest, key, number};
 use farhand_sql::statement::{Statement, Value};
 use serde_json::json;
-use worker::Env;
 
+use super::database::Database;
 use super::db::{self, StatementResult, params};
 
 /// The parameter for the workspace of a statement.
@@ -62,7 +62,7 @@ pub struct UnsealedWork {
 /// events may use their numbers. This function first gives such events new numbers after the end of
 /// the chain.
 pub async fn unsealed(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     end: i64,
     limit: u64,
@@ -86,7 +86,7 @@ pub async fn unsealed(
         statement(select).bind_all(params! { end, limit }),
         statement(uncounted),
     ];
-    let results = db::batch(env, statements).await?;
+    let results = db::batch(database, statements).await?;
     let [_, rows, uncounted] = results.as_slice() else {
         return Err(Error::internal("D1 returned no result"));
     };
@@ -94,14 +94,18 @@ pub async fn unsealed(
 }
 
 /// Adds the uncounted commands to the counters of lists.
-pub async fn count_commands(env: &Env, workspace_id: i64) -> Result<(), Error> {
+pub async fn count_commands(database: &Database, workspace_id: i64) -> Result<(), Error> {
     let statements =
         command_counts::add().map(|sql| Statement::new(sql).bind("workspace_id", workspace_id));
-    db::execute_all(env, statements.to_vec()).await
+    db::execute_all(database, statements.to_vec()).await
 }
 
 /// Writes seals. Seals that D1 already has are not changed.
-pub async fn write_seals(env: &Env, workspace_id: i64, seals: &Seals) -> Result<(), Error> {
+pub async fn write_seals(
+    database: &Database,
+    workspace_id: i64,
+    seals: &Seals,
+) -> Result<(), Error> {
     let [zero, first, last] = ["0", ":first", ":last"].map(|number| key(WORKSPACE, number));
     // `latest` is the latest time of all events up to the end of these seals.
     let sql = format!(
@@ -113,7 +117,7 @@ pub async fn write_seals(env: &Env, workspace_id: i64, seals: &Seals) -> Result<
     );
     let Seals { first, last, earliest, latest, hashes } = seals;
     let parameters = params! { workspace_id, first: *first, last: *last, earliest, latest, hashes };
-    db::execute(env, Statement::new(sql).bind_all(parameters)).await
+    db::execute(database, Statement::new(sql).bind_all(parameters)).await
 }
 
 /// A range of chain entries, and the rows around it that a verification needs.
@@ -132,7 +136,7 @@ pub struct Links {
 /// Reads the entries of a workspace's chain from `first` to `last`. `end` is the number of the
 /// chain's last entry.
 pub async fn links(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     (first, last): (i64, i64),
     end: i64,
@@ -175,7 +179,7 @@ pub async fn links(
             .bind("end", end),
         Statement::new(count).bind("workspace_id", workspace_id),
     ];
-    let results = db::batch(env, statements).await?;
+    let results = db::batch(database, statements).await?;
     let [before, rows, beyond, unsealed] = results.as_slice() else {
         return Err(Error::internal("D1 returned no result"));
     };
@@ -189,7 +193,7 @@ pub async fn links(
 
 /// Deletes the entries of a workspace's chain up to `last`. The last seals are kept, so that their
 /// numbers are not used again.
-pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(), Error> {
+pub async fn delete_links(database: &Database, workspace_id: i64, last: i64) -> Result<(), Error> {
     let (sealed, zero, last_key) =
         (sealed(WORKSPACE), key(WORKSPACE, "0"), key(WORKSPACE, ":last"));
     let delete = |rows: &str| {
@@ -200,7 +204,7 @@ pub async fn delete_links(env: &Env, workspace_id: i64, last: i64) -> Result<(),
         delete("audit_expired WHERE workspace_id = :workspace_id AND link <= :last"),
         delete(&format!("audit_seals WHERE last BETWEEN {zero} AND min({last_key}, {sealed} - 1)")),
     ];
-    db::execute_all(env, statements).await
+    db::execute_all(database, statements).await
 }
 
 /// SQL for the time of the first anonymous event of a workspace that is sealed and not expired.
@@ -215,7 +219,7 @@ fn first_anonymous(workspace: &str) -> String {
 /// Reads the first sealed anonymous events of a workspace, in the order of the chain. Returns an
 /// empty list if the first of them is not older than `until`.
 pub async fn first_anonymous_links(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     until: Timestamp,
     limit: u64,
@@ -229,12 +233,17 @@ pub async fn first_anonymous_links(
         first_anonymous(WORKSPACE)
     );
     read_rows(
-        &db::run(env, Statement::new(sql).bind_all(params! { workspace_id, until, limit })).await?,
+        &db::run(database, Statement::new(sql).bind_all(params! { workspace_id, until, limit }))
+            .await?,
     )
 }
 
 /// Deletes anonymous events. The hash and the digest of each event are kept.
-pub async fn expire(env: &Env, workspace_id: i64, rows: &[ChainEntry]) -> Result<(), Error> {
+pub async fn expire(
+    database: &Database,
+    workspace_id: i64,
+    rows: &[ChainEntry],
+) -> Result<(), Error> {
     let rows =
         Value::list(rows.iter().map(|row| json!({"link": row.link, "digest": row.digest()})));
     let key = key(WORKSPACE, "r.value ->> 'link'");
@@ -254,7 +263,7 @@ pub async fn expire(env: &Env, workspace_id: i64, rows: &[ChainEntry]) -> Result
     );
     let statement =
         |sql| Statement::new(sql).bind_all(params! { workspace_id, rows: rows.clone() });
-    db::execute_all(env, vec![statement(insert), statement(delete)]).await
+    db::execute_all(database, vec![statement(insert), statement(delete)]).await
 }
 
 /// The cutoffs of retention: the times before which events are deleted. `None` means that events
@@ -270,7 +279,7 @@ pub struct RetentionCutoffs {
 /// Finds workspaces with events to be sealed or deleted, in the order of their ids after `after`.
 /// The workspace 0 is the region cell.
 pub async fn workspaces_to_seal(
-    env: &Env,
+    database: &Database,
     after: i64,
     until: RetentionCutoffs,
     limit: u64,
@@ -288,5 +297,5 @@ pub async fn workspaces_to_seal(
     let statement = Statement::new(sql).bind_all(params! {
         after, until: until.all, limit, anonymous_until: until.anonymous,
     });
-    db::column(&db::run(env, statement).await?)
+    db::column(&db::run(database, statement).await?)
 }

@@ -1,14 +1,17 @@
-// Calls D1 for `db.rs`. Each call between wasm and JavaScript costs time, so one call makes a whole
+// Calls D1 for `database.rs`. Each call between wasm and JavaScript costs time, so one call makes a whole
 // round trip: the texts of the statements are one string, and their parameters and results are
 // JSON.
+
+/** The D1 database with the rows of a `Database`: a cell has one, so all have the same binding. */
+const bound = ({ DB }) => DB;
 
 /**
  * Prepares the statements of `texts`, which are separated by NUL. `parameters` is a JSON array with
  * an array for each statement.
  */
-function prepare({ DB }, texts, parameters) {
+function prepare(database, texts, parameters) {
   const values = JSON.parse(parameters);
-  return texts.split("\0").map((text, index) => DB.prepare(text).bind(...values[index]));
+  return texts.split("\0").map((text, index) => database.prepare(text).bind(...values[index]));
 }
 
 /** The part of a result that `db.rs` reads. */
@@ -16,8 +19,9 @@ const outcome = ({ rows_read, rows_written, changes, size_after }, rows) => ({ r
 
 /** Runs statements in one round trip and one transaction. Returns their outcomes as a JSON array. */
 export async function run(env, texts, parameters) {
-  const statements = prepare(env, texts, parameters);
-  const results = statements.length === 1 ? [await statements[0].all()] : await env.DB.batch(statements);
+  const database = bound(env);
+  const statements = prepare(database, texts, parameters);
+  const results = statements.length === 1 ? [await statements[0].all()] : await database.batch(statements);
   return JSON.stringify(results.map(({ meta, results }) => outcome(meta, results)));
 }
 
@@ -27,7 +31,7 @@ export async function run(env, texts, parameters) {
  * JSON array, which remains a JavaScript string.
  */
 export async function runList(env, text, parameters) {
-  const [statement] = prepare(env, text, parameters);
+  const [statement] = prepare(bound(env), text, parameters);
   const { meta, results } = await statement.all();
   const [{ body: _, ...first }] = results;
   const items = results.map(({ body }) => body).filter((body) => body !== null);

@@ -11,10 +11,9 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use wasm_bindgen::prelude::wasm_bindgen;
 use wasm_bindgen::{JsCast, JsValue};
-use worker::Env;
 
+use super::database::Database;
 use crate::platform::cost::{self, Cost};
-use crate::platform::d1_size;
 
 /// Parameters by name: `params! { id, name: &new.name }`.
 macro_rules! params {
@@ -29,15 +28,9 @@ macro_rules! params {
 }
 pub(crate) use params;
 
-#[wasm_bindgen(module = "/src/store/d1.js", wasm_bindgen_futures = worker::wasm_bindgen_futures)]
+#[wasm_bindgen]
 extern "C" {
-    #[wasm_bindgen(catch, js_name = run)]
-    async fn run_all(env: &Env, texts: &str, parameters: &str) -> Result<JsValue, JsValue>;
-
-    #[wasm_bindgen(catch, js_name = runList)]
-    async fn run_list(env: &Env, text: &JsValue, parameters: &str) -> Result<JsValue, JsValue>;
-
-    /// The result of `run_list`.
+    /// The result of [`Database::run_list`].
     type ListOutcome;
     #[wasm_bindgen(method, getter)]
     fn outcome(this: &ListOutcome) -> String;
@@ -59,12 +52,12 @@ pub struct StatementResult {
 
 impl StatementResult {
     /// Adds the cost of the statement, and remembers the size of the database.
-    fn record(&self, env: &Env) {
+    fn record(&self, database: &Database) {
         let (rows_read, rows_written) =
             (self.rows_read.unwrap_or(0), self.rows_written.unwrap_or(0));
         cost::add(Cost { rows_read, rows_written, ..Cost::default() });
         if let Some(size) = self.size_after {
-            d1_size::remember(env, size);
+            database.remember_size(size);
         }
     }
 }
@@ -198,13 +191,16 @@ impl From<JsValue> for Failure {
 ///
 /// # Errors
 /// D1 did not run them, or a statement violated a rule of the schema.
-pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<StatementResult>, Failure> {
+pub async fn batch(
+    database: &Database,
+    statements: Vec<Statement>,
+) -> Result<Vec<StatementResult>, Failure> {
     let (texts, parameters) = build(statements)?;
     cost::add_d1_call();
-    let json = run_all(env, &texts, &parameters).await?;
+    let json = database.run(&texts, &parameters).await?;
     let outcomes: Vec<StatementResult> =
         serde_json::from_str(&json.as_string().unwrap_or_default()).map_err(Error::from)?;
-    outcomes.iter().for_each(|outcome| outcome.record(env));
+    outcomes.iter().for_each(|outcome| outcome.record(database));
     Ok(outcomes)
 }
 
@@ -212,8 +208,8 @@ pub async fn batch(env: &Env, statements: Vec<Statement>) -> Result<Vec<Statemen
 ///
 /// # Errors
 /// See [`batch`].
-pub async fn run(env: &Env, statement: Statement) -> Result<StatementResult, Failure> {
-    let outcome = batch(env, vec![statement]).await?.pop();
+pub async fn run(database: &Database, statement: Statement) -> Result<StatementResult, Failure> {
+    let outcome = batch(database, vec![statement]).await?.pop();
     outcome.ok_or_else(|| Error::internal("D1 returned no result").into())
 }
 
@@ -223,26 +219,26 @@ pub async fn run(env: &Env, statement: Statement) -> Result<StatementResult, Fai
 /// # Errors
 /// See [`batch`].
 pub async fn run_page(
-    env: &Env,
+    database: &Database,
     statement: &PageStatement,
     current: &[(&str, Value)],
 ) -> Result<(StatementResult, Items), Failure> {
     cost::add_d1_call();
-    let page: ListOutcome =
-        run_list(env, &statement.text, &statement.parameters(current)?).await?.unchecked_into();
+    let page = database.run_list(&statement.text, &statement.parameters(current)?).await?;
+    let page: ListOutcome = page.unchecked_into();
     let outcome: StatementResult = serde_json::from_str(&page.outcome()).map_err(Error::from)?;
-    outcome.record(env);
+    outcome.record(database);
     Ok((outcome, Items(page.items())))
 }
 
 /// Runs one statement whose result is not used.
-pub async fn execute(env: &Env, statement: Statement) -> Result<(), Error> {
-    Ok(run(env, statement).await.map(drop)?)
+pub async fn execute(database: &Database, statement: Statement) -> Result<(), Error> {
+    Ok(run(database, statement).await.map(drop)?)
 }
 
 /// Runs statements whose results are not used, in one transaction: see [`batch`].
-pub async fn execute_all(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
-    Ok(batch(env, statements).await.map(drop)?)
+pub async fn execute_all(database: &Database, statements: Vec<Statement>) -> Result<(), Error> {
+    Ok(batch(database, statements).await.map(drop)?)
 }
 
 /// The rows of a result.

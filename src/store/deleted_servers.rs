@@ -7,8 +7,8 @@ use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use uuid::Uuid;
-use worker::Env;
 
+use super::database::Database;
 use super::db::{self, params};
 use super::list::{Filters, List};
 use super::scope::Query;
@@ -50,8 +50,8 @@ pub fn list(list: &ServerList) -> List {
 }
 
 /// Deletes the rows of servers that cannot be undeleted any more.
-pub async fn purge(env: &Env, now: Timestamp) -> Result<(), Error> {
+pub async fn purge(database: &Database, now: Timestamp) -> Result<(), Error> {
     let sql = "DELETE FROM deleted_servers WHERE purge_at <= :now";
-    db::run(env, Statement::new(sql).bind("now", now)).await?;
+    db::run(database, Statement::new(sql).bind("now", now)).await?;
     Ok(())
 }

@@ -5,8 +5,8 @@ use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
-use worker::Env;
 
+use super::database::Database;
 use super::db::{self, params};
 use super::scope::{Query, Scope};
 use super::transaction::Transaction;
@@ -67,7 +67,7 @@ const OPERATOR: &str = "workspace_id = 0 AND user_id = 0";
 /// Reads the operator's earlier request with the same key, made after `since`, as
 /// `{request, answer}`.
 pub async fn earlier_of_operator(
-    env: &Env,
+    database: &Database,
     key_hash: &str,
     since: Timestamp,
 ) -> Result<Option<String>, Error> {
@@ -75,7 +75,9 @@ pub async fn earlier_of_operator(
         "SELECT json_object('request', request_hash, 'answer', json(answer)) AS body FROM idempotency_keys
          WHERE {OPERATOR} AND key_hash = :key_hash AND added_at > :since"
     );
-    db::first_value(&db::run(env, Statement::new(sql).bind_all(params! { key_hash, since })).await?)
+    db::first_value(
+        &db::run(database, Statement::new(sql).bind_all(params! { key_hash, since })).await?,
+    )
 }
 
 /// The statements that store the response to the creation of a workspace. They add the id of the
@@ -100,14 +102,14 @@ pub fn insert_of_operator(
 }
 
 /// Deletes expired rows, at most [`MAX_PURGE_BATCHES`] times [`PURGE_BATCH`].
-pub async fn purge(env: &Env) -> Result<(), Error> {
+pub async fn purge(database: &Database) -> Result<(), Error> {
     let sql = format!(
         "DELETE FROM idempotency_keys WHERE rowid IN (
             SELECT rowid FROM idempotency_keys WHERE added_at <= :until ORDER BY added_at LIMIT {PURGE_BATCH})"
     );
     let until = platform::now().plus_seconds(-IDEMPOTENCY_KEY_TTL);
     for _ in 0..MAX_PURGE_BATCHES {
-        let result = db::run(env, Statement::new(&sql).bind("until", until)).await?;
+        let result = db::run(database, Statement::new(&sql).bind("until", until)).await?;
         if db::changes(&result)? < PURGE_BATCH {
             break;
         }

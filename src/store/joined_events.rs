@@ -10,9 +10,9 @@ use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
-use worker::Env;
 
 use super::audit::{Insert, text};
+use super::database::Database;
 use super::db::{self, params};
 
 /// The minimum seconds between two events of a key.
@@ -32,7 +32,7 @@ const EVENT: &str = "json_set(j.event, '$.details.count', j.pending)";
 /// # Errors
 /// D1 failed.
 pub async fn add(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     key: &str,
     event: &AuditEvent,
@@ -47,7 +47,7 @@ pub async fn add(
         workspace_id, key, count, event: text(event)?,
     });
     let [insert, reset] = write_pending(workspace_id, key, now);
-    db::execute_all(env, vec![add, insert, reset]).await
+    db::execute_all(database, vec![add, insert, reset]).await
 }
 
 /// The statements that write an event for the counted refusals of a key, if it is due.
@@ -69,7 +69,7 @@ fn write_pending(workspace_id: i64, key: &str, now: Timestamp) -> [Statement; 2]
 ///
 /// # Errors
 /// D1 failed.
-pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error> {
+pub async fn write_overdue(database: &Database, now: Timestamp) -> Result<Vec<i64>, Error> {
     #[derive(Deserialize)]
     struct Overdue {
         workspace_id: i64,
@@ -84,11 +84,11 @@ pub async fn write_overdue(env: &Env, now: Timestamp) -> Result<Vec<i64>, Error>
     let select = select.bind_all(params! {
         until: now.plus_seconds(-MIN_INTERVAL_SECONDS), limit: MAX_OVERDUE,
     });
-    let results = db::batch(env, vec![delete, select]).await?;
+    let results = db::batch(database, vec![delete, select]).await?;
     let overdue: Vec<Overdue> = results.last().map(db::rows).transpose()?.unwrap_or_default();
     for keys in overdue.chunks(BATCH) {
         let statements = keys.iter().flat_map(|of| write_pending(of.workspace_id, &of.key, now));
-        db::execute_all(env, statements.collect()).await?;
+        db::execute_all(database, statements.collect()).await?;
     }
     let mut workspaces: Vec<_> = overdue.into_iter().map(|of| of.workspace_id).collect();
     workspaces.dedup();

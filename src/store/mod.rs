@@ -12,6 +12,7 @@ pub mod batch_targets;
 pub mod batches;
 pub mod command_list;
 pub mod commands;
+pub mod database;
 pub mod db;
 pub mod deleted_servers;
 pub mod groups;

@@ -10,10 +10,10 @@ use farhand_domain::time::Timestamp;
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use uuid::Uuid;
-use worker::Env;
 
 use super::api_tokens::outlives;
 use super::audit::{self, Insert};
+use super::database::Database;
 use super::db::{self, Failure, boolean, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::List;
@@ -188,7 +188,7 @@ fn refused_label(labels: &str) -> String {
 /// The token is invalid, expired or used up. Or it does not allow the address, the name or a label.
 /// Or one of its groups is full.
 pub async fn check_registration(
-    env: &Env,
+    database: &Database,
     workspace: &str,
     token_hash: &str,
     (registration, remote_ip): (Option<&Registration>, &str),
@@ -220,7 +220,7 @@ pub async fn check_registration(
     let denied = |detail: Cow<'static, str>| {
         Err(Error::new(ErrorKind::Forbidden, detail).with_code(Code::PermissionDenied))
     };
-    match db::first::<Checks>(&db::run(env, statement).await?)? {
+    match db::first::<Checks>(&db::run(database, statement).await?)? {
         None => Err(Error::invalid_token()),
         Some(checks) if !checks.allows_address => {
             denied("The registration token's networks do not allow the agent's address.".into())
@@ -250,7 +250,7 @@ fn has_full_group() -> String {
 /// Registers a server with a token, and subtracts one from the token's uses. Returns `None` if
 /// [`check_registration`] would fail, or if all numbers for the name are in use.
 pub async fn register(
-    env: &Env,
+    database: &Database,
     workspace: &str,
     token_hash: &str,
     new: RegisteringServer<'_>,
@@ -313,6 +313,6 @@ pub async fn register(
         rest: &rest,
     };
     let insert_event = statement(insert_event.sql()).bind("event", audit::text(new.event)?);
-    let results = db::batch(env, vec![insert, insert_event, join, use_token]).await?;
+    let results = db::batch(database, vec![insert, insert_event, join, use_token]).await?;
     Ok(results.first().map(db::first::<RegisteredServer>).transpose()?.flatten())
 }

@@ -8,10 +8,10 @@ use farhand_domain::user::Account;
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use uuid::Uuid;
-use worker::Env;
 
 use super::anonymous_events;
 use super::audit::{self, Insert};
+use super::database::Database;
 use super::db::{self, params};
 use super::users::NewPassword;
 use super::{sessions, users};
@@ -50,7 +50,7 @@ pub struct NewResetRequest<'a> {
 /// Stores a request for an address, unless too many are pending. The work is the same whether or
 /// not a user has the address, so that its duration reveals nothing.
 pub async fn insert(
-    env: &Env,
+    database: &Database,
     workspace: &str,
     new: NewResetRequest<'_>,
     now: Timestamp,
@@ -80,7 +80,7 @@ pub async fn insert(
     });
     let events = anonymous_events::after_reset_request(id, event, now)?;
     let statements = [exists, purge, insert].into_iter().chain(events).collect::<Vec<_>>();
-    let results = db::batch(env, statements).await?;
+    let results = db::batch(database, statements).await?;
     let [exists, _, inserted, ..] = results.as_slice() else {
         return Err(Error::internal("D1 returned no result"));
     };
@@ -98,14 +98,15 @@ const OPEN_REQUEST: &str = "FROM reset_requests r
 
 /// Finds the user whose password a request can set. Returns `None` if the request is not open.
 pub async fn find(
-    env: &Env,
+    database: &Database,
     workspace: &str,
     id: Uuid,
     now: Timestamp,
 ) -> Result<Option<Account>, Error> {
     let sql = format!("SELECT {} AS body {OPEN_REQUEST} AND w.slug = :slug", users::OBJECT);
     let result =
-        db::run(env, Statement::new(sql).bind_all(params! { id, now, slug: workspace })).await?;
+        db::run(database, Statement::new(sql).bind_all(params! { id, now, slug: workspace }))
+            .await?;
     Ok(db::first_value::<String>(&result)?.map(|body| serde_json::from_str(&body)).transpose()?)
 }
 
@@ -126,12 +127,16 @@ pub struct Recipient {
 
 /// Looks up the recipient of the mail for a request. Returns `None` if the address is unknown, or
 /// if the request was used, invalidated or has expired.
-pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Recipient>, Error> {
+pub async fn recipient(
+    database: &Database,
+    id: Uuid,
+    now: Timestamp,
+) -> Result<Option<Recipient>, Error> {
     let sql = format!(
         "SELECT w.slug AS workspace, w.name AS workspace_name, u.username AS username, u.email AS email,
             r.requested_at AS requested_at, r.expires_at AS expires_at {OPEN_REQUEST}"
     );
-    db::first(&db::run(env, Statement::new(sql).bind_all(params! { id, now })).await?)
+    db::first(&db::run(database, Statement::new(sql).bind_all(params! { id, now })).await?)
 }
 
 /// Sets the password of a request's user, and writes the audit event. Triggers end the user's
@@ -139,7 +144,7 @@ pub async fn recipient(env: &Env, id: Uuid, now: Timestamp) -> Result<Option<Rec
 /// succeeds. Returns the workspace's id and the hashes of the revoked login tokens. Returns `None`
 /// if the request is not open.
 pub async fn consume(
-    env: &Env,
+    database: &Database,
     workspace: &str,
     id: Uuid,
     new: &NewPassword<'_>,
@@ -174,7 +179,7 @@ pub async fn consume(
         });
         statements.insert(0, revoke);
     }
-    let results = db::batch(env, statements).await?;
+    let results = db::batch(database, statements).await?;
     let [.., hashes, updated, _] = results.as_slice() else {
         return Err(Error::internal("D1 returned no result"));
     };

@@ -13,9 +13,9 @@ use farhand_domain::time::Timestamp;
 use farhand_sql::command_counts;
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
-use worker::Env;
 
 use super::Progress;
+use super::database::Database;
 use super::db::{self, params};
 
 /// The maximum number of workspaces that one statement searches.
@@ -53,7 +53,7 @@ pub struct WorkspaceScan {
 /// Searches the next workspaces for commands and batches that ended by `until`, in the order of the
 /// workspaces' ids after `after`.
 pub async fn scan_workspaces(
-    env: &Env,
+    database: &Database,
     after: i64,
     until: Timestamp,
 ) -> Result<WorkspaceScan, Error> {
@@ -66,7 +66,7 @@ pub async fn scan_workspaces(
             ORDER BY n.id LIMIT 1) AS found, (SELECT max(id) FROM next) AS last"
     );
     let result = db::run(
-        env,
+        database,
         Statement::new(sql)
             .bind_all(params! { after, until, created_before: created_before(until) }),
     )
@@ -82,7 +82,7 @@ fn created_before(until: Timestamp) -> String {
 /// Finds the next commands of a workspace that ended by `until`, in the order of their ids after
 /// `after`.
 pub async fn find(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     after: &str,
     until: Timestamp,
@@ -97,13 +97,13 @@ pub async fn find(
     let statement = Statement::new(sql).bind_all(params! {
         workspace_id, after, until, created_before: created_before(until), limit,
     });
-    db::rows(&db::run(env, statement).await?)
+    db::rows(&db::run(database, statement).await?)
 }
 
 /// Deletes the next batches of a workspace that ended by `until`, with their targets. Batches that
 /// still have commands are kept.
 pub async fn delete_batches(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     until: Timestamp,
 ) -> Result<Progress, Error> {
@@ -122,7 +122,7 @@ pub async fn delete_batches(
     ];
     let statements =
         statements.map(|sql| Statement::new(sql).bind_all(params! { workspace_id, until }));
-    let results = db::batch(env, statements.to_vec()).await?;
+    let results = db::batch(database, statements.to_vec()).await?;
     let deleted = results.last().map(db::column::<String>).transpose()?.unwrap_or_default();
     Ok(if deleted.is_empty() { Progress::Done } else { Progress::More })
 }
@@ -134,7 +134,7 @@ pub async fn delete_batches(
 /// commands, its names, its requesters, and its row as a deleted server. The object of such a
 /// deleted server has already wiped itself.
 pub async fn delete(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     commands: &[&OldCommand],
     until: Timestamp,
@@ -182,5 +182,5 @@ pub async fn delete(
         ),
         of_server_without_commands("gone_servers", "id"),
     ]);
-    db::execute_all(env, statements).await
+    db::execute_all(database, statements).await
 }

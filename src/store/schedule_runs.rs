@@ -18,9 +18,9 @@ use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use serde_json::{Map, json};
 use uuid::Uuid;
-use worker::Env;
 
 use super::audit::{Insert, text};
+use super::database::Database;
 use super::db::{self, Failure, params};
 use super::schedules::STORED;
 use super::scope::CallerTable;
@@ -99,7 +99,12 @@ pub struct Due {
 
 /// Reads the schedules of a workspace that are due, at most `limit`. Finds nothing if the workspace
 /// is deleted.
-pub async fn due(env: &Env, workspace_id: i64, now: Timestamp, limit: u64) -> Result<Due, Error> {
+pub async fn due(
+    database: &Database,
+    workspace_id: i64,
+    now: Timestamp,
+    limit: u64,
+) -> Result<Due, Error> {
     #[derive(Deserialize)]
     struct Next {
         next_due: Option<Timestamp>,
@@ -130,7 +135,7 @@ pub async fn due(env: &Env, workspace_id: i64, now: Timestamp, limit: u64) -> Re
     let ended = now.plus_seconds(-MISSED_AFTER_SECONDS);
     let due = Statement::new(due).bind_all(params! { workspace_id, now, ended, limit });
     let next = Statement::new(next).bind_all(params! { workspace_id, now });
-    let results = db::batch(env, vec![due, next]).await?;
+    let results = db::batch(database, vec![due, next]).await?;
     let [due, next] = &results[..] else { return Err(Error::internal("D1: no result")) };
     let schedules = db::column::<String>(due)?;
     let schedules =
@@ -268,7 +273,7 @@ pub fn insert_manual(
 /// The workspaces with a schedule that was due before `until`: their alarm was lost. At most
 /// `limit`, in the order of their ids after `after`.
 pub async fn overdue_workspaces(
-    env: &Env,
+    database: &Database,
     after: i64,
     until: Timestamp,
     limit: u64,
@@ -278,5 +283,7 @@ pub async fn overdue_workspaces(
                     AND s.next_due IS NOT NULL AND s.next_due < :until)
                 OR EXISTS (SELECT 1 FROM schedules s WHERE s.workspace_id = w.id AND s.queued IS NOT NULL))
         ORDER BY w.id LIMIT :limit + 0";
-    db::column(&db::run(env, Statement::new(sql).bind_all(params! { after, until, limit })).await?)
+    db::column(
+        &db::run(database, Statement::new(sql).bind_all(params! { after, until, limit })).await?,
+    )
 }

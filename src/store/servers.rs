@@ -16,9 +16,9 @@ use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use serde_json::Value as Json;
 use uuid::Uuid;
-use worker::Env;
 
 use super::audit::after_change_by;
+use super::database::Database;
 use super::db::{self, params};
 use super::idempotency_keys::ReplaySource;
 use super::list::{Filters, List};
@@ -348,7 +348,7 @@ pub struct UnapprovedServer {
 /// Finds pending servers that were registered by the time `before`, in the order of their ids,
 /// after the id `after`.
 pub async fn unapproved(
-    env: &Env,
+    database: &Database,
     before: Timestamp,
     after: &str,
     limit: u64,
@@ -356,7 +356,9 @@ pub async fn unapproved(
     let sql = "SELECT w.slug AS workspace, s.workspace_id, s.id, s.name FROM servers s
         JOIN workspaces w ON w.id = s.workspace_id AND w.deleted_at IS NULL
         WHERE s.registration = 'pending' AND s.added_at <= :before AND s.id > :after ORDER BY s.id LIMIT :limit + 0";
-    db::rows(&db::run(env, Statement::new(sql).bind_all(params! { before, after, limit })).await?)
+    db::rows(
+        &db::run(database, Statement::new(sql).bind_all(params! { before, after, limit })).await?,
+    )
 }
 
 /// The filters of a list of servers `s`. `in_group`: SQL for whether a server is in `:group`.
@@ -418,38 +420,40 @@ pub fn list(list: &ServerList) -> List {
 
 /// The next ids of a workspace's servers, in order, after the id `after`.
 pub async fn ids_after(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     after: &str,
     limit: u64,
 ) -> Result<Vec<String>, Error> {
     let sql = "SELECT id FROM servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
     db::column(
-        &db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?,
+        &db::run(database, Statement::new(sql).bind_all(params! { workspace_id, after, limit }))
+            .await?,
     )
 }
 
 /// The next ids of a workspace's deleted servers that still have objects, in order, after the id
 /// `after`.
 pub async fn deleted_ids_after(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     after: &str,
     limit: u64,
 ) -> Result<Vec<String>, Error> {
     let sql = "SELECT id FROM gone_servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
     db::column(
-        &db::run(env, Statement::new(sql).bind_all(params! { workspace_id, after, limit })).await?,
+        &db::run(database, Statement::new(sql).bind_all(params! { workspace_id, after, limit }))
+            .await?,
     )
 }
 
 /// Deletes the rows of servers whose objects are wiped.
-pub async fn delete(env: &Env, workspace_id: i64, ids: &[String]) -> Result<(), Error> {
+pub async fn delete(database: &Database, workspace_id: i64, ids: &[String]) -> Result<(), Error> {
     let delete = |table: &str| {
         let sql = format!(
             "DELETE FROM {table} WHERE workspace_id = :workspace_id AND id IN (SELECT value FROM json_each(:ids))"
         );
         Statement::new(sql).bind_all(params! { workspace_id, ids: Value::list(ids) })
     };
-    db::execute_all(env, vec![delete("servers"), delete("gone_servers")]).await
+    db::execute_all(database, vec![delete("servers"), delete("gone_servers")]).await
 }

@@ -8,9 +8,9 @@ use farhand_domain::time::Timestamp;
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;
 use uuid::Uuid;
-use worker::Env;
 
 use super::audit::{self, Insert};
+use super::database::Database;
 use super::db::{self, params};
 use super::list::List;
 use super::scope::{Query, Scope};
@@ -65,7 +65,7 @@ pub struct NewSession<'a> {
 /// Creates a session, with the audit event of the login. Returns the workspace's id, or `None` if
 /// the user may not log in any more and nothing was created.
 pub async fn insert(
-    env: &Env,
+    database: &Database,
     workspace: &str,
     new: NewSession<'_>,
     event: &AuditEvent,
@@ -111,7 +111,7 @@ pub async fn insert(
     .bind_all(params! {
         slug: workspace, user_id: new.user_id, dead_until: session::oldest_accepted_expiry(now), max_sessions: new.max_sessions,
     });
-    let results = db::batch(env, vec![insert, insert_event, update_user, delete_old]).await?;
+    let results = db::batch(database, vec![insert, insert_event, update_user, delete_old]).await?;
     results.first().map_or(Ok(None), db::first_value)
 }
 
@@ -191,7 +191,10 @@ pub struct Revoked {
 
 /// Finds the next user with revoked sessions, in the order of workspace and user after `after`.
 /// After the last user, the first user follows again.
-pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked>, Error> {
+pub async fn next_revoked(
+    database: &Database,
+    after: (i64, i64),
+) -> Result<Option<Revoked>, Error> {
     #[derive(Deserialize)]
     struct RevokedRow {
         workspace_id: i64,
@@ -216,7 +219,7 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
          FROM n"
     );
     let result = db::run(
-        env,
+        database,
         Statement::new(sql).bind_all(params! {
             workspace_id: after.0, user_id: after.1,
         }),
@@ -232,13 +235,13 @@ pub async fn next_revoked(env: &Env, after: (i64, i64)) -> Result<Option<Revoked
 }
 
 /// Stores that the waiting commands of revoked sessions are cancelled.
-pub async fn mark_cancelled(env: &Env, revoked: &Revoked) -> Result<(), Error> {
+pub async fn mark_cancelled(database: &Database, revoked: &Revoked) -> Result<(), Error> {
     let sql = "UPDATE revoked_sessions SET is_settled = 1
         WHERE workspace_id = :workspace_id AND id IN (SELECT value FROM json_each(:sessions))";
     let statement = Statement::new(sql).bind_all(params! {
         workspace_id: revoked.workspace_id, sessions: Value::list(&revoked.sessions),
     });
-    db::execute(env, statement).await
+    db::execute(database, statement).await
 }
 
 /// The seconds for which the mark of a revoked session is kept. No request that creates a command
@@ -249,7 +252,7 @@ const MAX_PURGED: u64 = 10_000;
 
 /// Deletes the marks of sessions that were revoked long ago, if their users have no waiting command
 /// and no open batch. Then no command of such a session can be delivered any more.
-pub async fn purge_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
+pub async fn purge_revoked(database: &Database, now: Timestamp) -> Result<(), Error> {
     let sql = "DELETE FROM revoked_sessions WHERE (workspace_id, id) IN (
         SELECT r.workspace_id, r.id FROM revoked_sessions r WHERE r.is_settled = 1 AND r.revoked_at <= :until
             AND NOT EXISTS (SELECT 1 FROM commands c INDEXED BY commands_waiting WHERE c.workspace_id = r.workspace_id
@@ -260,7 +263,7 @@ pub async fn purge_revoked(env: &Env, now: Timestamp) -> Result<(), Error> {
     let statement = Statement::new(sql).bind_all(params! {
         until: now.plus_seconds(-KEEP_REVOKED_SECONDS), limit: MAX_PURGED,
     });
-    db::execute(env, statement).await
+    db::execute(database, statement).await
 }
 
 /// The maximum number of KV entries that are deleted together with their sessions. Further entries
@@ -283,7 +286,7 @@ pub fn read_token_hashes(array: Option<String>) -> Result<Vec<String>, Error> {
 
 /// Extends a session. Does nothing if another request has deleted the session.
 pub async fn refresh(
-    env: &Env,
+    database: &Database,
     workspace_id: i64,
     id: Uuid,
     now: Timestamp,
@@ -291,6 +294,9 @@ pub async fn refresh(
 ) -> Result<(), Error> {
     let sql = "UPDATE sessions SET refreshed_at = :now, expires_at = :expires_at
         WHERE workspace_id = :workspace_id AND id = :id AND expires_at < :expires_at";
-    db::execute(env, Statement::new(sql).bind_all(params! { workspace_id, id, now, expires_at }))
-        .await
+    db::execute(
+        database,
+        Statement::new(sql).bind_all(params! { workspace_id, id, now, expires_at }),
+    )
+    .await
 }

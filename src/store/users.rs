@@ -8,9 +8,9 @@ use farhand_domain::time::Timestamp;
 use farhand_domain::user::{Account, NewUser, Rank, UserChanges, UserFilter};
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
-use worker::Env;
 
 use super::audit::{self, Insert, NumberedResource};
+use super::database::Database;
 use super::db::{self, params};
 use super::groups::is_only_owner;
 use super::idempotency_keys::ReplaySource;
@@ -59,7 +59,7 @@ pub struct UserForLogin {
 /// Looks up a username for a login. Returns `None` if the workspace does not exist. An inactive
 /// user is treated as absent.
 pub async fn for_login(
-    env: &Env,
+    database: &Database,
     workspace: &str,
     username: &str,
 ) -> Result<Option<UserForLogin>, Error> {
@@ -68,7 +68,8 @@ pub async fn for_login(
         FROM workspaces w LEFT JOIN users u ON u.workspace_id = w.id AND u.username = :username AND u.is_active = 1
         WHERE w.slug = :slug AND w.deleted_at IS NULL";
     db::first(
-        &db::run(env, Statement::new(sql).bind_all(params! { slug: workspace, username })).await?,
+        &db::run(database, Statement::new(sql).bind_all(params! { slug: workspace, username }))
+            .await?,
     )
 }
 
@@ -76,11 +77,14 @@ pub async fn for_login(
 const MAX_NOTIFIED: u64 = 100;
 
 /// The e-mail addresses of a workspace's active superusers.
-pub async fn addresses_of_superusers(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
+pub async fn addresses_of_superusers(
+    database: &Database,
+    workspace_id: i64,
+) -> Result<Vec<String>, Error> {
     let sql = "SELECT email FROM users WHERE workspace_id = :workspace_id AND is_superuser = 1 AND is_active = 1
         ORDER BY id LIMIT :limit + 0";
     let statement = Statement::new(sql).bind_all(params! { workspace_id, limit: MAX_NOTIFIED });
-    db::column(&db::run(env, statement).await?)
+    db::column(&db::run(database, statement).await?)
 }
 
 /// The user that a request names.
@@ -380,14 +384,14 @@ pub struct NewPassword<'a> {
 
 /// Removes one deleted user, of any workspace, from up to `limit` commands that the user requested.
 /// If no such command is left, deletes the user's row in `departed_users`.
-pub async fn detach_deleted_user(env: &Env, limit: u64) -> Result<Progress, Error> {
+pub async fn detach_deleted_user(database: &Database, limit: u64) -> Result<Progress, Error> {
     #[derive(Deserialize)]
     struct DeletedUser {
         workspace_id: i64,
         user_id: i64,
     }
     let next = Statement::new("SELECT workspace_id, user_id FROM departed_users LIMIT 1");
-    let Some(user) = db::first::<DeletedUser>(&db::run(env, next).await?)? else {
+    let Some(user) = db::first::<DeletedUser>(&db::run(database, next).await?)? else {
         return Ok(Progress::Done);
     };
     let statement = |sql: &str| {
@@ -407,6 +411,6 @@ pub async fn detach_deleted_user(env: &Env, limit: u64) -> Result<Progress, Erro
         "DELETE FROM departed_users WHERE workspace_id = :workspace_id AND user_id = :user_id
          AND NOT EXISTS (SELECT 1 FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id)",
     );
-    db::batch(env, vec![detach.bind("limit", limit), delete_counter, finish]).await?;
+    db::batch(database, vec![detach.bind("limit", limit), delete_counter, finish]).await?;
     Ok(Progress::More)
 }

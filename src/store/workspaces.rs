@@ -9,9 +9,9 @@ use farhand_domain::time::Timestamp;
 use farhand_domain::user::NewUser;
 use farhand_sql::statement::Statement;
 use serde::{Deserialize, Serialize};
-use worker::Env;
 
 use super::audit::{self, Insert};
+use super::database::Database;
 use super::db::{self, Failure, Items, PageStatement, boolean, params};
 use super::list;
 use crate::platform::hints::Hints;
@@ -36,12 +36,12 @@ pub fn forget(slug: &str) {
 
 /// Returns the id of a workspace, from the cache or from D1. Returns `None` if the workspace does
 /// not exist.
-pub async fn id_of(env: &Env, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
+pub async fn id_of(database: &Database, slug: &str, now: Timestamp) -> Result<Option<i64>, Error> {
     if let Some(id) = IDS.with(|ids| ids.get(slug, now)) {
         return Ok(Some(id));
     }
     let sql = "SELECT id FROM workspaces WHERE slug = :slug AND deleted_at IS NULL";
-    let id = db::first_value(&db::run(env, Statement::new(sql).bind("slug", slug)).await?)?;
+    let id = db::first_value(&db::run(database, Statement::new(sql).bind("slug", slug)).await?)?;
     if let Some(id) = id {
         remember(slug, id, now);
     }
@@ -82,7 +82,7 @@ const OBJECT_ID: &str = "CAST(w.id AS TEXT)";
 /// Creates a workspace with its first superuser. Returns `None` if another workspace has the slug,
 /// or if the Idempotency-Key was used.
 pub async fn insert(
-    env: &Env,
+    database: &Database,
     new: NewWorkspace<'_>,
     now: Timestamp,
 ) -> Result<Option<CreatedWorkspace>, Error> {
@@ -115,7 +115,7 @@ pub async fn insert(
         .chain(events)
         .chain(new.answer.into_iter().flatten())
         .collect::<Vec<_>>();
-    match db::batch(env, statements).await {
+    match db::batch(database, statements).await {
         Ok(results) => Ok(results.get(1).map(db::first).transpose()?.flatten()),
         Err(Failure::NotUnique(_)) => Ok(None),
         Err(failure) => Err(failure.into()),
@@ -124,20 +124,20 @@ pub async fn insert(
 
 /// A page of the workspaces whose purge has not begun, oldest first, and the number of all of them.
 /// Deleted workspaces within their grace period are included.
-pub async fn list(env: &Env, region: &str, page: Page) -> Result<(Items, u64), Error> {
+pub async fn list(database: &Database, region: &str, page: Page) -> Result<(Items, u64), Error> {
     let sql = "SELECT (SELECT count(*) FROM workspaces WHERE is_purging = 0) AS total, NULL AS body
         UNION ALL SELECT NULL, body FROM (SELECT json_object('slug', slug, 'name', name, 'region', :region,
             'added_at', added_at, 'deleted_at', deleted_at, 'purge_at', purge_at) AS body
             FROM workspaces WHERE is_purging = 0 ORDER BY id LIMIT :page_size + 0 OFFSET :page_offset)";
     let statement = list::bind_page(Statement::new(sql).bind("region", region), page);
-    let (first, items) = db::run_page(env, &PageStatement::new(statement)?, &[]).await?;
+    let (first, items) = db::run_page(database, &PageStatement::new(statement)?, &[]).await?;
     Ok((items, list::total(&first)?.unwrap_or(0)))
 }
 
 /// Updates the row of a workspace, and writes the audit event of the region cell. Returns the
 /// workspace's id, or `None` if nothing changed.
 async fn update_with_event(
-    env: &Env,
+    database: &Database,
     update: Statement,
     slug: &str,
     event: &AuditEvent,
@@ -149,7 +149,7 @@ async fn update_with_event(
     let insert = Insert { object_id: Some(OBJECT_ID), ..Insert::from_event("0", ":event", rest) };
     let insert_event =
         Statement::new(insert.sql()).bind_all(params! { slug, event: audit::text(event)? });
-    let results = db::batch(env, vec![update, insert_event]).await?;
+    let results = db::batch(database, vec![update, insert_event]).await?;
     db::first_value(results.first().ok_or_else(|| Error::internal("D1 returned no result"))?)
 }
 
@@ -168,7 +168,7 @@ pub struct Deletion {
 /// Marks a workspace as deleted. From then on all its credentials are refused. Returns the
 /// workspace's id, or `None` if nothing changed.
 pub async fn mark_deleted(
-    env: &Env,
+    database: &Database,
     slug: &str,
     deletion: Deletion,
     event: &AuditEvent,
@@ -181,21 +181,25 @@ pub async fn mark_deleted(
         RETURNING id";
     let update =
         Statement::new(sql).bind_all(params! { slug, now, purge_at, purges_now, deleted_by });
-    update_with_event(env, update, slug, event).await
+    update_with_event(database, update, slug, event).await
 }
 
 /// Undeletes a workspace within its grace period. Returns its id, or `None` if no such workspace
 /// has the slug.
-pub async fn undelete(env: &Env, slug: &str, event: &AuditEvent) -> Result<Option<i64>, Error> {
+pub async fn undelete(
+    database: &Database,
+    slug: &str,
+    event: &AuditEvent,
+) -> Result<Option<i64>, Error> {
     let sql = "UPDATE workspaces SET deleted_at = NULL, purge_at = NULL
         WHERE slug = :slug AND is_purging = 0 AND deleted_at IS NOT NULL RETURNING id";
-    update_with_event(env, Statement::new(sql).bind("slug", slug), slug, event).await
+    update_with_event(database, Statement::new(sql).bind("slug", slug), slug, event).await
 }
 
 /// Begins the purge of the workspaces whose grace period has ended.
-pub async fn begin_due_purges(env: &Env, now: Timestamp) -> Result<(), Error> {
+pub async fn begin_due_purges(database: &Database, now: Timestamp) -> Result<(), Error> {
     let sql = "UPDATE workspaces SET is_purging = 1 WHERE purge_at <= :now AND is_purging = 0";
-    db::execute(env, Statement::new(sql).bind("now", now)).await
+    db::execute(database, Statement::new(sql).bind("now", now)).await
 }
 
 /// The workspace that holds a slug: no other workspace can use the slug.
@@ -208,9 +212,9 @@ pub struct SlugHolder {
 }
 
 /// Finds the workspace that holds a slug: it is live, or deleted and within its grace period.
-pub async fn slug_holder(env: &Env, slug: &str) -> Result<Option<SlugHolder>, Error> {
+pub async fn slug_holder(database: &Database, slug: &str) -> Result<Option<SlugHolder>, Error> {
     let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM workspaces WHERE slug = :slug AND is_purging = 0";
-    db::first(&db::run(env, Statement::new(sql).bind("slug", slug)).await?)
+    db::first(&db::run(database, Statement::new(sql).bind("slug", slug)).await?)
 }
 
 /// A workspace whose purge has begun.
@@ -226,13 +230,16 @@ pub struct WorkspaceToPurge {
 
 /// Finds the next workspace to purge, in the order of the ids after `after`. After the last
 /// workspace, the first one follows again.
-pub async fn next_to_purge(env: &Env, after: i64) -> Result<Option<WorkspaceToPurge>, Error> {
+pub async fn next_to_purge(
+    database: &Database,
+    after: i64,
+) -> Result<Option<WorkspaceToPurge>, Error> {
     let sql = "SELECT d.id, d.slug, EXISTS (
             SELECT 1 FROM workspaces w WHERE w.slug = d.slug AND w.is_purging = 0) AS slug_is_used
         FROM workspaces d WHERE d.is_purging = 1 AND d.id = coalesce(
             (SELECT min(id) FROM workspaces WHERE is_purging = 1 AND id > :after),
             (SELECT min(id) FROM workspaces WHERE is_purging = 1))";
-    db::first(&db::run(env, Statement::new(sql).bind("after", after)).await?)
+    db::first(&db::run(database, Statement::new(sql).bind("after", after)).await?)
 }
 
 /// The maximum number of rows that one statement purges, so that it does not run long.
@@ -281,20 +288,20 @@ fn has_rows(table: &str) -> String {
 }
 
 /// The hashes of the login tokens whose sessions the next [`purge_rows`] deletes.
-pub async fn token_hashes(env: &Env, workspace_id: i64) -> Result<Vec<String>, Error> {
+pub async fn token_hashes(database: &Database, workspace_id: i64) -> Result<Vec<String>, Error> {
     let sql = format!(
         "SELECT token_hash FROM sessions WHERE rowid IN ({})",
         next_rows("sessions", "rowid")
     );
-    db::column(&db::run(env, Statement::new(sql).bind("workspace_id", workspace_id)).await?)
+    db::column(&db::run(database, Statement::new(sql).bind("workspace_id", workspace_id)).await?)
 }
 
 /// Deletes some rows of a deleted workspace from each table. Deletes the workspace's own row when
 /// no other row is left. Call this after all of its servers are deleted.
-pub async fn purge_rows(env: &Env, workspace_id: i64) -> Result<(), Error> {
+pub async fn purge_rows(database: &Database, workspace_id: i64) -> Result<(), Error> {
     // Read from the schema, so that rows of a new table are purged, too.
     let sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND sql LIKE '%workspace_id INTEGER%'";
-    let tables: Vec<TenantTable> = db::rows(&db::run(env, Statement::new(sql)).await?)?;
+    let tables: Vec<TenantTable> = db::rows(&db::run(database, Statement::new(sql)).await?)?;
     let purged = tables.iter().filter(|table| !SERVER_TABLES.contains(&table.name.as_str()));
     let has_rows: Vec<_> = tables.iter().map(|table| has_rows(&table.name)).collect();
     let purge_workspace = format!(
@@ -305,7 +312,7 @@ pub async fn purge_rows(env: &Env, workspace_id: i64) -> Result<(), Error> {
         .map(TenantTable::purge_sql)
         .chain([purge_workspace])
         .map(|sql| Statement::new(sql).bind("workspace_id", workspace_id));
-    db::execute_all(env, statements.collect()).await
+    db::execute_all(database, statements.collect()).await
 }
 
 #[cfg(test)]

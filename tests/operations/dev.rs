@@ -17,7 +17,7 @@ use super::checkout;
 use super::set_up::assert_not_set_up;
 
 /// Time limit for wrangler to start. It needs several seconds on an idle machine.
-const START_TIMEOUT: Duration = Duration::from_secs(180);
+const START_TIMEOUT: Duration = Duration::from_secs(600);
 /// Time limit for wrangler to notice a change, and to exit.
 const PATIENCE_WITH_WRANGLER: Duration = Duration::from_secs(60);
 

@@ -35,6 +35,7 @@ use crate::platform::log;
 use crate::platform::{self, internal};
 use crate::store::Progress;
 use crate::store::audit_chain::{self, UnsealedWork};
+use crate::store::database::Database;
 
 /// An isolate notifies the sealer of a workspace at most once in this interval.
 const NOTIFY_INTERVAL: Duration = Duration::from_secs(1);
@@ -120,7 +121,7 @@ pub async fn workspaces_with_work(env: &Env, after: i64, limit: u64) -> Result<V
         all: kept_until(platform::AUDIT_RETENTION),
         anonymous: kept_until(platform::ANONYMOUS_AUDIT_RETENTION),
     };
-    audit_chain::workspaces_to_seal(env, after, old, limit).await
+    audit_chain::workspaces_to_seal(&Database::cell(env), after, old, limit).await
 }
 
 /// Verifies the chain of a workspace, beginning with the entry `first`.
@@ -245,6 +246,11 @@ async fn retry_until_done<T>(
 }
 
 impl Sealer {
+    /// The database of a workspace, or of the cell.
+    fn database(&self, workspace: i64) -> Database {
+        Database::of(&self.env, workspace)
+    }
+
     fn sql(&self) -> SqlStorage {
         self.state.storage().sql()
     }
@@ -352,9 +358,9 @@ impl Sealer {
             self.flush_seals(workspace, &head, &pending).await?;
         }
         let UnsealedWork { rows, uncounted } =
-            audit_chain::unsealed(&self.env, workspace, head.link, BATCH).await?;
+            audit_chain::unsealed(&self.database(workspace), workspace, head.link, BATCH).await?;
         if uncounted >= MIN_UNCOUNTED {
-            audit_chain::count_commands(&self.env, workspace).await?;
+            audit_chain::count_commands(&self.database(workspace), workspace).await?;
         }
         if rows.is_empty() {
             if head.link == 0 {
@@ -380,7 +386,7 @@ impl Sealer {
         head: &ChainEnd,
         seals: &Seals,
     ) -> Result<(), Error> {
-        audit_chain::write_seals(&self.env, workspace, seals).await?;
+        audit_chain::write_seals(&self.database(workspace), workspace, seals).await?;
         if self.chain()?.is_some_and(|chain| chain.head == *head) {
             self.store_head(head, None)?;
         }

@@ -45,7 +45,9 @@ impl Sealer {
         if first > last {
             return Ok(Progress::Done);
         }
-        let links = audit_chain::links(&self.env, workspace, (first, last), head.link).await?;
+        let links =
+            audit_chain::links(&self.database(workspace), workspace, (first, last), head.link)
+                .await?;
         let mut verifier = Verifier::after(workspace, base.clone()).expired_up_to(expired);
         let anchors = self.anchors(&head, first, last)?;
         for row in &links.rows {
@@ -89,7 +91,8 @@ impl Sealer {
             return Ok(Progress::Done);
         };
         let mut rows =
-            audit_chain::first_anonymous_links(&self.env, workspace, until, BATCH).await?;
+            audit_chain::first_anonymous_links(&self.database(workspace), workspace, until, BATCH)
+                .await?;
         let old =
             rows.iter().take_while(|row| row.occurred_at().is_some_and(|at| at < until)).count();
         rows.truncate(old);
@@ -100,14 +103,14 @@ impl Sealer {
         };
         let values = vec![last.link.max(expired).into()];
         self.sql().exec("UPDATE chains SET expired = ?", values)?;
-        audit_chain::expire(&self.env, workspace, &rows).await?;
+        audit_chain::expire(&self.database(workspace), workspace, &rows).await?;
         log::event("audit_retention", json!({"workspace_id": workspace, "anonymous": rows.len()}));
         Ok(if rows.len() as u64 == BATCH { Progress::More } else { Progress::Done })
     }
 
     /// Deletes the entries up to `base` from D1, and then stores that this is done.
     pub(super) async fn delete_up_to(&self, workspace: i64, base: &ChainEnd) -> Result<(), Error> {
-        audit_chain::delete_links(&self.env, workspace, base.link).await?;
+        audit_chain::delete_links(&self.database(workspace), workspace, base.link).await?;
         if self.chain()?.is_some_and(|chain| chain.base == *base) {
             self.sql().exec("UPDATE chains SET is_deleting = 0", None)?;
         }

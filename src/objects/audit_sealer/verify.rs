@@ -49,7 +49,7 @@ impl Sealer {
         let (base, head) = chain.as_ref().map(ends).unwrap_or_default();
         if let Some(chain) = &chain {
             if let Some(pending) = &chain.pending {
-                audit_chain::write_seals(&self.env, workspace, pending).await?;
+                audit_chain::write_seals(&self.database(workspace), workspace, pending).await?;
             }
             if chain.is_deleting {
                 self.delete_up_to(workspace, &base).await?;
@@ -66,7 +66,9 @@ impl Sealer {
         let mut next = first.max(base.link + 1).min(head.link + 1);
         loop {
             let last = head.link.min(next + PAGE - 1);
-            let links = audit_chain::links(&self.env, workspace, (next, last), head.link).await?;
+            let links =
+                audit_chain::links(&self.database(workspace), workspace, (next, last), head.link)
+                    .await?;
             if self.chain()?.is_some_and(|chain| chain.base != base) {
                 return Ok(None);
             }

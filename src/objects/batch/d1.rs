@@ -8,6 +8,7 @@ use farhand_domain::command_end::Cancellation;
 use farhand_domain::error::Error;
 use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::rights::default_account;
+use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_counts::next_key;
 use farhand_sql::quotas;
@@ -19,8 +20,9 @@ use uuid::Uuid;
 use worker::Env;
 
 use super::data::{BatchData, unexpected};
-use crate::platform::{self, Config};
+use crate::platform::{self, Config, Quotas};
 use crate::store::audit::Insert;
+use crate::store::database::Database;
 use crate::store::db::{self, params};
 use crate::store::permission_rows::{self, PermissionRow};
 use crate::store::stored_requester::{self, REQUESTERS};
@@ -35,26 +37,35 @@ pub async fn query(
     batch: &Batch,
     request: &Request,
 ) -> Result<Answer, Error> {
+    let database = &Database::of(env, data.workspace_id);
     match request {
         Request::Load => Err(unexpected()),
-        Request::Check(positions) => check(env, data, positions).await,
+        Request::Check(positions) => {
+            check(database, &Config::from_env(env).quotas, data, positions).await
+        }
         Request::Insert { runs, started, added_at, marks } => {
-            insert(env, (data, batch), runs, (*started, *added_at), marks).await
+            let key = platform::secret_key(env)?;
+            insert(database, &key, (data, batch), runs, (*started, *added_at), marks).await
         }
         Request::Mark(marks) => {
-            db::execute_all(env, mark(data, marks)).await?;
+            db::execute_all(database, mark(data, marks)).await?;
             Ok(Answer::Written)
         }
         Request::EndRest(rest) => {
-            db::execute_all(env, end_rest(data, *rest)).await?;
+            db::execute_all(database, end_rest(data, *rest)).await?;
             Ok(Answer::Written)
         }
-        Request::Finish => finish(env, data).await,
+        Request::Finish => finish(database, data).await,
     }
 }
 
 /// Checks whether targets may start, after a scheduled batch that is due has become running.
-async fn check(env: &Env, data: &BatchData, positions: &[Position]) -> Result<Answer, Error> {
+async fn check(
+    database: &Database,
+    limits: &Quotas,
+    data: &BatchData,
+    positions: &[Position],
+) -> Result<Answer, Error> {
     #[derive(Deserialize)]
     struct Row {
         permission: PermissionRow,
@@ -87,7 +98,7 @@ async fn check(env: &Env, data: &BatchData, positions: &[Position]) -> Result<An
     let rows = Statement::new(sql)
         .bind_all(params! { id, positions: Parameter::list(positions) })
         .bind_all(stored_requester::parameters(workspace_id, [data.requester()], now));
-    let results = db::batch(env, vec![begin, rows, room(env, data)]).await?;
+    let results = db::batch(database, vec![begin, rows, room(limits, data)]).await?;
     let [_, rows, room] = results.as_slice() else { return Err(unexpected()) };
     let rows = db::column::<String>(rows)?;
     let room = db::first_value::<String>(room)?.ok_or_else(unexpected)?;
@@ -136,8 +147,7 @@ async fn check(env: &Env, data: &BatchData, positions: &[Position]) -> Result<An
 
 /// The statement that reads how many bytes the requester may still store, and how many bytes of
 /// output a command may keep, as `[bytes_left, output_limit]` (contract 11.4).
-fn room(env: &Env, data: &BatchData) -> Statement {
-    let limits = Config::from_env(env).quotas;
+fn room(limits: &Quotas, data: &BatchData) -> Statement {
     let is_staff = "coalesce(r.is_staff OR r.is_superuser, 0)";
     let sql = format!(
         "WITH {REQUESTERS}
@@ -173,7 +183,8 @@ fn subtract_pending(data: &BatchData) -> Statement {
 /// later. Inserts none if the requester's credential is not valid any more: the check of the
 /// targets may be some seconds old.
 async fn insert(
-    env: &Env,
+    database: &Database,
+    key: &SecretKey,
     (data, batch): (&BatchData, &Batch),
     runs: &[(Position, Run)],
     (started, added_at): (u64, Timestamp),
@@ -181,12 +192,12 @@ async fn insert(
 ) -> Result<Answer, Error> {
     let (workspace_id, id) = (data.workspace_id, data.id);
     let (mut commands, mut events) = (Vec::new(), Vec::new());
-    let (mut bytes, key) = (0, platform::secret_key(env)?);
+    let mut bytes = 0;
     for (position, run) in runs {
         let Some(target) = batch.targets.get(*position as usize) else { continue };
         let command = data.command(target.server, run);
         bytes = command.stored_bytes(data.inputs.as_ref());
-        events.push(json!({"command": command.id, "event": data.event(&command, added_at, &key)?}));
+        events.push(json!({"command": command.id, "event": data.event(&command, added_at, key)?}));
         commands.push(json!([position, command.id, run.username, run.server_name]));
     }
     let mut life = Lifecycle::new(added_at, None, Some(batch.expires_at), data.timeout);
@@ -230,7 +241,7 @@ async fn insert(
     let events = Statement::new(events_sql)
         .bind_all(params! { workspace_id, added_at, events: Parameter::list(&events) });
     let statements = [vec![insert, subtract_pending(data), events], mark(data, marks)].concat();
-    let results = db::batch(env, statements).await?;
+    let results = db::batch(database, statements).await?;
     let inserted = db::column::<Uuid>(results.first().ok_or_else(unexpected)?)?;
     let is_inserted = |position: &&(Position, Run)| {
         let target = batch.targets.get(position.0 as usize);
@@ -298,7 +309,7 @@ fn end_rest(data: &BatchData, rest: Rest) -> Vec<Statement> {
 }
 
 /// Stores the final counts, if all targets have ended.
-async fn finish(env: &Env, data: &BatchData) -> Result<Answer, Error> {
+async fn finish(database: &Database, data: &BatchData) -> Result<Answer, Error> {
     let (id, workspace_id, now) = (data.id, data.workspace_id, platform::now());
     let update = Statement::new(format!(
         "UPDATE batches AS b SET counts = {}, finished_at = :now, inputs = NULL, pending = 0,
@@ -316,7 +327,7 @@ async fn finish(env: &Env, data: &BatchData) -> Result<Answer, Error> {
          WHERE id = :id AND workspace_id = :workspace_id AND finished_at IS NOT NULL",
     )
     .bind_all(params! { id, workspace_id });
-    let results = db::batch(env, vec![update, read]).await?;
+    let results = db::batch(database, vec![update, read]).await?;
     let finished = db::first_value::<i64>(results.last().ok_or_else(unexpected)?)?;
     Ok(Answer::Finished(finished == Some(1)))
 }

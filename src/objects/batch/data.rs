@@ -23,6 +23,7 @@ use uuid::Uuid;
 use worker::Env;
 
 use crate::platform;
+use crate::store::database::Database;
 use crate::store::db::{self, params};
 use crate::store::stored_requester::StoredRequester;
 
@@ -223,7 +224,7 @@ pub async fn load(
         join_command!()
     ))
     .bind_all(params! { id, workspace_id });
-    let results = db::batch(env, vec![batch, targets]).await?;
+    let results = db::batch(&Database::of(env, workspace_id), vec![batch, targets]).await?;
     let [batch, targets] = results.as_slice() else { return Err(unexpected()) };
     let Some(row) = db::first_value::<String>(batch)? else { return Ok(None) };
     let row: Row = serde_json::from_str(&row)?;

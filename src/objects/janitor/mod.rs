@@ -45,6 +45,7 @@ use crate::objects::{self, alarm::Alarm};
 use crate::objects::{audit_sealer, batch, scheduler};
 use crate::platform;
 use crate::platform::log;
+use crate::store::database::Database;
 use crate::store::workspaces::Deletion;
 use crate::store::{Progress, deleted_servers, open_batches, servers, sessions, workspaces};
 
@@ -192,12 +193,13 @@ async fn in_time<T>(
 pub struct Janitor {
     state: State,
     env: Env,
+    cell: Database,
     alarm: Alarm,
 }
 
 impl DurableObject for Janitor {
     fn new(state: State, env: Env) -> Self {
-        Self { state, env, alarm: Alarm::default() }
+        Self { state, cell: Database::cell(&env), env, alarm: Alarm::default() }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
@@ -217,9 +219,9 @@ impl DurableObject for Janitor {
                     if storage.get::<i64>(LAST_SEALED_KEY).await?.is_none() {
                         storage.put(LAST_SEALED_KEY, -1).await?;
                     }
-                    workspaces::begin_due_purges(&self.env, platform::now()).await?;
-                    sessions::purge_revoked(&self.env, platform::now()).await?;
-                    deleted_servers::purge(&self.env, platform::now()).await?;
+                    workspaces::begin_due_purges(&self.cell, platform::now()).await?;
+                    sessions::purge_revoked(&self.cell, platform::now()).await?;
+                    deleted_servers::purge(&self.cell, platform::now()).await?;
                     storage.put(LAST_UNAPPROVED_KEY, "").await?;
                     storage.put(LAST_BATCH_KEY, "").await?;
                     if storage.get::<Pass>(PASS_KEY).await?.is_none() {
@@ -270,6 +272,11 @@ impl DurableObject for Janitor {
 }
 
 impl Janitor {
+    /// The database of a workspace.
+    fn database(&self, workspace_id: i64) -> Database {
+        Database::of(&self.env, workspace_id)
+    }
+
     /// Sets the alarm, even if it is set for an earlier time. The earlier alarm might run before
     /// the change is made that this alarm should find.
     async fn set_alarm(&self, delay: Duration) -> worker::Result<()> {
@@ -286,17 +293,17 @@ impl Janitor {
     ) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
         let marked =
-            workspaces::mark_deleted(&self.env, &slug, deletion, event, platform::now()).await?;
+            workspaces::mark_deleted(&self.cell, &slug, deletion, event, platform::now()).await?;
         let Some(id) = marked else { return Ok(false) };
-        let holder = workspaces::slug_holder(&self.env, &slug).await?;
+        let holder = workspaces::slug_holder(&self.cell, &slug).await?;
         if holder.is_some_and(|holder| holder.id == id) {
             self.suspend_first(&slug).await?;
             return Ok(true);
         }
         // The purge has begun. Objects of deleted servers have no agent, so the purge handles them.
-        let mut after = String::new();
+        let (database, mut after) = (self.database(id), String::new());
         for _ in 0..SERVERS_BEFORE_RESPONSE / SERVERS_PER_STEP {
-            let ids = servers::ids_after(&self.env, id, &after, SERVERS_PER_STEP).await?;
+            let ids = servers::ids_after(&database, id, &after, SERVERS_PER_STEP).await?;
             // If an object fails now, the purge wipes it later.
             self.disconnect_and_wipe(&ids).await;
             match ids.last() {
@@ -310,7 +317,7 @@ impl Janitor {
     /// Undeletes a workspace and lets its agents connect.
     async fn undelete_workspace(&self, slug: String, event: &AuditEvent) -> Result<bool, Error> {
         self.begin_suspension(&slug).await?;
-        let Some(id) = workspaces::undelete(&self.env, &slug, event).await? else {
+        let Some(id) = workspaces::undelete(&self.cell, &slug, event).await? else {
             return Ok(false);
         };
         // Batches that were open go on.
@@ -351,7 +358,7 @@ impl Janitor {
         let Some(after) = storage.get::<String>(LAST_BATCH_KEY).await? else {
             return Ok(Progress::Done);
         };
-        let batches = open_batches::open_after(&self.env, &after, BATCHES_PER_STEP).await?;
+        let batches = open_batches::open_after(&self.cell, &after, BATCHES_PER_STEP).await?;
         let Some(last) = batches.last() else {
             storage.delete(LAST_BATCH_KEY).await?;
             return Ok(Progress::Done);

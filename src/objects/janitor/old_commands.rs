@@ -42,16 +42,17 @@ impl Janitor {
             }
         };
         pass.until = Some(until);
+        let database = self.database(pass.workspace);
         let found =
-            retention::find(&self.env, pass.workspace, &pass.after, until, COMMANDS_PER_STEP);
+            retention::find(&database, pass.workspace, &pass.after, until, COMMANDS_PER_STEP);
         let (old, find_cost) = cost::measure(found).await;
         let old = old?;
         let Some(last) = old.last() else {
-            let batches = retention::delete_batches(&self.env, pass.workspace, until).await?;
+            let batches = retention::delete_batches(&database, pass.workspace, until).await?;
             if batches == Progress::More {
                 return Ok(Progress::More);
             }
-            let scan = retention::scan_workspaces(&self.env, pass.workspace, until).await?;
+            let scan = retention::scan_workspaces(&self.cell, pass.workspace, until).await?;
             let Some(next) = scan.found.or(scan.last) else {
                 self.end_pass(&pass).await?;
                 return Ok(Progress::Done);
@@ -61,7 +62,7 @@ impl Janitor {
             return Ok(Progress::More);
         };
         let (absent, progress) = self.delete_in_objects(&old, until, &mut pass.silent).await;
-        let deleted = retention::delete(&self.env, pass.workspace, &absent, until);
+        let deleted = retention::delete(&database, pass.workspace, &absent, until);
         let (deleted, delete_cost) = cost::measure(deleted).await;
         let cost = find_cost + delete_cost;
         pass.failures = if deleted.is_err() { pass.failures + 1 } else { 0 };

@@ -34,7 +34,7 @@ impl Janitor {
 
     /// Removes a deleted user from some of the commands that the user requested.
     pub(super) async fn detach_deleted_user(&self) -> Result<Progress, Error> {
-        users::detach_deleted_user(&self.env, COMMANDS_PER_STEP).await
+        users::detach_deleted_user(&self.cell, COMMANDS_PER_STEP).await
     }
 
     /// Cancels the waiting commands that the revoked sessions of one user created.
@@ -42,7 +42,7 @@ impl Janitor {
         let storage = self.state.storage();
         let after: (i64, i64) = storage.get(LAST_REVOKED_KEY).await?.unwrap_or_default();
         // Each step takes the next user, so a failing object does not block other users.
-        let Some(revoked) = sessions::next_revoked(&self.env, after).await? else {
+        let Some(revoked) = sessions::next_revoked(&self.cell, after).await? else {
             return Ok(Progress::Done);
         };
         storage.put(LAST_REVOKED_KEY, (revoked.workspace_id, revoked.user_id)).await?;
@@ -56,7 +56,7 @@ impl Janitor {
             });
             future::try_join_all(cancelled).await.map_err(Error::internal)?;
         }
-        sessions::mark_cancelled(&self.env, &revoked).await?;
+        sessions::mark_cancelled(&self.database(revoked.workspace_id), &revoked).await?;
         Ok(Progress::More)
     }
 
@@ -67,7 +67,7 @@ impl Janitor {
             return Ok(Progress::Done);
         };
         let before = platform::now().plus_seconds(-APPROVAL_TIMEOUT);
-        let unapproved = servers::unapproved(&self.env, before, &after, SERVERS_PER_STEP).await?;
+        let unapproved = servers::unapproved(&self.cell, before, &after, SERVERS_PER_STEP).await?;
         let Some(last) = unapproved.last() else {
             storage.delete(LAST_UNAPPROVED_KEY).await?;
             return Ok(Progress::Done);
@@ -104,7 +104,7 @@ impl Janitor {
         let last: i64 = storage.get(LAST_PURGED_KEY).await?.unwrap_or(0);
         // Each step takes the next workspace, so a failing workspace does not block other
         // workspaces.
-        let Some(workspace) = workspaces::next_to_purge(&self.env, last).await? else {
+        let Some(workspace) = workspaces::next_to_purge(&self.cell, last).await? else {
             return Ok(Progress::Done);
         };
         storage.put(LAST_PURGED_KEY, workspace.id).await?;
@@ -113,16 +113,17 @@ impl Janitor {
     }
 
     async fn purge_step(&self, workspace: &WorkspaceToPurge) -> Result<(), Error> {
+        let database = &self.database(workspace.id);
         // Wipe the objects before deleting the rows: only the rows contain the names of the
         // objects.
-        let mut ids = servers::ids_after(&self.env, workspace.id, "", SERVERS_PER_STEP).await?;
+        let mut ids = servers::ids_after(database, workspace.id, "", SERVERS_PER_STEP).await?;
         if ids.is_empty() {
-            ids = servers::deleted_ids_after(&self.env, workspace.id, "", SERVERS_PER_STEP).await?;
+            ids = servers::deleted_ids_after(database, workspace.id, "", SERVERS_PER_STEP).await?;
         }
         if !ids.is_empty() {
             let failed = self.disconnect_and_wipe(&ids).await;
             ids.retain(|id| !failed.contains(id));
-            servers::delete(&self.env, workspace.id, &ids).await?;
+            servers::delete(database, workspace.id, &ids).await?;
             return if failed.is_empty() {
                 Ok(())
             } else {
@@ -131,18 +132,18 @@ impl Janitor {
         }
         let recent = platform::now().minus(LOG_TTL * 2);
         let batches =
-            open_batches::not_ended_by(&self.env, workspace.id, recent, SERVERS_PER_STEP).await?;
+            open_batches::not_ended_by(database, workspace.id, recent, SERVERS_PER_STEP).await?;
         if !batches.is_empty() {
             let wiped =
                 batches.iter().map(|of| batch::calls::wipe(&self.env, of.workspace_id, of.id));
             let wiped = async { future::try_join_all(wiped).await.map(drop) };
             in_time(OBJECT_TIMEOUT, wiped).await.map_err(Error::internal)?;
-            return open_batches::delete(&self.env, &batches).await;
+            return open_batches::delete(database, &batches).await;
         }
         if workspace.slug_is_used {
             // A new workspace uses this slug, so its KV keys have the same prefix and must be kept.
             // Delete only the keys of the purged workspace's tokens.
-            for hash in workspaces::token_hashes(&self.env, workspace.id).await? {
+            for hash in workspaces::token_hashes(database, workspace.id).await? {
                 login_tokens::delete(&self.env, &workspace.slug, &hash).await?;
             }
         } else if login_tokens::purge(&self.env, &workspace.slug).await? == Progress::More {
@@ -150,6 +151,6 @@ impl Janitor {
         }
         scheduler::wipe(&self.env, workspace.id).await?;
         audit_sealer::wipe(&self.env, workspace.id).await?;
-        workspaces::purge_rows(&self.env, workspace.id).await
+        workspaces::purge_rows(database, workspace.id).await
     }
 }

@@ -43,7 +43,7 @@ impl Janitor {
     /// Starts the resync of a workspace from the beginning. Returns false if the workspace does not
     /// exist.
     pub(super) async fn begin_resync(&self, slug: String) -> Result<bool, Error> {
-        let Some(id) = workspaces::id_of(&self.env, &slug, platform::now()).await? else {
+        let Some(id) = workspaces::id_of(&self.cell, &slug, platform::now()).await? else {
             return Ok(false);
         };
         let mut resyncs = self.resyncs().await?;
@@ -59,11 +59,11 @@ impl Janitor {
         let Some((id, resync)) = self.resyncs().await?.pop_first() else {
             return Ok(Progress::Done);
         };
-        let (after, limit) = (&resync.after, SERVERS_PER_STEP);
+        let (database, after, limit) = (self.database(id), &resync.after, SERVERS_PER_STEP);
         let servers = if resync.is_deleted {
-            servers::deleted_ids_after(&self.env, id, after, limit).await?
+            servers::deleted_ids_after(&database, id, after, limit).await?
         } else {
-            servers::ids_after(&self.env, id, after, limit).await?
+            servers::ids_after(&database, id, after, limit).await?
         };
         let of =
             |server| ServerLocation { workspace: resync.slug.clone(), workspace_id: id, server };

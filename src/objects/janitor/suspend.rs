@@ -98,12 +98,18 @@ impl Janitor {
             return Ok(Progress::Done);
         };
         let before = suspension.clone();
-        let workspace = workspaces::slug_holder(&self.env, slug).await?;
+        let workspace = workspaces::slug_holder(&self.cell, slug).await?;
         let is_suspended = workspace.is_some_and(|workspace| workspace.is_deleted);
         let mut ids = match workspace {
             Some(workspace) if suspension.failed.len() < MAX_FAILED => {
                 let after = &suspension.after;
-                servers::ids_after(&self.env, workspace.id, after, SERVERS_PER_STEP).await?
+                servers::ids_after(
+                    &self.database(workspace.id),
+                    workspace.id,
+                    after,
+                    SERVERS_PER_STEP,
+                )
+                .await?
             }
             Some(_) => Vec::new(),
             // The purge has begun, and wipes the objects.

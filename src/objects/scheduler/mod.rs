@@ -29,6 +29,7 @@ use worker::{DurableObject, Env, Request, Response, State, durable_object};
 use crate::objects::{self, alarm::Alarm};
 use crate::platform::log;
 use crate::platform::{self, internal};
+use crate::store::database::Database;
 use crate::store::schedule_runs;
 
 /// A pass that does not end within this time was terminated, and is repeated.
@@ -88,12 +89,12 @@ pub async fn wipe(env: &Env, workspace_id: i64) -> Result<(), Error> {
 /// # Errors
 /// D1 failed.
 pub async fn wake_overdue(env: &Env) -> Result<(), Error> {
-    let now = platform::now();
+    let (cell, now) = (Database::cell(env), platform::now());
     let mut after = 0;
     loop {
         let until = now.minus(MAX_OVERDUE);
         let workspaces =
-            schedule_runs::overdue_workspaces(env, after, until, WORKSPACES_PER_STEP).await?;
+            schedule_runs::overdue_workspaces(&cell, after, until, WORKSPACES_PER_STEP).await?;
         let Some(last) = workspaces.last() else { return Ok(()) };
         after = *last;
         future::join_all(workspaces.into_iter().map(async |workspace_id| {

@@ -13,6 +13,7 @@ use crate::objects::audit_sealer;
 use crate::objects::batch::calls;
 use crate::platform;
 use crate::platform::{internal, log};
+use crate::store::database::Database;
 use crate::store::schedule_runs::{self, Due, StoredSchedule};
 
 /// The maximum number of schedules that are read together.
@@ -49,15 +50,16 @@ impl Scheduler {
         now: Timestamp,
     ) -> Result<Option<Timestamp>, Error> {
         self.begin_batches(workspace_id).await?;
+        let database = Database::of(&self.env, workspace_id);
         let retry = || platform::now().plus(RETRY_DELAY);
         for _ in 0..MAX_STEPS {
-            let due = schedule_runs::due(&self.env, workspace_id, now, SCHEDULES_PER_STEP).await?;
+            let due = schedule_runs::due(&database, workspace_id, now, SCHEDULES_PER_STEP).await?;
             if due.schedules.is_empty() {
                 let is_unbegun = !self.starting().await?.is_empty();
                 let next = next_pass(&due, platform::now());
                 return Ok(next.into_iter().chain(is_unbegun.then(retry)).min());
             }
-            if !self.step(workspace_id, &due.schedules, now).await? {
+            if !self.step(&database, workspace_id, &due.schedules, now).await? {
                 break;
             }
         }
@@ -67,11 +69,13 @@ impl Scheduler {
     /// Handles some schedules, and begins their batches. Returns whether there was anything to do.
     async fn step(
         &self,
+        database: &Database,
         workspace_id: i64,
         schedules: &[StoredSchedule],
         now: Timestamp,
     ) -> Result<bool, Error> {
-        let due = DueSchedule::decide(&self.env, workspace_id, schedules, now).await?;
+        let env = &self.env;
+        let due = DueSchedule::decide(database, env, workspace_id, schedules, now).await?;
         let mut batches = self.starting().await?;
         batches.extend(due.iter().filter_map(DueSchedule::batch));
         if !batches.is_empty() {
@@ -79,8 +83,9 @@ impl Scheduler {
             // begins them.
             self.state.storage().put(STARTING_KEY, &batches).await?;
         }
-        let results = in_chunks(&due, async |due| due.write(&self.env, workspace_id).await).await;
-        audit_sealer::notify(&self.env, workspace_id).await;
+        let results =
+            in_chunks(&due, async |due| due.write(database, env, workspace_id).await).await;
+        audit_sealer::notify(env, workspace_id).await;
         self.begin_batches(workspace_id).await?;
         results.into_iter().collect::<Result<(), _>>().map(|()| !due.is_empty())
     }

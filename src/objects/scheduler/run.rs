@@ -19,6 +19,7 @@ use crate::platform::time_zone::due_times;
 use crate::platform::{self, Config, Quotas, d1_size};
 use crate::store::audit::service_event;
 use crate::store::batches::{self, NewBatchRow};
+use crate::store::database::Database;
 use crate::store::db::{self, Failure};
 use crate::store::schedule_runs::{self, Claim, FirstRefusal, Start, StoredSchedule};
 use crate::store::stored_requester::StoredScope;
@@ -87,6 +88,7 @@ impl DueSchedule {
     /// # Errors
     /// D1 failed.
     pub async fn decide(
+        database: &Database,
         env: &Env,
         workspace_id: i64,
         schedules: &[StoredSchedule],
@@ -113,7 +115,7 @@ impl DueSchedule {
                 Err(error) => due.run = Some(Err(error.into())),
             }
         }
-        let results = if reads.is_empty() { vec![] } else { db::batch(env, reads).await? };
+        let results = if reads.is_empty() { vec![] } else { db::batch(database, reads).await? };
         for ((due, spec), result) in starting.into_iter().zip(&results) {
             due.run = match StoredScope::result(result)? {
                 // The workspace was deleted. Then nothing is written.
@@ -144,16 +146,21 @@ impl DueSchedule {
     ///
     /// # Errors
     /// D1 failed. The decision may be written nevertheless.
-    pub async fn write(&self, env: &Env, workspace_id: i64) -> Result<(), Error> {
+    pub async fn write(
+        &self,
+        database: &Database,
+        env: &Env,
+        workspace_id: i64,
+    ) -> Result<(), Error> {
         match &self.run {
             None => {
                 let statements = self.claim(workspace_id, &self.decision, None, false)?;
-                outcome(db::batch(env, statements).await)
+                outcome(db::batch(database, statements).await)
             }
-            Some(Err(refusal)) => self.write_refusal(env, workspace_id, refusal).await,
-            Some(Ok(run)) => match self.write_start(env, workspace_id, run).await? {
+            Some(Err(refusal)) => self.write_refusal(database, workspace_id, refusal).await,
+            Some(Ok(run)) => match self.write_start(database, env, workspace_id, run).await? {
                 Ok(()) => Ok(()),
-                Err(refusal) => self.write_refusal(env, workspace_id, &refusal).await,
+                Err(refusal) => self.write_refusal(database, workspace_id, &refusal).await,
             },
         }
     }
@@ -178,7 +185,7 @@ impl DueSchedule {
     /// refused for the same reason.
     async fn write_refusal(
         &self,
-        env: &Env,
+        database: &Database,
         workspace_id: i64,
         refusal: &Refusal,
     ) -> Result<(), Error> {
@@ -199,13 +206,14 @@ impl DueSchedule {
             disables: refusal.disables,
         };
         statements.push(first.event(workspace_id, &event)?);
-        outcome(db::batch(env, statements).await)
+        outcome(db::batch(database, statements).await)
     }
 
     /// Writes a decision with the batch of its run. The inner error is the refusal of the batch.
     /// Then nothing was written.
     async fn write_start(
         &self,
+        database: &Database,
         env: &Env,
         workspace_id: i64,
         run: &PlannedRun,
@@ -243,10 +251,10 @@ impl DueSchedule {
         let (_, insertion) = batches::insertion(&scope, &row, quotas, &event)?.into_parts();
         statements.extend(insertion);
         statements.push(schedule_runs::require_batch(workspace_id, start));
-        match db::batch(env, statements).await {
+        match db::batch(database, statements).await {
             Err(failure) if schedule_runs::is_batch_refused(&failure) => {
                 let quota = scope.read(batches::find_exceeded_quota(&row, quotas));
-                let read = StoredScope::result(&db::run(env, quota).await?)?;
+                let read = StoredScope::result(&db::run(database, quota).await?)?;
                 Ok(Err(match read {
                     Some(Err(denial)) => denial.into(),
                     Some(Ok(read)) => batches::refusal(read.body.as_deref()).into(),

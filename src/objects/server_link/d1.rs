@@ -29,8 +29,9 @@ use worker::Env;
 
 use super::calls::{Create, Refusal};
 use super::d1_server;
-use crate::platform::{self, Config};
+use crate::platform::{self, Config, Quotas};
 use crate::store::audit::{self, service_event};
+use crate::store::database::Database;
 use crate::store::db::{self, Failure, params};
 use crate::store::permission_rows::{self, PermissionRow};
 use crate::store::scripts;
@@ -41,39 +42,59 @@ use crate::store::stored_requester::{self, REQUESTERS, StoredRequester};
 /// # Errors
 /// D1 failed. It is unknown whether D1 ran the request's statements.
 pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
+    let (database, quotas) = (&database_of(env, request), &Config::from_env(env).quotas);
     Ok(match request {
         D1Request::FindServer { workspace, server } => {
-            D1Answer::Server(d1_server::find_server(env, workspace, *server).await?)
+            D1Answer::Server(d1_server::find_server(database, workspace, *server).await?)
         }
         D1Request::ChangeServer(of, change) => {
-            D1Answer::Server(d1_server::change_server(env, of, change).await?)
+            D1Answer::Server(d1_server::change_server(database, quotas, of, change).await?)
         }
         D1Request::InsertCommand { create, life } => {
-            D1Answer::Inserted(insert_command(env, create, life).await?)
+            D1Answer::Inserted(insert_command(database, quotas, create, life).await?)
         }
         D1Request::FindPermissions(commands) => {
-            D1Answer::Permissions(find_rights(env, commands, platform::now()).await?)
+            D1Answer::Permissions(find_rights(database, quotas, commands, platform::now()).await?)
         }
         D1Request::Flush { entries, is_one_by_one } => {
-            let (results, waiting) = flush(env, entries, *is_one_by_one).await;
+            let (results, waiting) = flush(database, entries, *is_one_by_one).await;
             D1Answer::Flushed(results, waiting)
         }
         D1Request::Restore(commands) => {
-            send(env, commands.iter().flat_map(restore_command).collect()).await?;
+            send(database, commands.iter().flat_map(restore_command).collect()).await?;
             D1Answer::Restored
         }
         D1Request::DeleteRestored(commands) => {
-            send(env, commands.iter().flat_map(unrestore_command).collect()).await?;
+            send(database, commands.iter().flat_map(unrestore_command).collect()).await?;
             D1Answer::Restored
         }
     })
+}
+
+/// The database of a request's workspace. All commands and entries of a request are of one server.
+fn database_of(env: &Env, request: &D1Request) -> Database {
+    let workspace_id = match request {
+        D1Request::FindServer { workspace, .. } => return Database::of_slug(env, workspace),
+        D1Request::ChangeServer(of, _) => Some(of.workspace_id),
+        D1Request::InsertCommand { create, .. } => Some(create.workspace_id),
+        D1Request::FindPermissions(commands)
+        | D1Request::Restore(commands)
+        | D1Request::DeleteRestored(commands) => commands.first().map(|stored| stored.workspace_id),
+        D1Request::Flush { entries, .. } => entries.first().map(|entry| match entry {
+            OutboxEntry::Command(stored, _) => stored.workspace_id,
+            OutboxEntry::Withdrawal { workspace_id, .. }
+            | OutboxEntry::Server { workspace_id, .. } => *workspace_id,
+        }),
+    };
+    // A request without commands and entries runs no statement.
+    workspace_id.map_or_else(|| Database::cell(env), |id| Database::of(env, id))
 }
 
 /// Writes outbox entries to D1: all in one transaction, or each in a transaction of its own if
 /// `is_one_by_one`. Returns the result of each entry, in the order of `entries`, and the batches
 /// that wait for the server, if an entry says that it is connected.
 async fn flush(
-    env: &Env,
+    database: &Database,
     entries: &[OutboxEntry],
     is_one_by_one: bool,
 ) -> (Vec<Result<(), String>>, Vec<Uuid>) {
@@ -87,7 +108,7 @@ async fn flush(
             if statements.is_empty() {
                 return Ok(vec![]);
             }
-            let outcomes = db::batch(env, statements).await?;
+            let outcomes = db::batch(database, statements).await?;
             let ids = outcomes.iter().map(db::column::<Uuid>).collect::<Result<Vec<_>, _>>()?;
             Ok(ids.concat())
         };
@@ -245,7 +266,8 @@ fn usage() -> String {
 /// Inserts a new command. Returns the bytes of output that it may keep, or a refusal if nothing was
 /// written.
 async fn insert_command(
-    env: &Env,
+    database: &Database,
+    limits: &Quotas,
     create: &Create,
     life: &Lifecycle,
 ) -> Result<Result<Option<u64>, Refusal>, Error> {
@@ -254,7 +276,7 @@ async fn insert_command(
         output_limit: Option<u64>,
     }
     let Create { workspace_id, command, origin, key, event, .. } = create;
-    let (workspace_id, key, limits) = (*workspace_id, key.as_ref(), Config::from_env(env).quotas);
+    let (workspace_id, key) = (*workspace_id, key.as_ref());
     let bytes = command.stored_bytes(create.inputs.as_ref());
     let sql = format!(
         "INSERT INTO commands (seq, {COMMAND_COLUMNS}, idempotency_key, idempotency_body, stored_bytes, output_limit)
@@ -296,14 +318,14 @@ async fn insert_command(
     // The audit event is written only if the statement before it inserted the command.
     let event = audit::after_change(workspace_id, event)?;
     let statements = release.into_iter().chain([insert, event]).collect();
-    match db::batch(env, statements).await {
+    match db::batch(database, statements).await {
         Ok(results) => {
             // Only the insertion returns rows.
             let returned =
                 results.iter().map(db::first::<InsertedRow>).collect::<Result<Vec<_>, _>>()?;
             match returned.into_iter().flatten().next() {
                 Some(inserted) => Ok(Ok(inserted.output_limit)),
-                None => find_refusal(env, create, bytes, life.added_at).await.map(Err),
+                None => find_refusal(database, limits, create, bytes, life.added_at).await.map(Err),
             }
         }
         Err(Failure::NotUnique(column)) if column == "commands.idempotency_key" => {
@@ -315,7 +337,8 @@ async fn insert_command(
 
 /// Finds out why a command was not inserted.
 async fn find_refusal(
-    env: &Env,
+    database: &Database,
+    limits: &Quotas,
     create: &Create,
     bytes: u64,
     added_at: Timestamp,
@@ -325,7 +348,6 @@ async fn find_refusal(
         fits: i64,
         retry_after: Option<u64>,
     }
-    let limits = Config::from_env(env).quotas;
     let sql = format!(
         "SELECT :bytes <= {} AS fits, {} AS retry_after
          FROM workspaces w CROSS JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id CROSS JOIN {} u
@@ -339,7 +361,7 @@ async fn find_refusal(
         requested_by: create.command.requested_by.as_ref().map(|requester| requester.id),
         bytes_of_day: limits.bytes_of_day, bytes_of_user: limits.bytes_of_user,
     });
-    Ok(match db::first::<RefusalRow>(&db::run(env, statement).await?)? {
+    Ok(match db::first::<RefusalRow>(&db::run(database, statement).await?)? {
         Some(row) if row.fits != 0 => Refusal::TooManyWaiting,
         Some(row) => Refusal::TooManyBytes { retry_after: row.retry_after.unwrap_or(DAY_SECONDS) },
         None => Refusal::NoServer,
@@ -371,7 +393,8 @@ impl ScriptRow {
 /// # Errors
 /// D1 failed.
 async fn find_rights(
-    env: &Env,
+    database: &Database,
+    limits: &Quotas,
     commands: &[StoredCommand],
     now: Timestamp,
 ) -> Result<Option<Verdicts>, Error> {
@@ -393,8 +416,7 @@ async fn find_rights(
     let statement = Statement::new(sql)
         .bind_all(params! { server_id })
         .bind_all(stored_requester::parameters(workspace_id, requesters.iter().copied(), now));
-    let limits = Config::from_env(env).quotas;
-    let output = stored_requester::output_limits(limits, workspace_id, requesters, now);
+    let output = stored_requester::output_limits(*limits, workspace_id, requesters, now);
     let mut wanted: Vec<_> = Vec::new();
     for script in commands.iter().filter_map(|stored| stored.command.script) {
         if !wanted.contains(&script) && wanted.len() < MAX_SCRIPTS_TOGETHER {
@@ -403,7 +425,7 @@ async fn find_rights(
     }
     let read_scripts = (!wanted.is_empty()).then(|| scripts::for_delivery(workspace_id, &wanted));
     let statements = [statement, output].into_iter().chain(read_scripts).collect();
-    let outcomes = db::batch(env, statements).await?;
+    let outcomes = db::batch(database, statements).await?;
     let mut outcomes = outcomes.iter();
     let rows = outcomes.next().map(db::column::<String>).transpose()?.unwrap_or_default();
     if rows.len() < commands.len() {
@@ -473,6 +495,6 @@ fn delete_command(workspace_id: i64, id: Uuid) -> Result<Vec<Statement>, Error> 
 }
 
 /// Runs statements in one transaction and one round trip.
-async fn send(env: &Env, statements: Vec<Statement>) -> Result<(), Error> {
-    if statements.is_empty() { Ok(()) } else { db::execute_all(env, statements).await }
+async fn send(database: &Database, statements: Vec<Statement>) -> Result<(), Error> {
+    if statements.is_empty() { Ok(()) } else { db::execute_all(database, statements).await }
 }

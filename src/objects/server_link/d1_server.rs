@@ -12,21 +12,21 @@ use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
-use worker::Env;
 
 use super::calls::ServerLocation;
-use crate::platform::{Config, Quotas};
+use crate::platform::Quotas;
 use crate::store::audit;
+use crate::store::database::Database;
 use crate::store::db::{self, boolean, params};
 use crate::store::servers::is_full;
 
 /// Finds a server in a workspace that is not deleted.
 pub async fn find_server(
-    env: &Env,
+    database: &Database,
     workspace: &str,
     server: Uuid,
 ) -> Result<Option<D1Server>, Error> {
-    change_and_find(env, workspace, server, vec![], "w.deleted_at IS NULL").await
+    change_and_find(database, workspace, server, vec![], "w.deleted_at IS NULL").await
 }
 
 /// SQL for the condition that the user `:by` may change a row of `servers s` (contract 5.7): the
@@ -143,17 +143,18 @@ fn change_statements(
 /// # Errors
 /// D1 failed. It is unknown whether D1 made the change.
 pub async fn change_server(
-    env: &Env,
+    database: &Database,
+    quotas: &Quotas,
     of: &ServerLocation,
     change: &ServerChange,
 ) -> Result<Option<D1Server>, Error> {
-    let changes = change_statements(of, change, &Config::from_env(env).quotas)?;
-    change_and_find(env, &of.workspace, of.server, changes, "w.is_purging = 0").await
+    let changes = change_statements(of, change, quotas)?;
+    change_and_find(database, &of.workspace, of.server, changes, "w.is_purging = 0").await
 }
 
 /// Runs `changes` and then reads the server, if `condition` is true for its row of `workspaces w`.
 async fn change_and_find(
-    env: &Env,
+    database: &Database,
     workspace: &str,
     server: Uuid,
     mut changes: Vec<Statement>,
@@ -179,7 +180,7 @@ async fn change_and_find(
         WHERE w.slug = :workspace AND {condition}"
     );
     changes.push(Statement::new(sql).bind_all(params! { workspace, server }));
-    let results = db::batch(env, changes).await?;
+    let results = db::batch(database, changes).await?;
     let row = results.last().map(db::first::<ServerRow>).transpose()?.flatten();
     Ok(row.map(|row| D1Server {
         workspace_id: row.workspace_id,
