@@ -174,7 +174,7 @@ async fn a_change_of_the_policy_is_reported() {
     let mut service = Service::start(true).await;
     let _agent = service.agent_with(&["--policy", policy.to_str().unwrap()], None);
     let _socket = service.socket().await;
-    let reported = |calls: &[support::Seen]| -> Vec<serde_json::Value> {
+    let reported = |calls: &[support::Seen]| -> Vec<Value> {
         let syncs = calls.iter().filter(|seen| seen.call == "PATCH /api/servers/servers/-/sync/");
         syncs.map(|seen| seen.body["policy"].clone()).collect()
     };
@@ -272,7 +272,7 @@ async fn a_command_is_reported_by_ack_chunks_and_fin() {
     eventually(|| !agent.records().is_empty()).await;
     let records = agent.records();
     assert!(records.len() == 1 && records[0].contains(&format!("command={id}")), "{records:?}");
-    let expected = format!("account={} requested_by=alice line=i=0; while", support::own_name());
+    let expected = format!("account={} requested_by=alice line=i=0; while", own_name());
     assert!(records[0].contains(&expected), "{records:?}");
     // The agent's own log has the id of the command, but not the line.
     let log = agent.log();
@@ -336,7 +336,7 @@ async fn an_agent_without_root_runs_commands_as_itself_only() {
     let fin = service.fin(id).await;
     assert_eq!(fin["exit_code"], 126);
     assert!(fin["reason"].as_str().unwrap().contains("cannot run a command as root"), "{fin}");
-    let own = nobody.map_or_else(support::own_name, |user| user.name);
+    let own = nobody.map_or_else(own_name, |user| user.name);
     let id = socket.command_as(&own, "id -un").await;
     assert_eq!(service.fin(id).await["result"], format!("{own}\n"));
     // When it checks in, the agent reports the only account that it can use.
@@ -352,7 +352,7 @@ async fn an_agent_that_runs_as_root_reports_no_default_account() {
     let _socket = service.socket().await;
     let calls = service.calls();
     let sync = calls.iter().find(|seen| seen.call.ends_with("/sync/")).unwrap();
-    let expected = (!geteuid().is_root()).then(support::own_name);
+    let expected = (!geteuid().is_root()).then(own_name);
     assert_eq!(sync.body.get("default_username"), expected.map(|name| json!(name)).as_ref());
 }
 

@@ -234,10 +234,10 @@ mod tests {
     }
 
     /// Serves one response on each connection. Returns the requests.
-    fn serve(responses: Vec<String>) -> (String, std::thread::JoinHandle<Vec<String>>) {
+    fn serve(responses: Vec<String>) -> (String, thread::JoinHandle<Vec<String>>) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let requests = std::thread::spawn(move || {
+        let requests = thread::spawn(move || {
             let answer = |body: String| {
                 let (mut socket, _) = listener.accept().unwrap();
                 let (mut request, mut bytes) = (String::new(), [0; 4096]);

@@ -366,8 +366,7 @@ mod tests {
 
     #[test]
     fn changes_ignore_read_only_and_refuse_unknown_fields() {
-        let fields =
-            |body: serde_json::Value| Fields::from_json(body.to_string().as_bytes()).unwrap();
+        let fields = |body: Value| Fields::from_json(body.to_string().as_bytes()).unwrap();
         let wrong = |read: Result<ServerChanges, Error>| {
             read.unwrap_err().fields.into_keys().collect::<Vec<_>>()
         };

@@ -73,7 +73,7 @@ fn acl_text(token: &Reply) -> String {
         #[serde(borrow)]
         acl: Option<&'a RawValue>,
     }
-    let token = token.text().and_then(|text| serde_json::from_str::<Token>(text).ok());
+    let token = token.text().and_then(|text| serde_json::from_str::<Token<'_>>(text).ok());
     token.and_then(|token| token.acl).map_or_else(|| "null".to_owned(), |acl| acl.get().to_owned())
 }
 

@@ -319,7 +319,7 @@ mod tests {
     }
 
     fn command(line: &str) -> Message {
-        let id = uuid::Uuid::nil();
+        let id = Uuid::nil();
         Message::text(format!(
             r#"{{"query":"command","command":{{"id":"{id}","shell":"system","line":"{line}","user":"a","data":null}}}}"#
         ))

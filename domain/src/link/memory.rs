@@ -234,7 +234,7 @@ impl AfterChange {
 }
 
 /// D1's answer, or why there is none.
-pub(super) type D1Result = std::result::Result<D1Answer, String>;
+pub(super) type D1Result = Result<D1Answer, String>;
 
 /// A request to D1 that has no answer yet: what the machine does with the answer.
 #[derive(Debug)]
