@@ -52,7 +52,11 @@ const SESSION_HOST = "miniflare-unsafe-internal-capnp-connect";
 const secretHost = randomBytes(SESSION_HOST.length).toString("hex").slice(0, SESSION_HOST.length);
 
 /** Replaces the host name in workerd's configuration, which is binary and has texts as they are. */
-const withSecretHost = (config) => Buffer.from(config.toString("latin1").replaceAll(SESSION_HOST, secretHost), "latin1");
+function withSecretHost(config) {
+  const text = config.toString("latin1");
+  if (!text.includes(SESSION_HOST)) throw new Error(`Miniflare's configuration of workerd has no ${SESSION_HOST}, so its sessions have another host name`);
+  return Buffer.from(text.replaceAll(SESSION_HOST, secretHost), "latin1");
+}
 
 const { spawn } = childProcess;
 // Miniflare starts nothing but workerd, and writes the configuration into its standard input.

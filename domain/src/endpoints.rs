@@ -189,7 +189,7 @@ endpoints! {
     /// Replaces the key of the server's agent.
     ServerRotateKey: User, [POST "/api/servers/servers/{id}/rotate-key/"] audits "server.rotate_key", works_when_full;
     /// Restores a deleted server.
-    ServerUndelete: User, [POST "/api/servers/servers/{id}/undelete/"] audits "server.undelete";
+    ServerUndelete: User, [POST "/api/servers/servers/{id}/undelete/"] audits "server.undelete", works_when_full;
     RegistrationTokenList: User, [GET "/api/servers/registration-tokens/"];
     RegistrationTokenCreate: User, [POST "/api/servers/registration-tokens/"] audits "registration_token.create";
     RegistrationTokenRetrieve: User, [GET "/api/servers/registration-tokens/{id}/"];

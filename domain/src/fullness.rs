@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::error::{Code, Error, ErrorKind};
+use crate::user::Rank;
 
 /// The seconds in the header Retry-After. Old data is deleted hourly.
 const RETRY_AFTER: u64 = 3_600;
@@ -51,17 +52,21 @@ impl Fullness {
         }
     }
 
-    /// Checks a request. `is_staff`: the caller is staff or a superuser.
+    /// Checks a request of a caller with this rank.
     ///
     /// # Errors
     /// 503 `CELL_FULL`.
-    pub fn require_room(self, growth: Growth, is_staff: bool) -> Result<(), Error> {
+    pub fn require_room(self, growth: Growth, rank: Rank) -> Result<(), Error> {
         let detail = match (self, growth) {
             (Self::Ok, _) | (_, Growth::Allowed) => return Ok(()),
             (Self::Full, Growth::Creates) => {
                 "The database of the service is full. Nothing can be created."
             }
-            _ if is_staff => return Ok(()),
+            _ if rank.is_superuser => return Ok(()),
+            (Self::Full, Growth::Changes) => {
+                "The database of the service is full. Only superusers can change something."
+            }
+            _ if rank.is_staff => return Ok(()),
             _ => {
                 "The database of the service is nearly full. Only staff and superusers can create and change something."
             }
@@ -95,22 +100,19 @@ mod tests {
     fn staff_create_until_95_percent_and_others_until_80() {
         use Fullness::{Filling, Full, Ok};
         use Growth::{Allowed, Changes, Creates};
-        let refused = |fullness: Fullness, is_staff| {
-            let all = [Allowed, Changes, Creates];
-            all.into_iter()
-                .filter(|growth| fullness.require_room(*growth, is_staff).is_err())
-                .collect::<Vec<_>>()
+        let rank = |number| Rank { is_staff: number > 0, is_superuser: number > 1 };
+        let refused = |fullness: Fullness| {
+            [0, 1, 2].map(|number| {
+                let is_refused =
+                    |growth: &Growth| fullness.require_room(*growth, rank(number)).is_err();
+                [Allowed, Changes, Creates].into_iter().filter(is_refused).collect::<Vec<_>>()
+            })
         };
-        assert_eq!((refused(Ok, false), refused(Ok, true)), (vec![], vec![]));
-        assert_eq!(
-            (refused(Filling, false), refused(Filling, true)),
-            (vec![Changes, Creates], vec![])
-        );
-        assert_eq!(
-            (refused(Full, false), refused(Full, true)),
-            (vec![Changes, Creates], vec![Creates])
-        );
-        let error = Full.require_room(Creates, true).unwrap_err();
+        let all = vec![Changes, Creates];
+        assert_eq!(refused(Ok), [vec![], vec![], vec![]]);
+        assert_eq!(refused(Filling), [all.clone(), vec![], vec![]]);
+        assert_eq!(refused(Full), [all.clone(), all, vec![Creates]]);
+        let error = Full.require_room(Creates, rank(2)).unwrap_err();
         assert_eq!((error.code, error.retry_after), (Some(Code::CellFull), Some(3_600)));
     }
 }

@@ -14,8 +14,10 @@ pub const WINDOW_SECONDS: i64 = 24 * 3_600;
 pub const MAX_AGE_SECONDS: i64 = 24 * 3_600;
 /// Maximum number of mails of a kind to one address, in a window.
 const MAX_OF_ADDRESS: i64 = 5;
-/// Maximum number of mails of a kind in a workspace, in a window.
-const MAX_OF_WORKSPACE: i64 = 1_000;
+/// Maximum number of mails of a kind about what a user does to the own account, in a window.
+const MAX_OF_OWN_ACTS: i64 = 20;
+/// Maximum number of mails of a kind about what a user does to other accounts, in a window.
+const MAX_OF_ACTOR: i64 = 1_000;
 
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -77,16 +79,19 @@ impl Notice {
         distinct
     }
 
-    /// The limits of a mail to an address: the limit of the address, and that of the workspace.
-    /// The kinds are counted separately, so that many harmless acts hide no other act.
+    /// The limits of a mail to an address: the limit of the address, and that of the caller. The
+    /// kinds are counted separately, and so are the callers and what they do to themselves: many
+    /// harmless acts hide no other act.
     pub fn limits(&self, recipient: &str) -> [MailLimit; 2] {
         let of_address = match self.kind {
             NoticeKind::NewNetwork => 1,
             _ => MAX_OF_ADDRESS,
         };
         let address = json!([self.kind, self.workspace_id, recipient.to_lowercase()]);
-        let workspace = json!([self.kind, self.workspace_id]);
-        [(address, of_address), (workspace, MAX_OF_WORKSPACE)]
+        let is_own = self.actor == self.account;
+        let of_actor = if is_own { MAX_OF_OWN_ACTS } else { MAX_OF_ACTOR };
+        let actor = json!([self.kind, self.workspace_id, self.actor, is_own]);
+        [(address, of_address), (actor, of_actor)]
             .map(|(key, max)| MailLimit { key: sha256(&key.to_string()), max })
     }
 
@@ -202,6 +207,9 @@ mod tests {
         assert!(one[0] != other[0] && one[1] == other[1]);
         let kind = limits(NoticeKind::EmailChanged, "a@example.com");
         assert!(one[0] != kind[0] && one[1] != kind[1]);
+        let own = Notice { account: "admin".to_owned(), ..notice(NoticeKind::PasswordSet) };
+        let own = own.limits("a@example.com");
+        assert!(own[0] == one[0] && own[1].key != one[1].key && own[1].max == 20);
         let workspace = Notice { workspace_id: 8, ..notice(NoticeKind::PasswordSet) };
         assert_ne!(one[0], workspace.limits("a@example.com")[0]);
         assert_eq!(limits(NoticeKind::NewNetwork, "a@example.com")[0].max, 1);

@@ -1,6 +1,6 @@
 //! SQL for batches: the states of targets, their counts, and the quotas (contract 13).
 
-use crate::quotas;
+use crate::quotas::{self, RANK_OF_ME};
 
 /// SQL that joins the command of a row of `batch_targets t` as `commands c`. A target that has not
 /// started has no command.
@@ -72,9 +72,6 @@ pub fn waiting_commands(workspace: &str) -> String {
     )
 }
 
-/// SQL for whether the caller `me` is staff.
-const IS_STAFF: &str = "(me.is_staff OR me.is_superuser)";
-
 /// SQL for the quota that a new batch of the caller `me` exceeds: `never` if its bytes are more than
 /// the whole quota of bytes, or `batches`, `waiting` or `bytes` (contract 11.4). Null: none.
 ///
@@ -86,7 +83,7 @@ pub fn exceeded_quota() -> String {
         WHERE q.workspace_id = me.workspace_id AND q.finished_at IS NULL";
     let (waiting, pending) =
         (waiting_commands("me.workspace_id"), pending_targets("me.workspace_id"));
-    let (never, left) = (quotas::never_fits(":bytes", IS_STAFF), quotas::bytes_left(IS_STAFF));
+    let (never, left) = (quotas::never_fits(":bytes", RANK_OF_ME), quotas::bytes_left(RANK_OF_ME));
     let usage = quotas::usage("me.workspace_id", "me.user_id", ":now");
     format!(
         "CASE WHEN {never} THEN 'never'
@@ -101,6 +98,6 @@ pub fn exceeded_quota() -> String {
 /// is that of [`exceeded_quota`]. `retry_after` is for the quota `bytes`.
 pub fn explained_quota() -> String {
     let retry_after =
-        quotas::retry_after(":bytes", "me.workspace_id", "me.user_id", IS_STAFF, ":now");
+        quotas::retry_after(":bytes", "me.workspace_id", "me.user_id", RANK_OF_ME, ":now");
     format!("json_object('quota', {}, 'retry_after', {retry_after})", exceeded_quota())
 }

@@ -4,7 +4,6 @@
 //! that key, which are not counted yet.
 
 use crate::numbering::{highest, last};
-use crate::quotas;
 
 /// SQL for the key of the last command of a workspace that the counters include.
 fn counted_up_to(workspace: &str) -> String {
@@ -40,12 +39,12 @@ fn counts(commands: &str) -> String {
     )
 }
 
-/// The statements that add the uncounted commands of the workspace `:workspace_id` to its counters
-/// and to the bytes of its quotas. Run them in one transaction.
-pub fn add() -> [String; 3] {
+/// The statements that add the uncounted commands of the workspace `:workspace_id` to its counters.
+/// They belong after those of the quotas: see
+/// [`quotas::count_commands`](crate::quotas::count_commands).
+pub(crate) fn add() -> [String; 2] {
     let behind = format!("commands c NOT INDEXED WHERE {}", behind(":workspace_id"));
     [
-        quotas::add_commands(),
         format!(
             "INSERT INTO command_counts (workspace_id, kind, key, total)
              SELECT :workspace_id, kind, key, total FROM ({}) WHERE true

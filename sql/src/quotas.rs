@@ -5,12 +5,12 @@
 //!
 //! The functions that limit something have the parameters `:bytes_of_day` and `:bytes_of_user`, or
 //! `:output_of_day` and `:output_of_user`. A tenth of the first is kept for staff, who have no share
-//! of their own.
+//! of their own. Of the bytes, half of it is kept for superusers.
 
 use farhand_domain::output::MAX_KEPT;
 use farhand_domain::quota::STAFF_OUTPUT;
 
-use crate::command_counts::behind;
+use crate::command_counts::{self, behind};
 
 /// The number of hours that a quota includes: the current one, and the 24 hours before it.
 const HOURS: i64 = 25;
@@ -84,24 +84,30 @@ pub fn usage(workspace: &str, user: &str, now: &str) -> String {
     )
 }
 
-/// SQL for what others than staff may use of a workspace's quota.
-fn share_of_all(quota: &str, is_staff: &str) -> String {
-    format!("({quota} - iif({is_staff}, 0, {quota} / 10))")
+/// SQL for the rank of the caller `me`: 2 for superusers, 1 for other staff, 0 for others.
+pub const RANK_OF_ME: &str = "iif(me.is_superuser, 2, me.is_staff)";
+
+/// SQL for the part of a workspace's quota of bytes that a rank may use. `rank` is SQL like
+/// [`RANK_OF_ME`]. A tenth is kept for staff, and half of it for superusers: so neither users nor
+/// one staff session can take the tools from those who must stop them.
+fn share_of_rank(rank: &str) -> String {
+    format!(":bytes_of_day * (CASE {rank} WHEN 2 THEN 20 WHEN 1 THEN 19 ELSE 18 END) / 20")
 }
 
-/// SQL for the bytes that may still be stored, from a row of [`usage`] named `u`. `is_staff` is SQL
-/// that is not null.
-pub fn bytes_left(is_staff: &str) -> String {
-    let all = share_of_all(":bytes_of_day", is_staff);
+/// SQL for the bytes that may still be stored, from a row of [`usage`] named `u`. `rank` is SQL like
+/// [`RANK_OF_ME`].
+pub fn bytes_left(rank: &str) -> String {
+    let all = share_of_rank(rank);
     // D1 passes numbers as doubles.
     format!(
-        "CAST(min({all} - u.stored, iif({is_staff}, {all}, :bytes_of_user) - iif({is_staff}, 0, u.user_stored)) AS INTEGER)"
+        "CAST(min({all} - u.stored, iif({rank} > 0, {all}, :bytes_of_user - u.user_stored)) AS INTEGER)"
     )
 }
 
-/// SQL for the bytes of output that a command may keep, from a row of [`usage`] named `u`.
+/// SQL for the bytes of output that a command may keep, from a row of [`usage`] named `u`. `is_staff`
+/// is SQL that is not null. A rank fits too.
 pub fn output_limit(is_staff: &str) -> String {
-    let all = share_of_all(":output_of_day", is_staff);
+    let all = format!("(:output_of_day - iif({is_staff}, 0, :output_of_day / 10))");
     format!(
         "CAST(max(min({all} - u.output, iif({is_staff}, {MAX_KEPT}, :output_of_user - u.user_output), {MAX_KEPT}),
             iif({is_staff}, {STAFF_OUTPUT}, 0)) AS INTEGER)"
@@ -109,13 +115,14 @@ pub fn output_limit(is_staff: &str) -> String {
 }
 
 /// SQL for whether `bytes` are more than the quota would allow on a day without anything else.
-pub fn never_fits(bytes: &str, is_staff: &str) -> String {
-    let all = share_of_all(":bytes_of_day", is_staff);
-    format!("{bytes} > min({all}, iif({is_staff}, {all}, :bytes_of_user))")
+pub fn never_fits(bytes: &str, rank: &str) -> String {
+    let all = share_of_rank(rank);
+    format!("{bytes} > min({all}, iif({rank} > 0, {all}, :bytes_of_user))")
 }
 
-/// SQL for the seconds until `bytes` more fit. Null: they never fit.
-pub fn retry_after(bytes: &str, workspace: &str, user: &str, is_staff: &str, now: &str) -> String {
+/// SQL for the seconds until `bytes` more fit. Null: they never fit. `rank`: see
+/// [`bytes_left`].
+pub fn retry_after(bytes: &str, workspace: &str, user: &str, rank: &str, now: &str) -> String {
     let stored = format!(
         "SELECT {}, {STORED}, 0, iif(c.requested_by = {user}, {STORED}, 0), 0 FROM commands c NOT INDEXED
          WHERE {} AND c.added_at >= {}",
@@ -136,7 +143,7 @@ pub fn retry_after(bytes: &str, workspace: &str, user: &str, is_staff: &str, now
         later("stored"),
         later("user_stored"),
         counted(workspace, user, now),
-        bytes_left(is_staff)
+        bytes_left(rank)
     )
 }
 
@@ -151,9 +158,16 @@ pub fn add_bytes() -> String {
     )
 }
 
+/// The statements that add the uncounted commands of the workspace `:workspace_id` to the bytes of
+/// its quotas and to its counters. Run them in one transaction.
+pub fn count_commands() -> [String; 3] {
+    let [counts, total] = command_counts::add();
+    [add_commands(), counts, total]
+}
+
 /// The statement that adds the uncounted commands of the workspace `:workspace_id`. Run it before
 /// the counters include them.
-pub fn add_commands() -> String {
+fn add_commands() -> String {
     let now = "strftime('%Y-%m-%dT%H:%M:%S', 'now')";
     let (since, time, output, behind) =
         (since(now), output_time(now), kept_output(), behind(":workspace_id"));
@@ -182,15 +196,14 @@ pub fn add_commands() -> String {
 /// The column that a statement of [`require_room`] violates.
 pub const GUARD: &str = "quota_bytes.stored";
 
-/// The statement that aborts its transaction if the caller `me` is no staff and has no bytes left,
-/// by a null in the column [`GUARD`]. It writes nothing.
+/// The statement that aborts its transaction if changes of the caller `me` have no bytes left, by a
+/// null in the column [`GUARD`]. It writes nothing.
 pub fn require_room() -> String {
-    let is_staff = "(me.is_staff OR me.is_superuser)";
     format!(
         "INSERT INTO quota_bytes ({COLUMNS})
          SELECT me.workspace_id, me.user_id, 0, 0, NULL, 0 FROM me
-         WHERE NOT {is_staff} AND (SELECT {} FROM {} u) <= 0",
-        bytes_left("0"),
+         WHERE (SELECT {} FROM {} u) <= 0",
+        bytes_left(RANK_OF_ME),
         usage("me.workspace_id", "me.user_id", ":now")
     )
 }

@@ -3,9 +3,9 @@
 
 use farhand_domain::output::MAX_KEPT;
 use farhand_domain::quota::{COUNTED_ACTIONS, STAFF_OUTPUT};
-use farhand_sql::command_counts;
 use farhand_sql::quotas::{
-    GUARD, add_bytes, bytes_left, never_fits, output_limit, require_room, retry_after, usage,
+    GUARD, add_bytes, bytes_left, count_commands, never_fits, output_limit, require_room,
+    retry_after, usage,
 };
 use farhand_sql::statement::{Statement, Value};
 use rusqlite::types::{FromSql, Value as Stored};
@@ -83,7 +83,7 @@ fn end_command(database: &Connection, id: i64, output: i64, skipped: i64, second
 
 /// Adds the uncounted commands to the counters, as the sealer does.
 fn count(database: &Connection) {
-    for sql in command_counts::add() {
+    for sql in count_commands() {
         execute(database, Statement::new(sql).bind("workspace_id", WORKSPACE)).unwrap();
     }
 }
@@ -179,19 +179,20 @@ fn output_of_a_counted_command_is_added_once() {
 }
 
 #[test]
-fn a_tenth_is_kept_for_staff_who_have_no_share() {
+fn a_tenth_is_kept_for_staff_and_half_of_it_for_superusers() {
     let database = database();
-    let left = |user, is_staff: &str| with_quotas(&database, &bytes_left(is_staff), user);
-    assert_eq!((left(ALICE, "0"), left(ALICE, "1")), (100, 1_000));
+    let left = |user, rank: &str| with_quotas(&database, &bytes_left(rank), user);
+    let of_staff = || (left(ALICE, "1"), left(ALICE, "2"));
+    assert_eq!((left(ALICE, "0"), of_staff()), (100, (950, 1_000)));
     add_command(&database, 1, ALICE, 90, 0);
-    assert_eq!((left(ALICE, "0"), left(BOB, "0"), left(ALICE, "1")), (10, 100, 910));
+    assert_eq!((left(ALICE, "0"), left(BOB, "0"), of_staff()), (10, 100, (860, 910)));
     add_command(&database, 2, BOB, 780, 0);
-    assert_eq!((left(ALICE, "0"), left(BOB, "0"), left(BOB, "1")), (10, -680, 130));
+    assert_eq!((left(ALICE, "0"), left(BOB, "0"), of_staff()), (10, -680, (80, 130)));
     add_command(&database, 3, 9, 30, 0);
     // Nine tenths are used up.
-    assert_eq!((left(ALICE, "0"), left(ALICE, "1")), (0, 100));
-    add_command(&database, 4, 9, 100, 0);
-    assert_eq!((left(ALICE, "0"), left(ALICE, "1")), (-100, 0));
+    assert_eq!((left(ALICE, "0"), of_staff()), (0, (50, 100)));
+    add_command(&database, 4, 9, 50, 0);
+    assert_eq!((left(ALICE, "0"), of_staff()), (-50, (0, 50)));
 }
 
 #[test]
@@ -217,8 +218,8 @@ fn output_is_limited_by_what_is_left_and_staff_keep_some_of_each_command() {
 #[test]
 fn the_wait_ends_when_enough_bytes_are_a_day_old() {
     let database = database();
-    let wait = |bytes: i64, user: i64, is_staff: &str| {
-        let sql = retry_after(":bytes", ":workspace_id", ":user", is_staff, ":now");
+    let wait = |bytes: i64, user: i64, rank: &str| {
+        let sql = retry_after(":bytes", ":workspace_id", ":user", rank, ":now");
         let statement = Statement::new(format!("SELECT {sql}"))
             .bind("bytes", bytes)
             .bind("workspace_id", WORKSPACE)
@@ -243,17 +244,17 @@ fn the_wait_ends_when_enough_bytes_are_a_day_old() {
     // The workspace's quota, of others and of staff.
     add_command(&database, 3, BOB, 790, 3 * HOUR);
     assert!(until(5).contains(&wait(50, 9, "0").unwrap()));
-    assert!(until(15).contains(&wait(205, 9, "1").unwrap()));
-    let never =
-        |bytes: &str, is_staff: &str| with_quotas(&database, &never_fits(bytes, is_staff), 9);
+    assert!(until(15).contains(&wait(205, 9, "2").unwrap()));
+    let never = |bytes: &str, rank: &str| with_quotas(&database, &never_fits(bytes, rank), 9);
     assert_eq!((never("100", "0"), never("101", "0")), (0, 1));
-    assert_eq!((never("1000", "1"), never("1001", "1")), (0, 1));
+    assert_eq!((never("950", "1"), never("951", "1")), (0, 1));
+    assert_eq!((never("1000", "2"), never("1001", "2")), (0, 1));
 }
 
 /// The common table `me`.
-fn me(user: i64, is_staff: bool) -> String {
+fn me(user: i64, rank: i64) -> String {
     format!(
-        "WITH me AS (SELECT 1 AS workspace_id, {user} AS user_id, {is_staff} AS is_staff, false AS is_superuser)"
+        "WITH me AS (SELECT 1 AS workspace_id, {user} AS user_id, {rank} > 0 AS is_staff, {rank} > 1 AS is_superuser)"
     )
 }
 
@@ -261,7 +262,7 @@ fn me(user: i64, is_staff: bool) -> String {
 fn other_rows_count_for_the_user_and_the_workspace_if_they_were_written() {
     let database = database();
     let add = || {
-        let sql = format!("{} {}", me(ALICE, false), add_bytes());
+        let sql = format!("{} {}", me(ALICE, 0), add_bytes());
         let statement = Statement::new(sql).bind("stored_bytes", 40).bind("now", now(&database));
         execute(&database, statement).unwrap();
     };
@@ -277,22 +278,28 @@ fn other_rows_count_for_the_user_and_the_workspace_if_they_were_written() {
 }
 
 #[test]
-fn a_statement_aborts_the_changes_of_users_without_bytes_left() {
+fn a_statement_aborts_the_changes_of_callers_without_bytes_left() {
     let database = database();
-    let guard = |user: i64, is_staff: bool| {
-        let sql = format!("{} {}", me(user, is_staff), require_room());
+    let guard = |user: i64, rank: i64| {
+        let sql = format!("{} {}", me(user, rank), require_room());
         let statement = Statement::new(sql).bind("now", now(&database));
         execute(&database, statement.bind("bytes_of_day", 1_000).bind("bytes_of_user", 100))
     };
-    assert_eq!(guard(ALICE, false), Ok(0));
+    assert_eq!(guard(ALICE, 0), Ok(0));
     add_command(&database, 1, ALICE, 100, 0);
-    let error = guard(ALICE, false).unwrap_err().to_string();
+    let error = guard(ALICE, 0).unwrap_err().to_string();
     assert!(error.contains(&format!("NOT NULL constraint failed: {GUARD}")), "{error}");
-    assert_eq!((guard(BOB, false), guard(ALICE, true)), (Ok(0), Ok(0)));
-    // Staff can still change everything if the workspace's quota is used up.
-    add_command(&database, 2, 9, 5_000, 0);
-    assert!(guard(BOB, false).is_err());
-    assert_eq!(guard(BOB, true), Ok(0));
+    assert_eq!((guard(BOB, 0), guard(ALICE, 1)), (Ok(0), Ok(0)));
+    // Staff can still change everything if the users' part of the quota is used up, and superusers
+    // if that of staff is.
+    add_command(&database, 2, 9, 800, 0);
+    assert!(guard(BOB, 0).is_err());
+    assert_eq!((guard(BOB, 1), guard(BOB, 2)), (Ok(0), Ok(0)));
+    add_command(&database, 3, 9, 50, 0);
+    assert!(guard(BOB, 1).is_err());
+    assert_eq!(guard(BOB, 2), Ok(0));
+    add_command(&database, 4, 9, 50, 0);
+    assert!(guard(BOB, 2).is_err());
 }
 
 fn add_event(

@@ -4,6 +4,7 @@
 use farhand_domain::endpoints::{Access, Endpoint};
 use farhand_domain::error::Error;
 use farhand_domain::fullness::{Fullness, Growth};
+use farhand_domain::user::Rank;
 
 use crate::auth::credential::Credential;
 use crate::http::request::Call;
@@ -20,16 +21,14 @@ pub fn is_scarce(call: &Call, endpoint: Endpoint) -> bool {
 /// # Errors
 /// The refusal of the credential, or 503 `CELL_FULL`.
 pub async fn require(call: &mut Call, endpoint: Endpoint) -> Result<(), Error> {
-    let is_staff = match endpoint.access() {
+    let rank = match endpoint.access() {
         // An agent changes only its own server.
         Access::UserOrAgent if call.is_agent() => return Ok(()),
-        Access::User | Access::UserOrAgent => {
-            Credential::from_request(call)?.check().await?.is_staff_or_superuser()
-        }
-        _ => false,
+        Access::User | Access::UserOrAgent => Credential::from_request(call)?.check().await?.rank(),
+        _ => Rank { is_staff: false, is_superuser: false },
     };
     let fullness = d1_size::fullness(&call.env).unwrap_or(Fullness::Ok);
-    let checked = fullness.require_room(endpoint.growth(&call.method), is_staff);
+    let checked = fullness.require_room(endpoint.growth(&call.method), rank);
     if checked.is_err() {
         call.discard().await;
     }

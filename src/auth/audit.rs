@@ -85,18 +85,17 @@ pub fn seal_later(call: &Call) {
 /// Records a 403 for a valid credential, after the response.
 ///
 /// Refusals of invalid credentials are not recorded, because guesses would flood the log. The
-/// refusals of a credential with the same action and code are one event per minute: see
-/// [`joined_events`].
+/// refusals of a user with the same action and code are one event per minute: see
+/// [`joined_events`]. Not those of a credential, of which a user can make a hundred.
 pub fn record_denial(call: &Call, error: &Error) {
     let is_denial = error.kind == ErrorKind::Forbidden
         && matches!(error.code, Some(Code::PermissionDenied | Code::ApiTokenAclNotAllowed));
-    let caller =
-        call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.credential_id));
-    let (true, Some((workspace_id, credential))) = (is_denial, caller) else { return };
+    let caller = call.caller.borrow().as_ref().map(|caller| (caller.workspace_id, caller.user_id));
+    let (true, Some((workspace_id, user))) = (is_denial, caller) else { return };
     match denial_event(call, error) {
         Ok(event) => {
             let code = error.code.map_or("", Code::as_str);
-            let text = format!("{credential} {} {code}", event.action);
+            let text = format!("{user} {} {code}", event.action);
             join_event(call, JoinKey { workspace_id, text }, event);
         }
         Err(error) => log::error("audit_event_lost", json!({"request_id": call.id}), &error.detail),

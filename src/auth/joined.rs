@@ -19,7 +19,7 @@ const MAX_IDLE_KEYS: usize = 1_000;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct JoinKey {
     pub workspace_id: i64,
-    /// Of refusals: the credential, the action and the code. Of reads: the user and the action.
+    /// The user and the action, and of refusals also the code.
     pub text: String,
 }
 

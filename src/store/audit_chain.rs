@@ -3,9 +3,9 @@
 use farhand_domain::audit_chain::{COLUMNS, ChainEntry, HASH_LENGTH, Seals};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
-use farhand_sql::command_counts;
 use farhand_sql::numbering::{self, highest, key, number};
 use farhand_sql::statement::{Statement, Value};
+use farhand_sql::{command_counts, quotas};
 use serde_json::json;
 
 use super::database::Database;
@@ -96,7 +96,7 @@ pub async fn unsealed(
 /// Adds the uncounted commands to the counters of lists.
 pub async fn count_commands(database: &Database, workspace_id: i64) -> Result<(), Error> {
     let statements =
-        command_counts::add().map(|sql| Statement::new(sql).bind("workspace_id", workspace_id));
+        quotas::count_commands().map(|sql| Statement::new(sql).bind("workspace_id", workspace_id));
     db::execute_all(database, statements.to_vec()).await
 }
 

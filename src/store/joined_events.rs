@@ -10,10 +10,12 @@ use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
+use serde_json::json;
 
 use super::audit::{Insert, text};
 use super::database::Database;
 use super::db::{self, params};
+use crate::platform::log;
 
 /// The minimum seconds between two events of a key.
 pub const MIN_INTERVAL_SECONDS: i64 = 60;
@@ -64,17 +66,32 @@ fn write_pending(workspace_id: i64, key: &str, now: Timestamp) -> [Statement; 2]
     ]
 }
 
+/// A key with counted refusals.
+#[derive(Deserialize)]
+struct Overdue {
+    workspace_id: i64,
+    key: String,
+}
+
+/// Writes the events of keys in a transaction each.
+async fn write_singly(database: &Database, keys: &[Overdue], now: Timestamp) {
+    for Overdue { workspace_id, key } in keys {
+        let statements = write_pending(*workspace_id, key, now).into();
+        if let Err(error) = db::execute_all(database, statements).await {
+            let fields = json!({"workspace": workspace_id});
+            log::error("joined_events_not_written", fields, &error.detail);
+        }
+    }
+}
+
 /// Writes events for refusals that were counted but not written, because no further refusal of the
 /// key followed. Deletes old rows. Returns the workspaces of these events.
+///
+/// Events that could not be written stay counted. They do not stop those of other keys.
 ///
 /// # Errors
 /// D1 failed.
 pub async fn write_overdue(database: &Database, now: Timestamp) -> Result<Vec<i64>, Error> {
-    #[derive(Deserialize)]
-    struct Overdue {
-        workspace_id: i64,
-        key: String,
-    }
     let delete =
         Statement::new("DELETE FROM joined_events WHERE pending = 0 AND written_at < :until")
             .bind("until", now.plus_seconds(-KEEP_SECONDS));
@@ -88,7 +105,10 @@ pub async fn write_overdue(database: &Database, now: Timestamp) -> Result<Vec<i6
     let overdue: Vec<Overdue> = results.last().map(db::rows).transpose()?.unwrap_or_default();
     for keys in overdue.chunks(BATCH) {
         let statements = keys.iter().flat_map(|of| write_pending(of.workspace_id, &of.key, now));
-        db::execute_all(database, statements.collect()).await?;
+        if let Err(error) = db::execute_all(database, statements.collect()).await {
+            log::error("joined_events_not_written", json!({}), &error.detail);
+            write_singly(database, keys, now).await;
+        }
     }
     let mut workspaces: Vec<_> = overdue.into_iter().map(|of| of.workspace_id).collect();
     workspaces.dedup();

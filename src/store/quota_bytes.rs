@@ -2,7 +2,7 @@
 //! (contract 11.4).
 
 pub use farhand_sql::quotas::GUARD;
-use farhand_sql::quotas::{require_room as guard, retry_after};
+use farhand_sql::quotas::{RANK_OF_ME, require_room as guard, retry_after};
 use farhand_sql::statement::Statement;
 
 use super::db::params;
@@ -17,9 +17,9 @@ pub fn require_room(scope: &Scope<'_>, limits: Quotas) -> Statement {
     })
 }
 
-/// Reads the seconds until the caller, who is not staff, has bytes left.
+/// Reads the seconds until the caller has bytes left.
 pub fn find_retry_after(limits: Quotas) -> Query {
-    let sql = retry_after("1", "me.workspace_id", "me.user_id", "0", ":now");
+    let sql = retry_after("1", "me.workspace_id", "me.user_id", RANK_OF_ME, ":now");
     let parameters = params! {
         bytes_of_day: limits.bytes_of_day, bytes_of_user: limits.bytes_of_user,
     };

@@ -8,7 +8,7 @@ use farhand_domain::script::parameters::Parameter;
 use farhand_domain::script::{
     FIRST_VERSION, NewScript, ScriptCall, ScriptChanges, ScriptFilter, ScriptRef,
 };
-use farhand_sql::quotas::{self, add_bytes};
+use farhand_sql::quotas::{self, RANK_OF_ME, add_bytes};
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
 use serde_json::json;
@@ -107,14 +107,14 @@ pub const MAX_VERSIONS: i64 = 1_000;
 /// SQL for whether the caller may store `:stored_bytes` more bytes (contract 11.4).
 fn has_bytes_left() -> String {
     let usage = quotas::usage("me.workspace_id", "me.user_id", ":now");
-    format!(":stored_bytes <= (SELECT {} FROM {usage} u)", quotas::bytes_left(IS_STAFF))
+    format!(":stored_bytes <= (SELECT {} FROM {usage} u)", quotas::bytes_left(RANK_OF_ME))
 }
 
 /// Reads the seconds until the caller may store `stored_bytes` more bytes. Finds nothing if they are
 /// more than the whole quota.
 pub fn find_retry_after(stored_bytes: u64, limits: Quotas) -> Query {
     let sql =
-        quotas::retry_after(":stored_bytes", "me.workspace_id", "me.user_id", IS_STAFF, ":now");
+        quotas::retry_after(":stored_bytes", "me.workspace_id", "me.user_id", RANK_OF_ME, ":now");
     Query::new(
         format!("CAST({sql} AS TEXT)"),
         params! {
@@ -248,7 +248,7 @@ pub fn for_change(id: Uuid, limits: Quotas) -> Query {
             'interpreter', v.interpreter, 'sha256', v.sha256, 'params', json(v.params),
             'body_bytes', length(CAST(v.body AS BLOB)), 'bytes_left', (SELECT {} FROM {} u))
          FROM {LATEST} AND s.id = :id)",
-        quotas::bytes_left(IS_STAFF),
+        quotas::bytes_left(RANK_OF_ME),
         quotas::usage("me.workspace_id", "me.user_id", ":now")
     );
     Query::new(

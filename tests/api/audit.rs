@@ -404,8 +404,8 @@ async fn denied_and_failed_requests_leave_events() {
     wait_until_sealed(admin, VERIFY).await;
 }
 
-/// Repeated requests must not fill the log. Refusals of another action, code or credential have
-/// their own event.
+/// Repeated requests must not fill the log. Refusals of another action or code have their own event,
+/// those of another credential of the user have none.
 #[tokio::test]
 async fn a_repeated_denial_is_recorded_once_a_minute() {
     let workspace = Workspace::new().await;
@@ -417,6 +417,7 @@ async fn a_repeated_denial_is_recorded_once_a_minute() {
     }
     let token = plain.with_api_token().await;
     token.post(USERS, &json!({})).await.expect(403);
+    token.post(SERVERS, &json!({})).await.expect(403);
     let found = eventually("the events", || async {
         let query = [("actor", "plain".to_owned()), ("outcome", "denied".to_owned())];
         let found = events(&workspace.admin, EVENTS, &query).await;
@@ -427,7 +428,7 @@ async fn a_repeated_denial_is_recorded_once_a_minute() {
     found.sort();
     let expected = [
         "endpoint.access denied plain/session",
-        "user.create denied plain/api_token",
+        "server.create denied plain/api_token",
         "user.create denied plain/session",
     ];
     assert_eq!(found, expected);

@@ -120,6 +120,8 @@ async fn a_nearly_full_cell_accepts_only_what_must_work() {
     let at = |api: &Api| api.with_url(&instance.url);
     assert_eq!(storage(&instance).await, "full");
     assert!(is_cell_full(&at(&admin).post(TOKENS, &token("x")).await));
+    let renamed = json!({"first_name": "Steve"});
+    assert!(is_cell_full(&at(&staff.api).patch("/api/iam/users/-/", &renamed).await));
     at(&admin).patch(&staff.path(), &json!({"is_active": false})).await.expect(200);
     at(&member)
         .patch(&mia.path(), &json!({"first_name": "Mia"}))

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// The maximum number of bytes of D1 that [`REQUESTS`] refused requests may cost.
 const MAX_BYTES: i64 = 64 * 1024;
 const REQUESTS: usize = 1_000;
-/// The number of requests that the member sends at the same time.
+/// The number of requests that the member sends at the same time, each with another credential.
 const AT_ONCE: usize = 25;
 
 /// The bytes of D1 that are in use.
@@ -41,9 +41,14 @@ async fn refused_requests_of_a_member_are_one_event_with_their_number() {
         "server": "web-1", "line": "é".repeat(2_000), "username": "root", "env": env, "cwd": format!("/{}", "c".repeat(4_000)),
         "on_offline": "queue",
     });
+    // All credentials of a user count together.
+    let mut credentials = vec![member.api.clone()];
+    for _ in 1..AT_ONCE {
+        credentials.push(member.with_api_token().await);
+    }
     let before = used_bytes(&instance);
     for _ in 0..REQUESTS / AT_ONCE {
-        let requests = (0..AT_ONCE).map(|_| member.api.post(COMMANDS, &body));
+        let requests = credentials.iter().map(|api| api.post(COMMANDS, &body));
         for reply in future::join_all(requests).await {
             reply.expect_detail(403, Some("PERMISSION_DENIED"));
         }

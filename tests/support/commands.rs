@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use farhand_sql::command_counts;
-use farhand_sql::quotas::usage;
+use farhand_sql::quotas::{self, usage};
 use serde_json::Value;
 
 use crate::Instance;
@@ -98,7 +97,7 @@ pub fn output_bytes(instance: &Instance, slug: &str) -> i64 {
 
 /// Adds a workspace's commands to its counters. The sealer does this after some hundred commands.
 pub fn count_commands(instance: &Instance, slug: &str) {
-    for sql in command_counts::add() {
+    for sql in quotas::count_commands() {
         instance.tamper_with_d1(&in_workspace(&sql, slug));
     }
 }

@@ -2,10 +2,10 @@
 
 use farhand_domain::command_list::CommandList;
 use farhand_domain::selector::Selector;
-use farhand_sql::command_counts;
 use farhand_sql::command_list::{ListSql, sql};
 use farhand_sql::selector::terms;
 use farhand_sql::statement::{Built, Statement, Value};
+use farhand_sql::{command_counts, quotas};
 use rusqlite::types::Value as Stored;
 use rusqlite::{Connection, StatementStatus, params_from_iter};
 
@@ -28,7 +28,9 @@ pub fn database() -> Connection {
 
 /// Adds the uncounted commands of a workspace to its counters, as the sealer does.
 pub fn count(database: &Connection, workspace: i64) {
-    execute(database, command_counts::add(), |statement| statement.bind("workspace_id", workspace));
+    execute(database, quotas::count_commands(), |statement| {
+        statement.bind("workspace_id", workspace)
+    });
 }
 
 /// Deletes a command, as the service does.

@@ -148,12 +148,12 @@ async fn check(
 /// The statement that reads how many bytes the requester may still store, and how many bytes of
 /// output a command may keep, as `[bytes_left, output_limit]` (contract 11.4).
 fn room(limits: &Quotas, data: &BatchData) -> Statement {
-    let is_staff = "coalesce(r.is_staff OR r.is_superuser, 0)";
+    let rank = "coalesce(iif(r.is_superuser, 2, r.is_staff), 0)";
     let sql = format!(
         "WITH {REQUESTERS}
          SELECT (SELECT json_array({}, {}) FROM {} u) AS body FROM requesters r",
-        quotas::bytes_left(is_staff),
-        quotas::output_limit(is_staff),
+        quotas::bytes_left(rank),
+        quotas::output_limit(rank),
         quotas::usage("r.workspace_id", "r.user_id", ":now")
     );
     let requester = [data.requester()];

@@ -253,10 +253,9 @@ fn has_room() -> String {
     )
 }
 
-/// SQL for whether the requester of a command is staff.
-const IS_STAFF: &str =
-    "EXISTS (SELECT 1 FROM users r WHERE r.id = :requested_by AND r.workspace_id = :workspace_id
-    AND (r.is_staff OR r.is_superuser))";
+/// SQL for the rank of the requester of a command: see [`quotas::RANK_OF_ME`].
+const RANK: &str = "coalesce((SELECT iif(r.is_superuser, 2, r.is_staff) FROM users r
+    WHERE r.id = :requested_by AND r.workspace_id = :workspace_id), 0)";
 
 /// SQL for the bytes of the last 24 hours, as a table (contract 11.4).
 fn usage() -> String {
@@ -285,10 +284,10 @@ async fn insert_command(
          WHERE w.id = :workspace_id AND w.deleted_at IS NULL AND {} AND :bytes <= {}
          RETURNING output_limit",
         next_key("w.id"),
-        quotas::output_limit(IS_STAFF),
+        quotas::output_limit(RANK),
         usage(),
         has_room(),
-        quotas::bytes_left(IS_STAFF)
+        quotas::bytes_left(RANK)
     );
     let insert = Statement::new(sql)
         .bind_all(insert_parameters(workspace_id, command, origin, life))
@@ -352,8 +351,8 @@ async fn find_refusal(
         "SELECT :bytes <= {} AS fits, {} AS retry_after
          FROM workspaces w CROSS JOIN servers s ON s.id = :server_id AND s.workspace_id = w.id CROSS JOIN {} u
          WHERE w.id = :workspace_id AND w.deleted_at IS NULL",
-        quotas::bytes_left(IS_STAFF),
-        quotas::retry_after(":bytes", ":workspace_id", ":requested_by", IS_STAFF, ":added_at"),
+        quotas::bytes_left(RANK),
+        quotas::retry_after(":bytes", ":workspace_id", ":requested_by", RANK, ":added_at"),
         usage()
     );
     let statement = Statement::new(sql).bind_all(params! {

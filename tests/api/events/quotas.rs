@@ -2,7 +2,9 @@
 
 use farhand_tests::client::PASSWORD;
 use farhand_tests::commands::{count_commands, output_bytes, stored_bytes};
-use farhand_tests::{Api, Events, Instance, Reply, ScriptedAgent, Workspace, eventually};
+use farhand_tests::{
+    Api, Events, Instance, Person, Reply, ScriptedAgent, Workspace, eventually, far_ahead,
+};
 use serde_json::{Value, json};
 
 use super::commands::{PATH, id_of, path_of};
@@ -202,6 +204,30 @@ async fn changes_count_for_a_users_share_and_nobody_is_locked_out() {
         let body = json!({"first_name": format!("c{number}")});
         workspace.admin.patch(ME, &body).await.expect(200);
     }
+}
+
+/// A staff session must not take the tools from the superusers who stop it.
+#[tokio::test]
+async fn changes_of_staff_leave_superusers_their_part_of_the_quota() {
+    let (instance, _state) = Instance::new_with(&[("QUOTA_BYTES_PER_DAY", "100000")]).await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    workspace.server("web-1").await;
+    let steve = Person::staff(&workspace, "steve").await;
+    let mut changes = 0;
+    let refused = loop {
+        let body = json!({"first_name": format!("s{changes}")});
+        let changed = steve.api.patch("/api/iam/users/-/", &body).await;
+        if changed.status != 200 {
+            break changed;
+        }
+        changes += 1;
+        assert!(changes < 200, "no change is refused");
+    };
+    expect_quota_error(&refused);
+    let waiting = json!({"server": "web-1", "line": "id", "scheduled_at": far_ahead()});
+    expect_quota_error(&steve.api.post(PATH, &waiting).await);
+    workspace.admin.post(PATH, &waiting).await.expect(201);
+    workspace.admin.patch(&steve.path(), &json!({"is_active": false})).await.expect(200);
 }
 
 #[tokio::test]
