@@ -1,5 +1,5 @@
-//! Converts the OpenAPI document from `docs/openapi.yaml`, which people edit, to the JSON that the
-//! Worker serves (contract 9).
+//! Converts the OpenAPI document from `docs/openapi.yaml` to the JSON that the Worker serves
+//! (contract 9). `npm run openapi` bundles that file from `docs/openapi/`.
 
 use std::error::Error;
 use std::path::Path;

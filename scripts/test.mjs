@@ -164,6 +164,7 @@ async function lint() {
 async function documents() {
   // The variable turns off redocly's search for updates. Its configuration turns off telemetry.
   const quiet = { env: { ...process.env, REDOCLY_SUPPRESS_UPDATE_NOTICE: "true" } };
+  await stage("documents: the OpenAPI bundle", () => runBeside("node", ["scripts/openapi.mjs", "check"]));
   await stage("documents: redocly lint", () => runBeside("node_modules/.bin/redocly", ["lint", "docs/openapi.yaml"], quiet));
   // The build of the site fails on a dead link.
   await stage("documents: the documentation site", () => runBeside("node", ["scripts/docs.mjs", "build"]));
