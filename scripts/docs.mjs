@@ -26,9 +26,13 @@ const OTHER_PAGES = {
   "examples/README.md": "examples.md",
 };
 /**
- * Files that the site contains in another form, with the path of the page that replaces the file.
+ * Returns the page of the API reference that replaces a file of the OpenAPI document. A file of
+ * docs/openapi/ has the name of its tag's page.
  */
-const REPLACED = { "docs/openapi.yaml": "reference/index.md" };
+function replacement(path) {
+  if (path === "docs/openapi.yaml") return "reference/index.md";
+  return path.startsWith("docs/openapi/") ? path.replace("docs/openapi/", "reference/").replace(/yaml$/, "md") : undefined;
+}
 /** Images of pages, and the folder of the site with files that VitePress serves as they are. */
 const IMAGES = "docs/images";
 const servedFolder = join(pagesFolder, "public");
@@ -60,7 +64,7 @@ function adapted(text, path, pages) {
       const [file, anchor] = target.split("#");
       const linked = posix.join(posix.dirname(path), file);
       if (linked.startsWith(`${IMAGES}/`) && existsSync(join(root, linked))) return `[${label}](/images/${posix.basename(linked)})`;
-      const page = pages[linked] ?? REPLACED[linked];
+      const page = pages[linked] ?? replacement(linked);
       if (page === undefined) return existsSync(join(root, linked)) ? label : whole;
       return `[${label}](/${page}${anchor === undefined ? "" : `#${anchor}`})`;
     });
