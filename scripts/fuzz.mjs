@@ -8,7 +8,7 @@
 // Uses no sanitizer, because libFuzzer then works with a stable compiler. The parsers are safe
 // Rust, so an invalid access is a panic anyway.
 import { spawnSync } from "node:child_process";
-import { mkdirSync, readdirSync } from "node:fs";
+import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { publish, table } from "../bench/report.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
@@ -41,20 +41,45 @@ const options = ["--sanitizer", "none", "--fuzz-dir", folder];
 say("fuzz: building the targets");
 run("cargo", ["fuzz", "build", ...options], { env });
 
+/** The inputs of a target's corpus, as lines with escapes (docs/contributing/fuzzing.md). */
+const corpus = (target) => readFileSync(join(folder, "corpus", `${target}.txt`), "utf8").split("\n").slice(0, -1);
+
+const ESCAPES = { n: 10, r: 13, t: 9, "\\": 92 };
+/** The bytes of a line of a corpus. */
+const unescaped = (line) =>
+  Buffer.from([...line.matchAll(/\\x([0-9a-f]{2})|\\([nrt\\])|([^\\])/g)].map(([, hex, escape, plain]) => (hex ? Number.parseInt(hex, 16) : escape ? ESCAPES[escape] : plain.charCodeAt(0))));
+/** The line of a corpus for an input. */
+function escaped(bytes) {
+  const names = Object.fromEntries(Object.entries(ESCAPES).map(([name, code]) => [code, `\\${name}`]));
+  const plain = (code) => (code >= 0x20 && code < 0x7f ? String.fromCharCode(code) : `\\x${code.toString(16).padStart(2, "0")}`);
+  return [...bytes].map((code) => names[code] ?? plain(code)).join("");
+}
+
+/** Prints the inputs that failed, as lines for the corpus. */
+function sayFailures(target) {
+  const artifacts = join(folder, "artifacts", target);
+  for (const name of readdirSync(artifacts)) say(`fuzz: the line for domain/fuzz/corpus/${target}.txt: ${escaped(readFileSync(join(artifacts, name)))}`);
+}
+
 /** Runs a target and returns a row of figures. */
 function fuzz(target) {
-  // New inputs are written into another folder than the corpus, which is in git.
+  // libFuzzer reads files and writes new ones. The corpus in git has a line for each input.
   const found = join(folder, "found", target);
   mkdirSync(found, { recursive: true });
+  const kept = corpus(target);
+  kept.forEach((line, number) => writeFileSync(join(found, `corpus-${number}`), unescaped(line)));
   say(`fuzz: ${target}, ${seconds} s`);
-  const args = ["fuzz", "run", ...options, target, found, join(folder, "corpus", target), "--"];
+  const args = ["fuzz", "run", ...options, target, found, "--"];
   const limits = [`-max_total_time=${seconds}`, "-max_len=4096", "-timeout=10", "-print_final_stats=1"];
   const done = spawnSync("cargo", [...args, ...limits], { cwd: root, env, encoding: "utf8", maxBuffer: 1 << 28 });
   const figure = (pattern) => done.stderr.match(pattern)?.at(-1) ?? "?";
   const runs = figure(/stat::number_of_executed_units: +(\d+)/);
   const [features] = [...done.stderr.matchAll(/ ft: (\d+)/g)].at(-1)?.slice(1) ?? ["?"];
-  if (done.status !== 0) say(done.stderr.slice(-4000));
-  return { target, runs, features, inputs: readdirSync(join(folder, "corpus", target)).length, crashes: done.status === 0 ? 0 : 1 };
+  if (done.status !== 0) {
+    say(done.stderr.slice(-4000));
+    sayFailures(target);
+  }
+  return { target, runs, features, inputs: kept.length, crashes: done.status === 0 ? 0 : 1 };
 }
 
 const rows = (only === undefined ? targets : [only]).map(fuzz);

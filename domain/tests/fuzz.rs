@@ -1,5 +1,5 @@
-//! Runs the checks of the fuzz targets (`fuzz/checks/`) on all files of their corpora, and on
-//! random changes of them. `npm run fuzz` runs them under libFuzzer (docs/contributing/fuzzing.md).
+//! Runs the checks of the fuzz targets (`fuzz/checks/`) on all inputs of their corpora, and on random
+//! changes of them. `npm run fuzz` runs them under libFuzzer (docs/contributing/fuzzing.md).
 
 // In a test, a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
@@ -13,13 +13,39 @@ use proptest::sample::Index;
 /// Maximum length of a changed input, in bytes.
 const MAX_LENGTH: usize = 4_096;
 
-/// The files of a target's corpus, ordered by name.
+/// The inputs of a target's corpus. Each is a line of its file.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
-    let mut paths: Vec<_> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    paths.iter().map(|path| fs::read(path).unwrap()).collect()
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fuzz/corpus/{target}.txt"));
+    fs::read_to_string(file).unwrap().lines().map(unescaped).collect()
+}
+
+/// The bytes of a line, in which `\n`, `\r`, `\t`, `\\` and `\xNN` stand for one byte each.
+fn unescaped(line: &str) -> Vec<u8> {
+    let mut rest = line.bytes();
+    let mut bytes = Vec::new();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'\\' => match rest.next().unwrap() {
+                b'n' => b'\n',
+                b'r' => b'\r',
+                b't' => b'\t',
+                b'\\' => b'\\',
+                b'x' => {
+                    let digits = [rest.next().unwrap(), rest.next().unwrap()];
+                    u8::from_str_radix(std::str::from_utf8(&digits).unwrap(), 16).unwrap()
+                }
+                other => panic!("an unknown escape: {}", char::from(other)),
+            },
+            byte => byte,
+        });
+    }
+    bytes
+}
+
+#[test]
+fn a_line_has_any_bytes() {
+    assert_eq!(unescaped(r"a\\x\x00\xff\n\r\t"), b"a\\x\x00\xff\n\r\t");
+    assert_eq!(unescaped(""), b"");
 }
 
 /// The bytes that a change inserts.
@@ -87,7 +113,7 @@ macro_rules! targets {
                 use super::*;
 
                 #[test]
-                fn every_corpus_file_passes() {
+                fn every_input_of_the_corpus_passes() {
                     let inputs = corpus(stringify!($target));
                     assert!(inputs.len() >= 10, "{} inputs", inputs.len());
                     inputs.iter().for_each(|data| checks::$target::check(data));
@@ -96,7 +122,7 @@ macro_rules! targets {
                 proptest! {
                     #![proptest_config(ProptestConfig::with_cases(512))]
                     #[test]
-                    fn changed_corpus_files_pass(data in changed(corpus(stringify!($target)))) {
+                    fn changed_inputs_pass(data in changed(corpus(stringify!($target)))) {
                         checks::$target::check(&data);
                     }
                 }
