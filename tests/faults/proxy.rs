@@ -7,10 +7,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// How many bytes of forwarded data are kept, to find a pattern that arrives in two pieces. It is
-/// one less than the minimum length of a pattern.
-const MAX_TAIL_BYTES: usize = 9;
-
 /// Time limit for a step to occur. An agent that was often cut off waits up to a minute before it
 /// reconnects.
 const STEP_TIMEOUT: Duration = Duration::from_secs(180);
@@ -40,7 +36,7 @@ pub struct Step {
     /// A name for assertion messages.
     pub name: &'static str,
     pub direction: Direction,
-    /// The text that identifies the message, at least ten bytes long.
+    /// The text that identifies the message.
     pub pattern: &'static str,
     pub cut_point: CutPoint,
 }
@@ -176,8 +172,10 @@ impl ProxiedConnection {
                         .windows(armed.step.pattern.len())
                         .any(|window| window == armed.step.pattern.as_bytes())
             });
-            // The remaining bytes are shorter than any pattern, so no pattern is found twice.
-            tail.drain(..tail.len().saturating_sub(MAX_TAIL_BYTES));
+            // The remaining bytes are shorter than the pattern, so it is not found twice.
+            let kept =
+                self.armed.lock().unwrap().as_ref().map_or(0, |armed| armed.step.pattern.len() - 1);
+            tail.drain(..tail.len().saturating_sub(kept));
             let forwarded = match armed.as_ref().map(|armed| armed.step.cut_point) {
                 Some(CutPoint::Before) => 0,
                 Some(CutPoint::Half) => bytes.len() / 2,

@@ -1,7 +1,10 @@
 //! Connections are cut at every step of a command: before, within and after each message.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use serde_json::Value;
+use tokio::time::timeout;
 
 use super::cell::{AgentHost, Cell, CommandKind, Workload};
 use super::proxy::{CutPoint, Direction, Proxy, Step};
@@ -15,6 +18,10 @@ const MESSAGES: [(&str, Direction, &str); 5] = [
     ("chunk", Direction::ToService, "/chunk/ HTTP"),
     ("fin", Direction::ToService, "/fin/ HTTP"),
 ];
+/// The number of commands after which the step of a command must have occurred.
+const ATTEMPTS: u32 = 5;
+/// The maximum time between the end of a command and the response that says so.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 const CUT_POINTS: [CutPoint; 4] =
     [CutPoint::Before, CutPoint::Half, CutPoint::After, CutPoint::Answered];
 
@@ -31,6 +38,29 @@ fn steps() -> impl Iterator<Item = Step> {
     })
 }
 
+/// Requests a command until the armed step has occurred. A busy agent may skip it: it sends no chunk
+/// soon after an ack that it could not send in time. Returns the command's id.
+async fn request_until_cut(
+    workload: &Workload,
+    server: &Value,
+    proxy: &Proxy,
+    before: u32,
+) -> String {
+    for _ in 0..ATTEMPTS {
+        let (_, id) = workload.request(server, CommandKind::Queued).await;
+        let id = id.unwrap();
+        tokio::select! {
+            () = proxy.wait_for_more_than(before) => return id,
+            _ = workload.wait_until_ended(&id) => {}
+        }
+        // The service may know of the end before the proxy sees the response.
+        if timeout(RESPONSE_TIMEOUT, proxy.wait_for_more_than(before)).await.is_ok() {
+            return id;
+        }
+    }
+    panic!("the step did not occur in {ATTEMPTS} commands");
+}
+
 /// Cuts an agent's connection at a step, and waits until its command has ended.
 async fn cut(workload: &Workload, server: &Value, proxy: &Proxy, step: Step) {
     let before = proxy.triggered();
@@ -39,9 +69,8 @@ async fn cut(workload: &Workload, server: &Value, proxy: &Proxy, step: Step) {
         // The agent connects again when its open sockets are cut.
         proxy.cut();
     }
-    let (_, id) = workload.request(server, CommandKind::Queued).await;
-    proxy.wait_for_more_than(before).await;
-    let done = workload.wait_until_ended(&id.unwrap()).await;
+    let id = request_until_cut(workload, server, proxy, before).await;
+    let done = workload.wait_until_ended(&id).await;
     // A delivery that did not arrive completely is never repeated, even if it was written to a
     // socket that had just been cut. Every other message is retried until it arrives.
     let is_lost = step.name == "order" && step.cut_point != CutPoint::After;
