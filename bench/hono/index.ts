@@ -55,6 +55,7 @@ type Row = {
   result_truncated: number;
   is_longer: number;
   output_bytes: number;
+  output_skipped: number;
   state: string;
   status_message: string;
   response_delay: number | null;
@@ -105,6 +106,8 @@ const commandOf = (row: Row) => ({
   result: row.result,
   result_truncated: row.result_truncated === 1 || row.is_longer === 1,
   output_bytes: row.output_bytes,
+  output_truncated: row.output_skipped > 0,
+  output_skipped: row.output_skipped,
   state: row.state !== "waiting" ? row.state : row.scheduled_at > new Date().toISOString() ? "scheduled" : "queued",
   status: statusOf(row),
   response_delay: row.response_delay,
@@ -153,7 +156,7 @@ app.get("/api/events/commands/", authenticated, async (c) => {
     c.env.DB.prepare(
       `SELECT c.id, c.shell, c.line, c.username, c.groupname, c.server_id, coalesce(s.name, c.server_name) AS server_name,
          u.id AS requester_id, u.username AS requester_username, u.email AS requester_email, c.batch_id, c.success,
-         c.exit_code, c.result, c.result_truncated, c.full_result IS NOT NULL AS is_longer, c.output_bytes, c.state, c.status_message,
+         c.exit_code, c.result, c.result_truncated, c.full_result IS NOT NULL AS is_longer, c.output_bytes, c.output_skipped, c.state, c.status_message,
          c.response_delay, c.elapsed_time, c.added_at, c.scheduled_at, c.expires_at, c.timeout, c.delivered_at, c.acked_at,
          c.handled_at
        FROM commands c
