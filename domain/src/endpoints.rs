@@ -494,6 +494,7 @@ mod tests {
             "ResetRequest",
             "ServerApprove",
             "ServerRotateKey",
+            "ServerUndelete",
             "WorkspaceCreate",
             "WorkspaceResync",
             "WorkspaceUndelete",

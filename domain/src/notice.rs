@@ -207,7 +207,7 @@ mod tests {
         assert!(one[0] != other[0] && one[1] == other[1]);
         let kind = limits(NoticeKind::EmailChanged, "a@example.com");
         assert!(one[0] != kind[0] && one[1] != kind[1]);
-        let own = Notice { account: "admin".to_owned(), ..notice(NoticeKind::PasswordSet) };
+        let own = Notice { account: "boss".to_owned(), ..notice(NoticeKind::PasswordSet) };
         let own = own.limits("a@example.com");
         assert!(own[0] == one[0] && own[1].key != one[1].key && own[1].max == 20);
         let workspace = Notice { workspace_id: 8, ..notice(NoticeKind::PasswordSet) };
