@@ -51,10 +51,13 @@ const SESSION_HOST = "miniflare-unsafe-internal-capnp-connect";
 /** A name of the same length that nobody knows. */
 const secretHost = randomBytes(SESSION_HOST.length).toString("hex").slice(0, SESSION_HOST.length);
 
+/** Whether a Worker has a direct socket. Then workerd's configuration has the host name. */
+let hasTcpPort = false;
+
 /** Replaces the host name in workerd's configuration, which is binary and has texts as they are. */
 function withSecretHost(config) {
   const text = config.toString("latin1");
-  if (!text.includes(SESSION_HOST)) throw new Error(`Miniflare's configuration of workerd has no ${SESSION_HOST}, so its sessions have another host name`);
+  if (hasTcpPort && !text.includes(SESSION_HOST)) throw new Error(`Miniflare's configuration of workerd has no ${SESSION_HOST}, so its sessions have another host name`);
   return Buffer.from(text.replaceAll(SESSION_HOST, secretHost), "latin1");
 }
 
@@ -77,7 +80,10 @@ Server.prototype.listen = function (port, host, onListening) {
 };
 
 /** Starts Miniflare with these options. Only the direct sockets of its Workers are TCP ports. */
-export const privateMiniflare = (options) => new Miniflare({ ...options, host: "127.0.0.1", port: 0, cf: false });
+export function privateMiniflare(options) {
+  hasTcpPort = options.workers.some(({ unsafeDirectSockets }) => unsafeDirectSockets?.length > 0);
+  return new Miniflare({ ...options, host: "127.0.0.1", port: 0, cf: false });
+}
 
 /** Sends a request to the entry, which obeys the MF-* headers. Returns the status and the text. */
 export const callEntry = ({ path, method = "GET", headers = {}, body }) =>
