@@ -46,7 +46,7 @@ const INSTANCES = names.length === 0 ? Math.min(2 * availableParallelism(), 4) :
  * End-to-end tests wait most of their time. With more threads for each instance, logins wait too long
  * for their hashes, and are refused.
  */
-const THREADS = `--test-threads=${INSTANCES === 1 ? 6 : 3 * INSTANCES}`;
+const THREADS = `--test-threads=${INSTANCES === 1 ? 6 : 2 * INSTANCES}`;
 const SLOWEST = 20;
 const PROGRESS_EVERY_MS = 30_000;
 
