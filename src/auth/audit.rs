@@ -86,7 +86,7 @@ pub fn seal_later(call: &Call) {
 ///
 /// Refusals of invalid credentials are not recorded, because guesses would flood the log. The
 /// refusals of a user with the same action and code are one event per minute: see
-/// [`joined_events`]. Not those of a credential, of which a user can make a hundred.
+/// [`joined_events`]. The credential does not matter, because a user can have a hundred.
 pub fn record_denial(call: &Call, error: &Error) {
     let is_denial = error.kind == ErrorKind::Forbidden
         && matches!(error.code, Some(Code::PermissionDenied | Code::ApiTokenAclNotAllowed));

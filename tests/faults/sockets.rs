@@ -53,7 +53,7 @@ async fn request_until_cut(
             () = proxy.wait_for_more_than(before) => return id,
             _ = workload.wait_until_ended(&id) => {}
         }
-        // The service may know of the end before the proxy sees the response.
+        // The service stores the end before the proxy forwards the response.
         if timeout(RESPONSE_TIMEOUT, proxy.wait_for_more_than(before)).await.is_ok() {
             return id;
         }
