@@ -64,7 +64,6 @@ pub mod session;
 pub mod shell_words;
 pub mod smtp;
 pub mod stream_slots;
-pub mod success_rate;
 pub mod throttle;
 pub mod time;
 pub mod user;

@@ -1,7 +1,8 @@
 //! The throttles of logins and password resets (contract 4.5 and 4.10).
 //!
 //! Failures are counted in fixed windows. A window begins with its first counted failure and has a
-//! fixed length. After that, the count starts again at 0.
+//! fixed length. After that, the count starts again at 0. Successful logins of a user are counted in
+//! the same way: each has an audit event and costs no quota, so a user could fill D1 with them.
 //!
 //! The counters are in two objects, which do not share counters. A login needs the permission of
 //! both:
@@ -28,8 +29,9 @@
 //! Steps of the object for an attempt:
 //! 1. It counts the attempts of [`PendingAttempts::take_lapsed`] as failed, reads the counters of
 //!    [`Attempt::keys`], and calls [`PendingAttempts::begin`].
-//! 2. When the attempt has ended, it stores [`Attempt::after_failure`], or deletes
-//!    [`Attempt::after_success`]. For an abandoned attempt, it does nothing in this step.
+//! 2. When the attempt has ended, it stores [`Attempt::after_failure`]; or it deletes
+//!    [`Attempt::cleared_by_success`] and stores [`Attempt::after_success`]. For an abandoned attempt,
+//!    it does nothing in this step.
 //! 3. In the same step it calls [`PendingAttempts::end`], so that each attempt counts exactly once.
 
 use std::collections::BTreeMap;
@@ -41,7 +43,6 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::output::sha256;
-use crate::success_rate::SuccessLimit;
 use crate::time::Timestamp;
 
 /// Seconds after which an attempt that has not ended counts as failed.
@@ -125,15 +126,29 @@ pub struct Share {
 pub struct AttemptLimit {
     /// The counter's key.
     pub key: String,
-    /// Maximum number of failures in a window.
+    /// Maximum count in a window.
     #[serde(rename = "most")]
-    pub max_failures: u32,
+    pub max: u32,
     /// The length of the window, in seconds.
     pub window_seconds: i64,
     /// How much of the counter the attempt's address may use; `None`: all of it.
     pub share: Option<Share>,
     /// Whether a success deletes the counter.
     pub cleared_by_success: bool,
+    /// Which attempts the counter counts.
+    #[serde(default)]
+    pub counted: Counted,
+}
+
+/// The attempts that a counter counts, by their end.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Counted {
+    /// The attempts that failed.
+    #[default]
+    Failures,
+    /// The attempts that succeeded.
+    Successes,
 }
 
 /// A counter: a row in the storage of an object. After `ends_at`, it is ignored and may be deleted.
@@ -176,9 +191,6 @@ pub struct Attempt {
     /// `None`: it stores no network.
     #[serde(default)]
     pub network: Option<KnownAddress>,
-    /// How often attempts with the same `home` may succeed; `None`: without limit.
-    #[serde(default)]
-    pub successes: Option<SuccessLimit>,
 }
 
 /// The stored form of a known address: hashes of the username and the address.
@@ -244,29 +256,35 @@ impl Attempt {
         });
         let pair = AttemptLimit {
             key: key("login-pair", &[scope, &username, &address]),
-            max_failures: MAX_PAIR_FAILURES,
+            max: MAX_PAIR_FAILURES,
             window_seconds: settings.login_seconds,
             share: None,
             cleared_by_success: true,
+            counted: Counted::Failures,
         };
         let everywhere = AttemptLimit {
             key: home.clone(),
-            max_failures: MAX_USERNAME_FAILURES,
+            max: MAX_USERNAME_FAILURES,
             window_seconds: settings.hour_seconds,
             share: Some(Share {
                 key: key("login-share", &[scope, &username, &site]),
                 max_failures: MAX_ADDRESS_SHARE,
             }),
             cleared_by_success: false,
+            counted: Counted::Failures,
         };
         // All clients with an unknown address would share one known address.
         let origin = Some(origin).filter(|_| !is_unknown);
         let network = network.filter(|_| !is_unknown);
-        let successes = Some(SuccessLimit {
+        let successes = AttemptLimit {
+            key: key("login-success", &[scope, &username]),
             max: settings.logins_of_user,
             window_seconds: settings.hour_seconds,
-        });
-        Self { home, limits: vec![pair, everywhere], origin, network, successes }
+            share: None,
+            cleared_by_success: false,
+            counted: Counted::Successes,
+        };
+        Self { home, limits: vec![pair, everywhere, successes], origin, network }
     }
 
     /// Stores no network after a success: the check of a current password is no login, and causes no
@@ -276,9 +294,9 @@ impl Attempt {
         Self { network: None, ..self }
     }
 
-    /// Keeps only the limit of the pair, because the address is known for this user.
+    /// Keeps only the limits of the pair and of successes, because the address is known for this user.
     pub fn for_known_address(mut self) -> Self {
-        self.limits.retain(|limit| limit.cleared_by_success);
+        self.limits.retain(|limit| limit.cleared_by_success || limit.counted == Counted::Successes);
         self
     }
 
@@ -314,12 +332,13 @@ impl Attempt {
         let home = key("operator", &[]);
         let limit = AttemptLimit {
             key: home.clone(),
-            max_failures: MAX_OPERATOR_FAILURES,
+            max: MAX_OPERATOR_FAILURES,
             window_seconds: OPERATOR_SECONDS,
             share: None,
             cleared_by_success: false,
+            counted: Counted::Failures,
         };
-        Self { home, limits: vec![limit], origin: None, network: None, successes: None }
+        Self { home, limits: vec![limit], origin: None, network: None }
     }
 
     /// Limits an address, its IPv6 site (/48) and the workspace, in this order, with counters of
@@ -336,19 +355,20 @@ impl Attempt {
             (counted_address(address, HOST_BITS), counted_address(address, SITE_BITS));
         let is_site = site.contains('/');
         let keys = [key(kinds[0], &[scope, &host]), key(kinds[1], &[scope, &site]), home.clone()];
-        let limit = |(key, max_failures)| AttemptLimit {
+        let limit = |(key, max)| AttemptLimit {
             key,
-            max_failures,
+            max,
             window_seconds,
             share: None,
             cleared_by_success: false,
+            counted: Counted::Failures,
         };
         let mut limits: Vec<AttemptLimit> = keys.into_iter().zip(max_failures).map(limit).collect();
         // An IPv4 address has no site.
         if !is_site {
             limits.remove(1);
         }
-        Self { home, limits, origin: None, network: None, successes: None }
+        Self { home, limits, origin: None, network: None }
     }
 
     /// The keys of all counters that the other methods need.
@@ -363,19 +383,19 @@ impl Attempt {
 
     /// Whether the attempt may begin, given the stored counters and the attempts in progress.
     ///
-    /// If failures alone reach a limit, the attempt is refused until the last of the full windows
-    /// ends. If failures and attempts in progress together reach a limit, the attempt waits,
-    /// because the other attempts may succeed.
+    /// If a count alone reaches a limit, the attempt is refused until the last of the full windows
+    /// ends. If the count and the attempts in progress together reach a limit, the attempt waits,
+    /// because the other attempts may end otherwise.
     fn verdict(
         &self,
         counters: &[Counter],
         under_way: &PendingAttempts,
         now: Timestamp,
     ) -> AttemptVerdict {
-        let failures = |limit: &AttemptLimit| {
+        let count = |limit: &AttemptLimit| {
             live(counters, &limit.key, now).map_or(0, |counter| counter.count)
         };
-        let full = self.limits.iter().filter(|limit| failures(limit) >= limit.max_failures);
+        let full = self.limits.iter().filter(|limit| count(limit) >= limit.max);
         let seconds = full.filter_map(|limit| live(counters, &limit.key, now)).map(|counter| {
             let left = counter.ends_at.seconds_since(now).ceil();
             left.max(1.0) as u64
@@ -384,7 +404,7 @@ impl Attempt {
             return AttemptVerdict::Refused { retry_after };
         }
         let has_room = |limit: &AttemptLimit| {
-            failures(limit).saturating_add(under_way.number(&limit.key)) < limit.max_failures
+            count(limit).saturating_add(under_way.number(&limit.key)) < limit.max
         };
         if self.limits.iter().all(has_room) { AttemptVerdict::Go } else { AttemptVerdict::Wait }
     }
@@ -392,8 +412,18 @@ impl Attempt {
     /// The counters to store after the attempt has failed. An attempt that fails after its lease
     /// has ended counts twice.
     pub fn after_failure(&self, counters: &[Counter], now: Timestamp) -> Vec<Counter> {
+        self.counted(Counted::Failures, counters, now)
+    }
+
+    /// The counters to store after the attempt has succeeded.
+    pub fn after_success(&self, counters: &[Counter], now: Timestamp) -> Vec<Counter> {
+        self.counted(Counted::Successes, counters, now)
+    }
+
+    /// The counters that count an end, with that end.
+    fn counted(&self, end: Counted, counters: &[Counter], now: Timestamp) -> Vec<Counter> {
         let mut stored = Vec::new();
-        for limit in &self.limits {
+        for limit in self.limits.iter().filter(|limit| limit.counted == end) {
             let fresh = || Counter {
                 key: limit.key.clone(),
                 count: 0,
@@ -419,7 +449,7 @@ impl Attempt {
 
     /// The keys of the counters to delete after the attempt has succeeded: only the counter of the
     /// pair. The counter of the username and its shares are kept.
-    pub fn after_success(&self) -> impl Iterator<Item = &str> {
+    pub fn cleared_by_success(&self) -> impl Iterator<Item = &str> {
         self.limits.iter().filter(|limit| limit.cleared_by_success).map(|limit| limit.key.as_str())
     }
 }
@@ -543,9 +573,13 @@ mod tests {
         fn end(&mut self, id: Uuid, attempt: &Attempt, end: End, now: Timestamp) {
             match end {
                 End::Failure => self.count_failure(attempt, now),
-                End::Success => attempt.after_success().for_each(|key| {
-                    self.rows.remove(key);
-                }),
+                End::Success => {
+                    let counted = attempt.after_success(&self.counters(attempt), now);
+                    attempt.cleared_by_success().for_each(|key| {
+                        self.rows.remove(key);
+                    });
+                    self.rows.extend(counted.into_iter().map(|row| (row.key.clone(), row)));
+                }
                 End::GivenUp => {}
             }
             self.under_way.end(id);
@@ -589,6 +623,34 @@ mod tests {
         object.fail(&login("bob", ADDRESS), 1, at(299));
         object.fail(&alice, 10, at(300));
         assert_eq!(object.begin(&alice, at(301)).1, refused(299));
+    }
+
+    #[test]
+    fn a_user_has_a_limit_of_successes_from_all_addresses() {
+        let settings = ThrottleSettings { logins_of_user: 3, ..ThrottleSettings::default() };
+        let login =
+            |username, address| Attempt::login_by_username("ws", username, address, settings);
+        let mut object = Object::default();
+        let mut run = |attempt: &Attempt, end, second| object.run(attempt, end, at(second));
+        let (alice, elsewhere) = (login("alice", ADDRESS), login("alice", "203.0.113.8"));
+        assert_eq!(run(&alice, End::Success, 0), AttemptVerdict::Go);
+        // Other ends do not count.
+        for end in [End::Failure, End::GivenUp] {
+            assert_eq!(run(&alice, end, 1), AttemptVerdict::Go);
+        }
+        assert_eq!(run(&elsewhere, End::Success, 2), AttemptVerdict::Go);
+        assert_eq!(run(&alice.clone().for_known_address(), End::Success, 3), AttemptVerdict::Go);
+        for attempt in [&alice, &elsewhere, &alice.clone().for_known_address()] {
+            assert_eq!(run(attempt, End::Success, 10), refused(3_590));
+        }
+        assert_eq!(run(&login("bob", ADDRESS), End::Success, 10), AttemptVerdict::Go);
+        assert_eq!(run(&alice, End::Success, 3_600), AttemptVerdict::Go);
+        // Attempts in progress may succeed, so they count until they end.
+        let (mut object, now) = (Object::default(), at(0));
+        let begun: Vec<_> = (0..4).map(|_| object.begin(&alice, now)).collect();
+        let verdicts: Vec<_> = begun.iter().map(|(_, verdict)| *verdict).collect();
+        let go = AttemptVerdict::Go;
+        assert_eq!(verdicts, [go, go, go, AttemptVerdict::Wait]);
     }
 
     #[test]
@@ -1009,7 +1071,7 @@ mod tests {
             let [scope, username, address] = &one;
             let attempt = Attempt::login_by_username(scope, username, address, ThrottleSettings::default());
             let own = attempt.keys().collect::<std::collections::HashSet<_>>();
-            prop_assert_eq!(own.len(), 3);
+            prop_assert_eq!(own.len(), 4);
             for other in [
                 Attempt::login_by_address(&two[0], &two[2], ThrottleSettings::default()),
                 Attempt::reset_by_address(&two[0], &two[2], ThrottleSettings::default()),

@@ -5,15 +5,13 @@
 //! stores counters that expire, so that attempts cannot fill its storage. Attempts in progress are
 //! only in memory, so a restart of the object loses them.
 //!
-//! The objects also hold the slots of live streams (contract 11.4), chosen by a hash of the user, and
-//! the number of each user's successful logins.
+//! The objects also hold the slots of live streams (contract 11.4), chosen by a hash of the user.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::stream_slots::{self, StreamSlots};
-use farhand_domain::success_rate::SuccessRates;
 use farhand_domain::throttle::{
     Attempt, AttemptVerdict, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, KnownAddress,
     LEASE_SECONDS, MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
@@ -174,7 +172,6 @@ pub struct Throttle {
     /// Notifies the attempts that wait until another attempt ends.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
     streams: RefCell<StreamSlots>,
-    successes: RefCell<SuccessRates>,
 }
 
 impl DurableObject for Throttle {
@@ -185,7 +182,6 @@ impl DurableObject for Throttle {
             under_way: RefCell::default(),
             waiting: RefCell::default(),
             streams: RefCell::default(),
-            successes: RefCell::default(),
         }
     }
 
@@ -319,10 +315,6 @@ impl Throttle {
         for expired in self.under_way.borrow_mut().take_lapsed(now) {
             self.count_failure(&expired, now)?;
         }
-        let wait = |limit| self.successes.borrow().wait(&attempt.home, limit, now);
-        if let Some(retry_after) = attempt.successes.and_then(wait) {
-            return Ok(AttemptVerdict::Refused { retry_after });
-        }
         let counters = self.counters(attempt, now)?;
         Ok(self.under_way.borrow_mut().begin(id, attempt, &counters, now))
     }
@@ -352,12 +344,11 @@ impl Throttle {
         match outcome {
             AttemptOutcome::Failure => self.count_failure(attempt, now)?,
             AttemptOutcome::Success => {
-                for key in attempt.after_success() {
+                let counted = attempt.after_success(&self.counters(attempt, now)?, now);
+                for key in attempt.cleared_by_success() {
                     self.sql().exec("DELETE FROM counters WHERE key = ?", vec![key.into()])?;
                 }
-                if let Some(limit) = attempt.successes {
-                    self.successes.borrow_mut().count(&attempt.home, limit, now);
-                }
+                self.store_counters(counted)?;
                 for origin in attempt.origin.iter().chain(&attempt.network) {
                     self.store_known_address(origin, now)?;
                 }
@@ -378,7 +369,11 @@ impl Throttle {
 
     fn count_failure(&self, attempt: &Attempt, now: Timestamp) -> worker::Result<()> {
         let counters = self.counters(attempt, now)?;
-        for Counter { key, count, ends_at } in attempt.after_failure(&counters, now) {
+        self.store_counters(attempt.after_failure(&counters, now))
+    }
+
+    fn store_counters(&self, counters: Vec<Counter>) -> worker::Result<()> {
+        for Counter { key, count, ends_at } in counters {
             self.sql().exec(
                 "INSERT OR REPLACE INTO counters (key, count, ends_at) VALUES (?, ?, ?)",
                 vec![key.into(), i64::from(count).into(), ends_at.to_string().into()],

@@ -201,6 +201,35 @@ async fn wrong_current_passwords_count_too() {
 }
 
 #[tokio::test]
+async fn successful_logins_of_a_user_are_limited() {
+    let (instance, _state) = Instance::new_with(&[("LOGINS_PER_USER", "3")]).await;
+    let workspace = Workspace::create_with(&instance.operator(), "acme").await;
+    let user = workspace.user("ann").await;
+    let at = |address: &str| workspace.anonymous.from_address(address);
+    let logged_in: Vec<Reply> = vec![
+        at("192.0.2.1").log_in("ann", PASSWORD).await,
+        at("192.0.2.2").log_in("ann", PASSWORD).await,
+    ];
+    for reply in &logged_in {
+        reply.expect(200);
+    }
+    // A wrong password counts elsewhere. From any address, and with any case, it is the same user.
+    fail_logins(&at("192.0.2.1"), "ann", 1).await;
+    let reply = eventually("the limit", || async {
+        let reply = at("192.0.2.3").log_in("ANN", PASSWORD).await;
+        (reply.status != 200).then_some(reply)
+    })
+    .await;
+    let seconds = expect_throttled(&reply);
+    assert!((1..=3_600).contains(&seconds), "{seconds}");
+    let change = json!({"password": PASSWORD, "new_password": "another good passphrase"});
+    expect_throttled(&user.post("/api/auth/change-password/", &change).await);
+    // Sessions stay valid, and other users log in.
+    user.get("/api/status/").await.expect(200);
+    at("192.0.2.1").log_in("boss", PASSWORD).await.expect(200);
+}
+
+#[tokio::test]
 async fn invalid_input_does_not_count_as_an_attempt() {
     let workspace = Workspace::new().await;
     for _ in 0..12 {
