@@ -217,31 +217,21 @@ pub fn require_batch(workspace_id: i64, start: Start) -> Statement {
     Statement::new(sql).bind_all(params! { workspace_id, run: start.run, batch: start.batch })
 }
 
-/// A refused run, whose audit event is written unless the run before it was refused for the same
-/// reason: a schedule that is due every minute could fill the audit log.
-#[derive(Clone, Copy, Debug)]
-pub struct FirstRefusal<'a> {
-    pub schedule: Uuid,
-    pub due_at: Option<Timestamp>,
-    pub reason: &'a str,
-    /// Whether the schedule becomes disabled. Then the event is always written.
-    pub disables: bool,
-}
-
-impl FirstRefusal<'_> {
-    /// The statement that follows the insertion of the history entries.
-    pub fn event(self, workspace_id: i64, event: &AuditEvent) -> Result<Statement, Error> {
-        let Self { schedule, due_at, reason, disables } = self;
-        let rest = "WHERE changes() > 0 AND (:disables OR NOT EXISTS (SELECT 1 FROM (
-                SELECT outcome, reason FROM schedule_runs
-                WHERE workspace_id = :workspace_id AND schedule_id = :schedule AND due_at < :due_at
-                ORDER BY due_at DESC, id DESC LIMIT 1) r
-            WHERE r.outcome = 'refused' AND r.reason = :reason))";
-        let insert = Insert::from_event(":workspace_id", ":event", rest);
-        Ok(Statement::new(insert.sql()).bind_all(params! {
-            workspace_id, event: text(event)?, schedule, due_at, reason, disables,
-        }))
-    }
+/// The statement that inserts the audit event of a refused run, unless the run before it was refused
+/// for the same reason: a schedule that is due every minute could fill the audit log. An event that
+/// disables the schedule is always inserted. The statement follows the insertion of the history
+/// entries. The event has the schedule as its object, and `due_at`, `reason` and `disabled` in its
+/// details.
+pub fn audit_refusal(workspace_id: i64, event: &AuditEvent) -> Result<Statement, Error> {
+    let rest =
+        "WHERE changes() > 0 AND (:event ->> '$.details.disabled' OR NOT EXISTS (SELECT 1 FROM (
+            SELECT outcome, reason FROM schedule_runs
+            WHERE workspace_id = :workspace_id AND schedule_id = :event ->> '$.object.id'
+                AND due_at < :event ->> '$.details.due_at'
+            ORDER BY due_at DESC, id DESC LIMIT 1) r
+        WHERE r.outcome = 'refused' AND r.reason = :event ->> '$.details.reason'))";
+    let insert = Insert::from_event(":workspace_id", ":event", rest);
+    Ok(Statement::new(insert.sql()).bind_all(params! { workspace_id, event: text(event)? }))
 }
 
 /// Whether the transaction was aborted because another decision or a change came first.

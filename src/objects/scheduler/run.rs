@@ -21,7 +21,7 @@ use crate::store::audit::service_event;
 use crate::store::batches::{self, NewBatchRow};
 use crate::store::database::Database;
 use crate::store::db::{self, Failure};
-use crate::store::schedule_runs::{self, Claim, FirstRefusal, Start, StoredSchedule};
+use crate::store::schedule_runs::{self, Claim, Start, StoredSchedule};
 use crate::store::stored_requester::StoredScope;
 
 /// Why a run does not start.
@@ -199,13 +199,7 @@ impl DueSchedule {
             }));
         let refused = decision.clone().refused(&refusal.reason);
         let mut statements = self.claim(workspace_id, &refused, None, refusal.disables)?;
-        let first = FirstRefusal {
-            schedule: schedule.id,
-            due_at: decision.start,
-            reason: &refusal.reason,
-            disables: refusal.disables,
-        };
-        statements.push(first.event(workspace_id, &event)?);
+        statements.push(schedule_runs::audit_refusal(workspace_id, &event)?);
         outcome(db::batch(database, statements).await)
     }
 
