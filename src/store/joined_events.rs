@@ -73,7 +73,7 @@ struct Overdue {
     key: String,
 }
 
-/// Writes the events of keys in a transaction each.
+/// Writes the events of keys in a transaction each, and logs the keys that cannot be written.
 async fn write_singly(database: &Database, keys: &[Overdue], now: Timestamp) {
     for Overdue { workspace_id, key } in keys {
         let statements = write_pending(*workspace_id, key, now).into();
@@ -105,8 +105,7 @@ pub async fn write_overdue(database: &Database, now: Timestamp) -> Result<Vec<i6
     let overdue: Vec<Overdue> = results.last().map(db::rows).transpose()?.unwrap_or_default();
     for keys in overdue.chunks(BATCH) {
         let statements = keys.iter().flat_map(|of| write_pending(of.workspace_id, &of.key, now));
-        if let Err(error) = db::execute_all(database, statements.collect()).await {
-            log::error("joined_events_not_written", json!({}), &error.detail);
+        if db::execute_all(database, statements.collect()).await.is_err() {
             write_singly(database, keys, now).await;
         }
     }
