@@ -8,7 +8,7 @@
 // Uses no sanitizer, because libFuzzer then works with a stable compiler. The parsers are safe
 // Rust, so an invalid access is a panic anyway.
 import { spawnSync } from "node:child_process";
-import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { publish, table } from "../bench/report.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
@@ -58,7 +58,8 @@ function escaped(bytes) {
 /** Prints the inputs that failed, as lines for the corpus. */
 function sayFailures(target) {
   const artifacts = join(folder, "artifacts", target);
-  for (const name of readdirSync(artifacts)) say(`fuzz: the line for domain/fuzz/corpus/${target}.txt: ${escaped(readFileSync(join(artifacts, name)))}`);
+  const names = existsSync(artifacts) ? readdirSync(artifacts) : [];
+  for (const name of names) say(`fuzz: the line for domain/fuzz/corpus/${target}.txt: ${escaped(readFileSync(join(artifacts, name)))}`);
 }
 
 /** Runs a target and returns a row of figures. */
