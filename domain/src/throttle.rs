@@ -34,6 +34,8 @@
 //!    it does nothing in this step.
 //! 3. In the same step it calls [`PendingAttempts::end`], so that each attempt counts exactly once.
 
+pub mod settings;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -42,6 +44,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use self::settings::ThrottleSettings;
 use crate::output::sha256;
 use crate::time::Timestamp;
 
@@ -74,41 +77,6 @@ pub const KNOWN_DAYS: i64 = 30;
 pub const MAX_KNOWN_ADDRESSES: u32 = 16;
 /// Seconds after which a login from a known address stores its time again.
 pub const KNOWN_ADDRESS_UPDATE_INTERVAL: i64 = 24 * 3_600;
-
-/// The settings of a deployment: the lengths of the windows, in seconds, and the limits of networks
-/// and workspaces.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ThrottleSettings {
-    /// The login window, in seconds: for pairs, addresses, sites and workspaces.
-    pub login_seconds: i64,
-    /// The length of the "hour" for usernames, successful logins and resets, in seconds. Tests shorten it.
-    pub hour_seconds: i64,
-    /// Maximum number of failed logins of an IPv6 site (/48), in a login window.
-    pub logins_of_site: u32,
-    /// Maximum number of failed logins in a workspace, in a login window. Logins from known
-    /// addresses do not count.
-    pub logins_of_workspace: u32,
-    /// Maximum number of successful logins of a user, in an hour.
-    pub logins_of_user: u32,
-    /// Maximum number of reset requests of an IPv6 site (/48), in an hour.
-    pub resets_of_site: u32,
-    /// Maximum number of reset requests in a workspace, in an hour.
-    pub resets_of_workspace: u32,
-}
-
-impl Default for ThrottleSettings {
-    fn default() -> Self {
-        Self {
-            login_seconds: 300,
-            hour_seconds: 3_600,
-            logins_of_site: 200,
-            logins_of_workspace: 1_000,
-            logins_of_user: 600,
-            resets_of_site: 200,
-            resets_of_workspace: 2_000,
-        }
-    }
-}
 
 /// How much of a counter one address may use.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

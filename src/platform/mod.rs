@@ -20,7 +20,7 @@ use farhand_domain::retention;
 use farhand_domain::secret::{InvalidSecretKey, MIN_SECRET_LENGTH, Secret, SecretKey};
 use farhand_domain::smtp::SmtpServer;
 use farhand_domain::smtp::{Security, SmtpLogin};
-use farhand_domain::throttle::ThrottleSettings;
+use farhand_domain::throttle::settings::ThrottleSettings;
 use farhand_domain::time::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
