@@ -173,6 +173,45 @@ fn handlers_and_store_functions_create_no_database() {
     assert!(files.contains(&"http/head".to_owned()), "{files:?}");
 }
 
+/// The name and the value of each line `NAME = "value"`, or of each row `| `NAME` | `value` |`.
+fn settings(file: &str, before_value: &str, before_name: &str) -> BTreeMap<String, String> {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+    let setting = |line: &str| {
+        let (name, rest) = line.strip_prefix(before_name)?.split_once(before_value)?;
+        let is_name =
+            name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+        let value = rest.split(['`', '"']).next()?;
+        is_name.then(|| (name.to_owned(), value.to_owned()))
+    };
+    text.lines().filter_map(setting).collect()
+}
+
+#[test]
+fn every_limit_can_be_set_and_has_the_documented_default() {
+    let set = settings("wrangler.toml", " = \"", "");
+    let documented = settings("docs/configuration.md", "` | `", "| `");
+    let config = fs::read_to_string(
+        sources("src/platform").into_iter().find(|file| file.ends_with("mod.rs")).unwrap(),
+    )
+    .unwrap();
+    // Scripts and tests can set only the variables of wrangler.toml.
+    let names = words(&config).filter(|word| {
+        ["QUOTA_", "LOGIN_FAILURES_", "LOGINS_", "RESETS_"]
+            .iter()
+            .any(|start| word.starts_with(start))
+    });
+    let names: BTreeSet<&str> = names.collect();
+    assert!(names.len() > 15, "{names:?}");
+    for name in names {
+        assert!(set.contains_key(name), "wrangler.toml has no {name}");
+    }
+    let differ = |(name, value): &(&String, &String)| {
+        !value.is_empty() && documented.get(*name).is_some_and(|shown| shown != *value)
+    };
+    assert_eq!(set.iter().filter(differ).collect::<Vec<_>>(), []);
+    assert!(set.keys().filter(|name| documented.contains_key(*name)).count() > 30);
+}
+
 #[test]
 fn files_are_short() {
     let long = |folder: &str| {
