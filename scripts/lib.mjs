@@ -111,6 +111,18 @@ const isAlive = (pid) => {
 };
 
 /**
+ * The process that holds a lock file, or null if the file was deleted since, or has no content yet.
+ */
+function lockOwner(lockFile) {
+  try {
+    return Number(readFileSync(lockFile, "utf8")) || null;
+  } catch (error) {
+    if (error.code === "ENOENT") return null;
+    throw error;
+  }
+}
+
+/**
  * Calls `work` while holding a lock file. Waits while another process holds the lock. Takes the
  * lock over if that process is dead.
  */
@@ -123,9 +135,9 @@ export async function locked(lockFile, work) {
     } catch (error) {
       if (error.code !== "EEXIST") throw error;
     }
-    const owner = Number(readFileSync(lockFile, "utf8") || NaN);
+    const owner = lockOwner(lockFile);
     if (owner && !isAlive(owner)) rmSync(lockFile, { force: true });
-    else if (!isPrinted) say(`waiting for process ${owner}, which holds the lock`);
+    else if (owner && !isPrinted) say(`waiting for process ${owner}, which holds the lock`);
     await new Promise((go) => setTimeout(go, 200));
   }
   try {
