@@ -50,6 +50,7 @@ async fn read(instance: &Instance, api: &Api, path: &str) -> (Value, u64) {
 #[tokio::test]
 async fn reading_a_batch_reads_no_target_and_a_page_of_targets_reads_only_these() {
     let (instance, _state) = Instance::new().await;
+    instance.wait_until_first_pass_is_over().await;
     let mut costs = Vec::new();
     for (slug, size) in [("small", (10, 10)), ("large", (30, 1_000))] {
         let workspace = Workspace::create_with(&instance.operator(), slug).await;
