@@ -830,7 +830,7 @@ async fn commands_and_idempotency_keys_write_few_rows() {
     assert_eq!((rows, d1_calls), (0, 1));
 
     // Rows for the end of a command in D1, with and without output. On a slow machine, the ack may
-    // be flushed alone, so the minimum of three attempts counts.
+    // be flushed alone, so the minimum of the attempts counts.
     let log = instance.state.join("worker.log");
     let total = |field: &str| {
         let alarms = lines(&log).into_iter().filter(|line| line["event"] == "alarm");
@@ -838,9 +838,10 @@ async fn commands_and_idempotency_keys_write_few_rows() {
     };
     let (in_d1, in_object) = (|| total("rows_written"), || total("object_rows_written"));
     let (mut least, mut least_of_object) = (Vec::new(), Vec::new());
+    let mut attempts = Vec::new();
     for output in ["", "some output"] {
         let (mut flushes, mut stored) = (Vec::new(), Vec::new());
-        for _ in 0..3 {
+        while flushes.len() < 3 || flushes.len() < 20 && !flushes.contains(&END_WRITES) {
             let object_before = in_object();
             let (command, ..) = post(COMMANDS, &body, None).await;
             agent.next_command().await;
@@ -861,13 +862,14 @@ async fn commands_and_idempotency_keys_write_few_rows() {
             flushes.push(in_d1() - before);
             stored.push(in_object() - object_before);
         }
+        attempts.push(flushes.len());
         least.extend(flushes.into_iter().min());
         least_of_object.extend(stored.into_iter().min());
     }
     let are_few = least_of_object[0] <= OBJECT_WRITES && least_of_object[1] <= OBJECT_WRITES + 1;
     assert!(are_few, "{least_of_object:?}");
     assert_eq!(least, [END_WRITES; 2]);
-    assert_eq!(output_bytes(&instance, "acme") as usize, 3 * "some output".len());
+    assert_eq!(output_bytes(&instance, "acme") as usize, attempts[1] * "some output".len());
     assert!(stored_bytes(&instance, "acme") >= 9 * (2_500 + 2));
 
     // The sealer writes one row for all events of a pass. It counts commands when 200 of them are
