@@ -3,6 +3,7 @@
 //! tests.
 
 use std::collections::BTreeSet;
+use std::io::{Read, Seek};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -88,6 +89,7 @@ impl Instance {
         state: &Path,
         variables: &[(&str, &str)],
     ) -> Self {
+        let mut errors = tempfile::tempfile().unwrap();
         command
             .current_dir(ROOT)
             .env("PORT", port.to_string())
@@ -95,7 +97,7 @@ impl Instance {
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null());
+            .stderr(errors.try_clone().unwrap());
         let mut process = Process::spawn(&mut command);
         let mut lines = BufReader::new(process.child().stdout.take().unwrap()).lines();
         let mut printed = String::new();
@@ -112,7 +114,11 @@ impl Instance {
         let served = tokio::time::timeout(LISTEN_TIMEOUT, read)
             .await
             .expect("the instance did not listen in time");
-        assert!(served, "the instance exited before it listened: {printed}");
+        if !served {
+            errors.rewind().unwrap();
+            errors.read_to_string(&mut printed).unwrap();
+            panic!("the instance exited before it listened: {printed}");
+        }
         Self {
             url: format!("http://127.0.0.1:{port}"),
             printed,
@@ -301,6 +307,21 @@ impl Instance {
     pub async fn stop_when_d1_is_current(self) {
         self.wait_until_d1_is_current().await;
         self.stop().await;
+    }
+
+    /// Waits until the janitor has finished the pass that begins when an instance starts. The pass
+    /// calls the objects of open batches, which start commands.
+    pub async fn wait_until_first_pass_is_over(&self) {
+        let log = self.state.join("worker.log");
+        eventually("the end of the first pass", || async {
+            let has_begun =
+                std::fs::read_to_string(&log).unwrap().contains("\"event\":\"retention_over\"");
+            let is_over = self
+                .read_objects("Janitor", "SELECT key FROM _cf_KV WHERE key = 'batch'")
+                .is_empty();
+            (has_begun && is_over).then_some(())
+        })
+        .await;
     }
 
     /// Waits for the log line of a request, by the request's id.
