@@ -80,7 +80,7 @@ fn require_may_end(command: &Command, caller: &Caller) -> Result<(), Error> {
 /// # Errors
 /// The credential is not valid; 404 `COMMAND_NOT_FOUND`.
 pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<(Caller, String), Error> {
-    let (caller, body) = credential.read(commands::by_id(id)).await?;
+    let (caller, body) = credential.read_history(|by| commands::by_id(id, by)).await?;
     Ok((caller, body.ok_or_else(command_not_found)?))
 }
 

@@ -9,7 +9,7 @@ use farhand_sql::labels_match;
 use uuid::Uuid;
 
 use super::db::params;
-use super::scope::Query;
+use super::scope::{Query, Readers};
 use super::within_acl::{line_patterns, within, word_lists};
 use super::{scripts, servers};
 
@@ -76,9 +76,13 @@ fn endable_object() -> String {
 ///   no labels, and matches no selector.
 /// - The API token's access control list allows this command, or the token can also read commands
 ///   that the list does not allow.
-fn readable() -> String {
+fn readable(by: Readers) -> String {
+    let is_within_acl = match by {
+        Readers::All => format!("(NOT me.reads_narrowly OR {})", is_within_acl()),
+        Readers::Unlimited => "NOT me.reads_narrowly".to_owned(),
+    };
     format!(
-        "c.workspace_id = me.workspace_id AND (NOT me.reads_narrowly OR {})
+        "c.workspace_id = me.workspace_id AND {is_within_acl}
          AND (me.acl_servers IS NULL OR c.server_id IN (SELECT value FROM json_each(me.acl_servers)))
          AND (me.acl_selector IS NULL OR EXISTS (SELECT 1 FROM servers s
             WHERE s.id = c.server_id AND s.workspace_id = c.workspace_id AND {}))
@@ -86,28 +90,27 @@ fn readable() -> String {
             OR EXISTS (SELECT 1 FROM servers s WHERE s.id = c.server_id AND {})
             OR (c.requested_by = me.user_id AND NOT EXISTS (
                 SELECT 1 FROM servers s WHERE s.id = c.server_id AND s.workspace_id = c.workspace_id)))",
-        is_within_acl(),
         labels_match!("s.labels", "me.acl_selector"),
         servers::IS_ACCESSIBLE
     )
 }
 
 /// Reads a part of a command that the caller can read. `part` is SQL on a row of `commands c`.
-fn readable_part(part: &str, id: Uuid) -> Query {
+fn readable_part(part: &str, id: Uuid, by: Readers) -> Query {
     Query::new(
-        format!("(SELECT {part} FROM commands c WHERE c.id = :id AND {})", readable()),
+        format!("(SELECT {part} FROM commands c WHERE c.id = :id AND {})", readable(by)),
         params! { id },
     )
 }
 
 /// Reads the command object of a command that the caller can read.
-pub fn by_id(id: Uuid) -> Query {
-    readable_part(&detail_object(), id)
+pub fn by_id(id: Uuid, by: Readers) -> Query {
+    readable_part(&detail_object(), id, by)
 }
 
 /// Reads the data that a cancellation or kill checks: see [`endable_object`].
 pub fn endable(id: Uuid) -> Query {
-    readable_part(&endable_object(), id)
+    readable_part(&endable_object(), id, Readers::All)
 }
 
 /// Reads a value that is not null, for a check of the credential alone.
@@ -124,7 +127,7 @@ const MAX_LATEST: u32 = 100;
 /// Only those that ended after `since` are compared with the caller's access control list, because
 /// a comparison can take more than a millisecond.
 pub fn ended_since(server: Uuid, since: Timestamp, now: Timestamp) -> Query {
-    let readable = readable();
+    let readable = readable(Readers::All);
     let sql = format!(
         "(SELECT json_group_array(c.id) FROM (
             SELECT ended.seq FROM (SELECT c.seq, c.handled_at FROM commands c
@@ -139,7 +142,7 @@ pub fn ended_since(server: Uuid, since: Timestamp, now: Timestamp) -> Query {
 
 /// Reads a value that is not null if the caller can read the command.
 pub fn is_readable(id: Uuid) -> Query {
-    readable_part("c.id", id)
+    readable_part("c.id", id, Readers::All)
 }
 
 /// Reads what the creation of a command needs, as `{target, script, used}`: the server as

@@ -104,6 +104,18 @@ impl Query {
     }
 }
 
+/// The callers for whom a query is correct.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Readers {
+    /// All callers.
+    All,
+    /// Callers that [`Caller::is_history_limited`] does not concern. For others, the query finds
+    /// nothing. It is cheaper, because SQLite does not parse the rules of access control lists.
+    ///
+    /// [`Caller::is_history_limited`]: farhand_domain::caller::Caller::is_history_limited
+    Unlimited,
+}
+
 /// Whether an endpoint accepts API tokens with an access control list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LimitedTokens {
