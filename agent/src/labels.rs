@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use farhand_domain::labels::{BAD_KEY, BAD_VALUE, is_key, is_value};
+use farhand_domain::fleet::labels::{BAD_KEY, BAD_VALUE, is_key, is_value};
 
 /// Labels by key.
 pub type Labels = BTreeMap<String, String>;

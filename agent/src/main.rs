@@ -26,8 +26,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use farhand_domain::agent::wire::AgentCommand;
 use farhand_domain::secret::Secret;
-use farhand_domain::wire::AgentCommand;
 
 use crate::agent::Exit;
 use crate::cli::{

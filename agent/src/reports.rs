@@ -26,7 +26,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farhand_domain::wire::{Chunk, Fin};
+use farhand_domain::agent::wire::{Chunk, Fin};
 use hyper::Method;
 use hyper::body::Bytes;
 use tokio::sync::{Semaphore, mpsc};

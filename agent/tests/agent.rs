@@ -187,7 +187,7 @@ async fn a_change_of_the_policy_is_reported() {
     let text = "deny_accounts = [\"root\"]\n";
     std::fs::write(&policy, text).unwrap();
     service.until(|calls| reported(calls).len() > 1).await;
-    let sha256 = farhand_domain::output::sha256(text);
+    let sha256 = farhand_domain::hash::sha256(text);
     assert_eq!(reported(&service.calls())[1], json!({"mode": "accounts", "sha256": sha256}));
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::output::hex;
+use crate::hash::hex;
 use aes_gcm::aead::{Aead, KeyInit, Payload};
 use aes_gcm::{Aes256Gcm, Key, Nonce};
 use base64ct::{Base64, Encoding};

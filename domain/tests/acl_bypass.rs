@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, id};
 
-use farhand_domain::acl::Acl;
+use farhand_domain::access::acl::Acl;
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::json;

@@ -7,8 +7,8 @@
 //! `:output_of_day` and `:output_of_user`. A tenth of the first is kept for staff, who have no share
 //! of their own. Of the bytes, half of it is kept for superusers.
 
-use farhand_domain::output::MAX_KEPT;
-use farhand_domain::quota::STAFF_OUTPUT;
+use farhand_domain::command::output::MAX_KEPT;
+use farhand_domain::limits::quota::STAFF_OUTPUT;
 
 use crate::command_counts::{self, behind};
 

@@ -1,13 +1,13 @@
 //! Selectors in SQL, for lists and for reads of limited API tokens (contract 12.2). They have the
 //! same rule as [`Selector::matches`]. `sql/tests/selector.rs` compares the two.
 
-use farhand_domain::selector::Selector;
+use farhand_domain::fleet::selector::Selector;
 use serde_json::json;
 
 /// The terms of a selector as the JSON that [`labels_match`](crate::labels_match) compares with.
 /// Keys have no quotes and no backslashes, so they need no escape in a JSON path.
 pub fn terms(selector: &Selector) -> String {
-    let term = |term: &farhand_domain::selector::Term| {
+    let term = |term: &farhand_domain::fleet::selector::Term| {
         let path = format!("$.\"{}\"", term.key);
         json!({"path": path, "values": term.values, "is_negated": term.is_negated})
     };

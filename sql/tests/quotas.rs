@@ -1,8 +1,8 @@
 //! The quotas of bytes, on the real schema (contract 11.4).
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
-use farhand_domain::output::MAX_KEPT;
-use farhand_domain::quota::{COUNTED_ACTIONS, STAFF_OUTPUT};
+use farhand_domain::command::output::MAX_KEPT;
+use farhand_domain::limits::quota::{COUNTED_ACTIONS, STAFF_OUTPUT};
 use farhand_sql::quotas::{
     GUARD, add_bytes, bytes_left, count_commands, never_fits, output_limit, require_room,
     retry_after, usage,

@@ -1,8 +1,8 @@
 //! Tests that a selector in SQL matches the same labels as in Rust.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
-use farhand_domain::labels::Labels;
-use farhand_domain::selector::Selector;
+use farhand_domain::fleet::labels::Labels;
+use farhand_domain::fleet::selector::Selector;
 use farhand_sql::labels_match;
 use farhand_sql::selector::terms;
 use proptest::prelude::*;

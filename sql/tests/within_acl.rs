@@ -1,11 +1,11 @@
 //! The SQL condition for reads with an access control list agrees with the rule of
-//! [`farhand_domain::acl::Acl`], for random lists and commands.
+//! [`farhand_domain::access::acl::Acl`], for random lists and commands.
 
 // In a test, a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
 
-use farhand_domain::acl::Acl;
-use farhand_domain::command::{Command, Shell};
+use farhand_domain::access::acl::Acl;
+use farhand_domain::command::request::{Command, Shell};
 use proptest::prelude::*;
 use proptest::sample::select;
 use rusqlite::Connection;

@@ -1,12 +1,12 @@
 //! Checks whether an access control list allows a command (contract 4.14). It runs no command.
 
-use farhand_domain::acl::{Acl, AclLimit, explain_line, explain_words};
-use farhand_domain::caller::Caller;
-use farhand_domain::command::{Command, Origin, Shell};
-use farhand_domain::command_end::Denial;
+use farhand_domain::access::acl::{Acl, AclLimit, explain_line, explain_words};
+use farhand_domain::access::caller::Caller;
+use farhand_domain::access::rights::{AclCheck, CheckedAcl, CommandPermissions};
+use farhand_domain::command::end::Denial;
+use farhand_domain::command::request::{Command, Origin, Shell};
+use farhand_domain::command::script::{ScriptRef, ScriptVersion};
 use farhand_domain::error::Error;
-use farhand_domain::rights::{AclCheck, CheckedAcl, CommandPermissions};
-use farhand_domain::script::{ScriptRef, ScriptVersion};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
@@ -126,7 +126,7 @@ pub async fn check(call: &mut Call) -> Result<Reply, Error> {
         found.ok_or_else(|| Error::internal("D1 returned no row"))?;
     let acl = match &check.tried {
         CheckedAcl::Own
-            if caller.kind == farhand_domain::caller::CredentialKind::Session
+            if caller.kind == farhand_domain::access::caller::CredentialKind::Session
                 || caller.acl.is_none() =>
         {
             return Err(Error::field(

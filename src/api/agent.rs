@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use farhand_domain::agent::features::Features;
+use farhand_domain::agent::wire::{FEATURES_HEADER, Fin, HostFacts, heartbeat_load};
 use farhand_domain::error::{Code, Error, ErrorKind};
-use farhand_domain::features::Features;
 use farhand_domain::id;
 use farhand_domain::secret::{Purpose, credential_hash};
-use farhand_domain::wire::{FEATURES_HEADER, Fin, HostFacts, heartbeat_load};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};

@@ -1,9 +1,9 @@
 //! The audit log (contract 18, `docs/audit.md`). Staff read the log of their workspace. The
 //! operator reads the log of the cell.
 
-use farhand_domain::audit::{CELL, EventFilter, read_first_link};
+use farhand_domain::audit::event::{CELL, EventFilter, read_first_link};
 use farhand_domain::error::Error;
-use farhand_domain::page::Page;
+use farhand_domain::http::page::Page;
 
 use super::{envelope, list_page, operator, require_staff};
 use crate::auth::credential::Credential;

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use farhand_domain::audit::AuditObject;
-use farhand_domain::batch_request::{
+use farhand_domain::access::caller::Caller;
+use farhand_domain::audit::event::AuditObject;
+use farhand_domain::batch::request::{
     Amount, BatchPlan, BatchSpec, Candidates, NewBatch, OfflineTargets, TargetSelection, authorize,
 };
-use farhand_domain::caller::Caller;
-use farhand_domain::command::{CommandSpec, Shell};
-use farhand_domain::command_audit::denial_details;
+use farhand_domain::command::audit::denial_details;
+use farhand_domain::command::lifecycle::DEFAULT_EXPIRY;
+use farhand_domain::command::request::{CommandSpec, Shell};
+use farhand_domain::command::script::{ScriptCall, ScriptRef};
 use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
-use farhand_domain::lifecycle::DEFAULT_EXPIRY;
-use farhand_domain::script::{ScriptCall, ScriptRef};
 use farhand_domain::secret::{Secret, SecretKey};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;

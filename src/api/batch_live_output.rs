@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use farhand_domain::wire::Chunk;
+use farhand_domain::agent::wire::Chunk;
 use futures_util::future;
 use serde_json::json;
 use uuid::Uuid;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farhand_domain::error::Error;
-use farhand_domain::page::boolean_parameter;
+use farhand_domain::http::page::boolean_parameter;
 use farhand_domain::time::Timestamp;
 use serde_json::{Value, json};
 use uuid::Uuid;

@@ -1,8 +1,8 @@
 //! Batches: list, read, targets, outputs, cancel and kill (contract 13.5 to 13.10).
 
-use farhand_domain::batch_list::{BatchList, TARGET_STATES, read_states};
+use farhand_domain::batch::list::{BatchList, TARGET_STATES, read_states};
 use farhand_domain::error::{Code, Error, ErrorKind};
-use farhand_domain::page::{MAX_SIZE, MAX_SIZE_OF_SERVERS};
+use farhand_domain::http::page::{MAX_SIZE, MAX_SIZE_OF_SERVERS};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -45,7 +45,7 @@ pub async fn find(credential: &Credential<'_>, id: Uuid) -> Result<String, Error
 async fn list_of_batch(
     call: &Call,
     max_size: u64,
-    list: impl Fn(Uuid, &farhand_domain::page::Query) -> Result<List, Error>,
+    list: impl Fn(Uuid, &farhand_domain::http::page::Query) -> Result<List, Error>,
 ) -> Result<Reply, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(Error::not_found)).await?;

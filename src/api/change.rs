@@ -9,9 +9,9 @@
 //!    another request changed something after step 1. Nothing was written, and [`retry`] makes
 //!    another attempt.
 
-use farhand_domain::caller::Caller;
+use farhand_domain::access::caller::Caller;
 use farhand_domain::error::{Error, ErrorKind};
-use farhand_domain::fields::Fields;
+use farhand_domain::http::fields::Fields;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 

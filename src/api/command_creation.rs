@@ -1,16 +1,16 @@
 //! Creation of commands (contract 7.2 to 7.4).
 
-use farhand_domain::acl::Acl;
-use farhand_domain::audit::AuditObject;
-use farhand_domain::caller::Caller;
-use farhand_domain::command::{Command, CommandSpec, IDEMPOTENCY_KEY_TTL, NewCommand};
-use farhand_domain::command_audit::denial_details;
-use farhand_domain::command_end::Denial;
-use farhand_domain::command_object::{self, OrderedCommand};
+use farhand_domain::access::acl::Acl;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::access::rights::{CommandPermissions, default_account, run_as_rule};
+use farhand_domain::audit::event::AuditObject;
+use farhand_domain::command::audit::denial_details;
+use farhand_domain::command::end::Denial;
+use farhand_domain::command::object::{self, OrderedCommand};
+use farhand_domain::command::request::{Command, CommandSpec, IDEMPOTENCY_KEY_TTL, NewCommand};
+use farhand_domain::command::script::{ScriptVersion, unknown_script};
 use farhand_domain::error::{Code, Error, ErrorKind};
-use farhand_domain::labels::Labels;
-use farhand_domain::rights::{CommandPermissions, default_account, run_as_rule};
-use farhand_domain::script::{ScriptVersion, unknown_script};
+use farhand_domain::fleet::labels::Labels;
 use farhand_domain::secret::{Guessable, SecretKey};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -274,7 +274,7 @@ async fn submit(call: &Call, create: Create) -> Result<Result<Created, Refusal>,
         return Err(error);
     };
     log::error("answer_cut_off", json!({"command": command.id}), &error.detail);
-    Ok(Ok(Created { command: command_object::command_json(&command, live), replayed: false }))
+    Ok(Ok(Created { command: object::command_json(&command, live), replayed: false }))
 }
 
 /// Builds the new command, if the caller may run it on the server (contract 5.6 and 4.12). If the

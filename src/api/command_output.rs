@@ -1,9 +1,9 @@
 //! The output of a command (contract 7.9): in pages, as text, and as a live stream.
 
-use farhand_domain::command_object::OrderedCommand;
+use farhand_domain::agent::wire::Chunk;
+use farhand_domain::command::object::OrderedCommand;
 use farhand_domain::error::{self, Error};
-use farhand_domain::page::{Page, Query, last_value};
-use farhand_domain::wire::Chunk;
+use farhand_domain::http::page::{Page, Query, last_value};
 use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use farhand_domain::caller::Caller;
-use farhand_domain::command::Command;
-use farhand_domain::command_list::CommandList;
-use farhand_domain::command_object::OrderedCommand;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::command::list::CommandList;
+use farhand_domain::command::object::OrderedCommand;
+use farhand_domain::command::request::Command;
 use farhand_domain::error::{Code, Error, ErrorKind};
 use farhand_domain::time::Timestamp;
 use serde::Deserialize;

@@ -1,7 +1,7 @@
 //! Deleted servers, until their purge (contract 6.6).
 
 use farhand_domain::error::{Error, ErrorKind};
-use farhand_domain::server;
+use farhand_domain::fleet::server;
 use serde_json::{Value, json};
 
 use super::change::{find, retry};

@@ -1,7 +1,7 @@
 //! Dispatch: selects the handler of a request, and turns the handler's result into a response.
 
-use farhand_domain::endpoints::{self, Access, Endpoint, Route};
 use farhand_domain::error::{Error, ErrorKind};
+use farhand_domain::http::endpoints::{self, Access, Endpoint, Route};
 use futures_util::future::{self, FutureExt, LocalBoxFuture};
 use worker::web_sys;
 

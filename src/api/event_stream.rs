@@ -1,9 +1,9 @@
 //! What all streams of Server-Sent Events share: how many a user may have, how a client resumes
 //! one, and how it ends.
 
-use farhand_domain::caller::Caller;
+use farhand_domain::access::caller::Caller;
 use farhand_domain::error::{Error, NON_FIELD};
-use farhand_domain::stream_slots::RENEWAL_SECONDS;
+use farhand_domain::limits::stream_slots::RENEWAL_SECONDS;
 use farhand_domain::time::Timestamp;
 use futures_util::stream;
 use serde_json::Value;

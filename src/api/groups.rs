@@ -1,9 +1,9 @@
 //! Groups and memberships (contract 5.4).
 
-use farhand_domain::audit::add_ids;
-use farhand_domain::caller::Caller;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::audit::event::add_ids;
 use farhand_domain::error::Error;
-use farhand_domain::group::{
+use farhand_domain::people::group::{
     self, GroupChanges, GroupFilter, GroupPermissions, Membership, MembershipChange,
     MembershipFilter, NewMembership, Role,
 };

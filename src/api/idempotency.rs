@@ -4,10 +4,10 @@
 //! The response, without its secrets, is stored in the transaction of the creation. So a key has a
 //! stored response if and only if its resource was created.
 
-use farhand_domain::caller::Caller;
-use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::command::request::IDEMPOTENCY_KEY_TTL;
 use farhand_domain::error::{Error, NON_FIELD};
-use farhand_domain::fields::Fields;
+use farhand_domain::http::fields::Fields;
 use farhand_domain::secret::{Guessable, Secret};
 use serde::Deserialize;
 use serde_json::{Map, Value};

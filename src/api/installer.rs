@@ -2,7 +2,7 @@
 //! 17.2). `scripts/agent-files.mjs` writes the files to `build/assets`.
 
 use farhand_domain::error::Error;
-use farhand_domain::installer;
+use farhand_domain::fleet::installer;
 
 use crate::http::assets;
 use crate::http::request::Call;

@@ -38,9 +38,9 @@ mod wait;
 
 use std::fmt::Display;
 
-use farhand_domain::caller::Caller;
+use farhand_domain::access::caller::Caller;
 use farhand_domain::error::{self, Error};
-use farhand_domain::page::{self, Page};
+use farhand_domain::http::page::{self, Page};
 use serde::Deserialize;
 use serde_json::json;
 

@@ -1,7 +1,7 @@
 //! Mails about acts with which an intruder could take an account (contract 4.16).
 
-use farhand_domain::caller::{Caller, CredentialKind};
-use farhand_domain::notice::{Notice, NoticeKind};
+use farhand_domain::access::caller::{Caller, CredentialKind};
+use farhand_domain::mail::notice::{Notice, NoticeKind};
 use serde_json::json;
 
 use crate::http::request::Call;

@@ -1,13 +1,13 @@
 //! The operator API (contract 2): creates, lists, deletes and repairs workspaces.
 
-use farhand_domain::audit::{ActorType, AuditEvent, CELL, CredentialType};
-use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
+use farhand_domain::audit::event::{ActorType, AuditEvent, CELL, CredentialType};
+use farhand_domain::command::request::IDEMPOTENCY_KEY_TTL;
 use farhand_domain::error::{Error, ErrorKind};
-use farhand_domain::fields::Fields;
-use farhand_domain::host::Host;
-use farhand_domain::page::{Page, boolean_parameter, last_value};
+use farhand_domain::http::fields::Fields;
+use farhand_domain::http::host::Host;
+use farhand_domain::http::page::{Page, boolean_parameter, last_value};
+use farhand_domain::people::user::{self, NewUser};
 use farhand_domain::secret::Secret;
-use farhand_domain::user::{self, NewUser};
 use farhand_domain::workspace;
 use serde_json::{Value, json};
 

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use farhand_domain::agent::wire::Chunk;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::Chunk;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;

@@ -1,14 +1,14 @@
 //! Passwords: change-password, setting another user's password, and resets by mail (contract 4.9
 //! to 4.11).
 
-use farhand_domain::audit::{ActorType, CredentialType};
-use farhand_domain::caller::Caller;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::audit::event::{ActorType, CredentialType};
 use farhand_domain::error::{Code, Error, ErrorKind};
-use farhand_domain::fields::Fields;
-use farhand_domain::notice::NoticeKind;
-use farhand_domain::password::{self, PersonalTexts};
+use farhand_domain::http::fields::Fields;
+use farhand_domain::mail::notice::NoticeKind;
+use farhand_domain::people::password::{self, PersonalTexts};
+use farhand_domain::people::user::{self, Account};
 use farhand_domain::secret::{Guessable, Secret};
-use farhand_domain::user::{self, Account};
 use serde_json::{Value, json};
 use uuid::Uuid;
 

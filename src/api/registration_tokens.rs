@@ -1,12 +1,12 @@
 //! Registration tokens (contract 6.4), and the registration of servers with them (agent-protocol
 //! 1.2).
 
-use farhand_domain::api_token;
-use farhand_domain::audit::add_ids;
+use farhand_domain::access::api_token;
+use farhand_domain::access::registration_token::{NewRegistrationToken, Registration};
+use farhand_domain::audit::event::add_ids;
 use farhand_domain::error::{self, Error};
-use farhand_domain::fingerprint;
-use farhand_domain::installer;
-use farhand_domain::registration_token::{NewRegistrationToken, Registration};
+use farhand_domain::fleet::fingerprint;
+use farhand_domain::fleet::installer;
 use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 

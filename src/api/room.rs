@@ -1,10 +1,10 @@
 //! The cell's brake: refuses requests that add to a D1 database that is nearly full (contract
 //! 11.7).
 
-use farhand_domain::endpoints::{Access, Endpoint};
 use farhand_domain::error::Error;
-use farhand_domain::fullness::{Fullness, Growth};
-use farhand_domain::user::Rank;
+use farhand_domain::http::endpoints::{Access, Endpoint, Growth};
+use farhand_domain::limits::fullness::Fullness;
+use farhand_domain::people::user::Rank;
 
 use crate::auth::credential::Credential;
 use crate::http::request::Call;

@@ -1,11 +1,11 @@
 //! Schedules (contract 14).
 
-use farhand_domain::batch_request::{BatchSpec, Candidates, authorize};
-use farhand_domain::caller::Caller;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::batch::request::{BatchSpec, Candidates, authorize};
+use farhand_domain::command::lifecycle::DEFAULT_EXPIRY;
 use farhand_domain::error::{Error, ErrorKind};
-use farhand_domain::fields::Fields;
-use farhand_domain::lifecycle::DEFAULT_EXPIRY;
-use farhand_domain::page::Page;
+use farhand_domain::http::fields::Fields;
+use farhand_domain::http::page::Page;
 use farhand_domain::schedule::request::{ScheduleFilter, ScheduleSpec, StoredBatch};
 use farhand_domain::secret::{Secret, SecretKey};
 use farhand_domain::time::Timestamp;

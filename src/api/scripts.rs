@@ -1,11 +1,11 @@
 //! Scripts and their versions (contract 14.10).
 
+use farhand_domain::command::script::{NewScript, ScriptChanges, ScriptFilter, ScriptRef};
 use farhand_domain::error::{Error, NON_FIELD};
+use farhand_domain::hash::sha256;
+use farhand_domain::http::page::Page;
+use farhand_domain::limits::quota::DAY_SECONDS;
 use farhand_domain::link::call::Refusal;
-use farhand_domain::output::sha256;
-use farhand_domain::page::Page;
-use farhand_domain::quota::DAY_SECONDS;
-use farhand_domain::script::{NewScript, ScriptChanges, ScriptFilter, ScriptRef};
 use serde_json::json;
 
 use super::change::{Extent, find, retry};

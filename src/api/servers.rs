@@ -1,16 +1,16 @@
 //! Servers (contract 6).
 
-use farhand_domain::audit::add_ids;
-use farhand_domain::caller::Caller;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::access::registration_token;
+use farhand_domain::audit::event::add_ids;
 use farhand_domain::error::Error;
-use farhand_domain::fingerprint;
-use farhand_domain::group::MAX_SERVERS;
-use farhand_domain::installer;
-use farhand_domain::labels::Labels;
-use farhand_domain::page::{MAX_SIZE_OF_SERVERS, boolean_parameter};
-use farhand_domain::registration_token;
+use farhand_domain::fleet::fingerprint;
+use farhand_domain::fleet::installer;
+use farhand_domain::fleet::labels::Labels;
+use farhand_domain::fleet::server::{self, OLD_KEY_VALIDITY, ServerChanges, ServerList};
+use farhand_domain::http::page::{MAX_SIZE_OF_SERVERS, boolean_parameter};
+use farhand_domain::people::group::MAX_SERVERS;
 use farhand_domain::secret::{Purpose, Secret, credential_hash};
-use farhand_domain::server::{self, OLD_KEY_VALIDITY, ServerChanges, ServerList};
 use serde_json::{Value, json};
 use uuid::Uuid;
 

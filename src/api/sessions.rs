@@ -1,13 +1,13 @@
 //! Login sessions: login, logout, and the list of sessions (contract 4.4 and 4.7).
 
-use farhand_domain::audit::{ActorType, AuditEvent, CredentialType};
+use farhand_domain::audit::event::{ActorType, AuditEvent, CredentialType};
 use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
-use farhand_domain::fields::Fields;
-use farhand_domain::notice::{Notice, NoticeKind};
-use farhand_domain::page::boolean_parameter;
-use farhand_domain::password::PasswordCheck;
+use farhand_domain::http::fields::Fields;
+use farhand_domain::http::page::boolean_parameter;
+use farhand_domain::mail::notice::{Notice, NoticeKind};
+use farhand_domain::people::password::PasswordCheck;
+use farhand_domain::people::session;
 use farhand_domain::secret::{Purpose, credential_hash};
-use farhand_domain::session;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -209,7 +209,7 @@ pub async fn logout(call: &mut Call) -> Result<Reply, Error> {
     credential.require_input(input).await?;
     let event = call.audit_event()?.with_object(None, None);
     let (caller, _) = credential.write(sessions::delete_own(&credential.scope, &event)?).await?;
-    if caller.kind == farhand_domain::caller::CredentialKind::ApiToken {
+    if caller.kind == farhand_domain::access::caller::CredentialKind::ApiToken {
         return Err(Error::new(ErrorKind::Forbidden, "Only a login token can log out.")
             .with_code(Code::PermissionDenied));
     }

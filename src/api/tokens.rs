@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use farhand_domain::api_token::{self, NewToken, TokenChanges, TokenFilter, TokenReplacement};
-use farhand_domain::caller::Caller;
+use farhand_domain::access::api_token::{
+    self, NewToken, TokenChanges, TokenFilter, TokenReplacement,
+};
+use farhand_domain::access::caller::Caller;
 use farhand_domain::error::Error;
-use farhand_domain::notice::NoticeKind;
+use farhand_domain::mail::notice::NoticeKind;
 use farhand_domain::secret::{Purpose, credential_hash};
 use serde_json::{Value, json};
 

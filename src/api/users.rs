@@ -1,10 +1,10 @@
 //! Users (contract 5.1 to 5.3): below `/api/iam/users/` by id, with `-` for the caller, and below
 //! `/api/users/users/` by username.
 
-use farhand_domain::caller::{Caller, CredentialKind};
+use farhand_domain::access::caller::{Caller, CredentialKind};
 use farhand_domain::error::{Error, FieldErrors};
-use farhand_domain::notice::NoticeKind;
-use farhand_domain::user::{self, Account, Proof, UserChanges, UserFilter};
+use farhand_domain::mail::notice::NoticeKind;
+use farhand_domain::people::user::{self, Account, Proof, UserChanges, UserFilter};
 use serde_json::{Value, json};
 
 use super::change::{Extent, changed_fields, find, retry};

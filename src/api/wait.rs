@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farhand_domain::error::Error;
-use farhand_domain::page::last_value;
+use farhand_domain::http::page::last_value;
 
 use crate::http::request::Call;
 use crate::platform;

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use farhand_domain::audit::{AuditEvent, AuditObject, AuditOutcome, CELL, shorten_denial};
-use farhand_domain::caller::Caller;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::audit::event::{AuditEvent, AuditObject, AuditOutcome, CELL, shorten_denial};
 use farhand_domain::error::{Code, Error, ErrorKind};
 use serde_json::json;
 use uuid::Uuid;

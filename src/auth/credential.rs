@@ -9,13 +9,13 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use farhand_domain::caller::{Caller, CredentialKind};
+use farhand_domain::access::caller::{Caller, CredentialKind};
 use farhand_domain::error::Error;
+use farhand_domain::http::page::Page;
+use farhand_domain::limits::quota;
 use farhand_domain::link::call::Refusal;
-use farhand_domain::page::Page;
-use farhand_domain::quota;
+use farhand_domain::people::session;
 use farhand_domain::secret::{Purpose, credential_hash};
-use farhand_domain::session;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
 use futures_util::future;

@@ -2,9 +2,9 @@
 //! each guess before it is checked.
 
 use farhand_domain::error::Error;
-use farhand_domain::hashing_gate::CallerClass;
+use farhand_domain::limits::hashing_gate::CallerClass;
+use farhand_domain::limits::throttle::Attempt;
 use farhand_domain::secret::Guessable;
-use farhand_domain::throttle::Attempt;
 use futures_util::future;
 use serde_json::json;
 use uuid::Uuid;
@@ -110,7 +110,7 @@ pub async fn check_throttled<T>(
 }
 
 /// Reports the outcome of an attempt to its objects. If an object gets no report, it counts the
-/// attempt as failed after [`LEASE_SECONDS`](farhand_domain::throttle::LEASE_SECONDS).
+/// attempt as failed after [`LEASE_SECONDS`](farhand_domain::limits::throttle::LEASE_SECONDS).
 async fn report_outcome(
     env: &Env,
     id: Uuid,

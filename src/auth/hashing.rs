@@ -1,12 +1,12 @@
 //! Password hashing (contract 4.6). An isolate hashes one password at a time, in slices, and serves
-//! other requests between the slices. `farhand_domain::hashing_gate` decides the order.
+//! other requests between the slices. `farhand_domain::limits::hashing_gate` decides the order.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use farhand_domain::error::Error;
-use farhand_domain::hashing_gate::{CallerClass, Gate, Ticket, Turn};
-use farhand_domain::password::{self, Derivation, DerivationProgress, PasswordCheck};
+use farhand_domain::limits::hashing_gate::{CallerClass, Gate, Ticket, Turn};
+use farhand_domain::people::password::{self, Derivation, DerivationProgress, PasswordCheck};
 use serde_json::json;
 use worker::Delay;
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::time::Timestamp;
 
 /// The minimum interval between two writes of the same key.
@@ -107,7 +107,7 @@ impl SingleReads {
 
 #[cfg(test)]
 mod tests {
-    use farhand_domain::audit::Source;
+    use farhand_domain::audit::event::Source;
     use uuid::Uuid;
 
     use super::*;

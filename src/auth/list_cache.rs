@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use farhand_domain::error::Error;
-use farhand_domain::page::Page;
+use farhand_domain::http::page::Page;
 
 use crate::http::request::Call;
 use crate::store::db::PageStatement;

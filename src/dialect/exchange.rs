@@ -4,8 +4,8 @@
 
 use farhand_domain::dialect::Client;
 use farhand_domain::error::{Error, ErrorKind};
-use farhand_domain::fields::Fields;
-use farhand_domain::page::Query;
+use farhand_domain::http::fields::Fields;
+use farhand_domain::http::page::Query;
 use serde_json::Value;
 
 use crate::api::dispatch;

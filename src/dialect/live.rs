@@ -2,7 +2,7 @@
 //! (contract 21.6). The channel is a Durable Object.
 
 use farhand_domain::error::{Error, ErrorKind, NON_FIELD};
-use farhand_domain::fields::Fields;
+use farhand_domain::http::fields::Fields;
 use farhand_domain::id;
 use farhand_domain::secret::{Purpose, Secret, credential_hash};
 use futures_util::FutureExt;

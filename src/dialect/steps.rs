@@ -5,9 +5,9 @@ use farhand_domain::dialect::pages;
 use farhand_domain::dialect::reply::{Shape, convert};
 use farhand_domain::dialect::table::built_in;
 use farhand_domain::error::Error;
-use farhand_domain::fields::Fields;
+use farhand_domain::http::fields::Fields;
+use farhand_domain::http::page::last_value;
 use farhand_domain::id;
-use farhand_domain::page::last_value;
 use farhand_domain::shell_words;
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! Bodies of requests: forms, and bodies that the dialect replaces.
 
 use farhand_domain::error::{Error, NON_FIELD};
-use farhand_domain::fields::Fields;
+use farhand_domain::http::fields::Fields;
 use farhand_domain::secret::Secret;
 use wasm_bindgen::JsValue;
 use worker::{Headers, Method, Request, RequestInit};

@@ -1,6 +1,6 @@
-//! Cross-origin requests (contract 3.2). `farhand_domain::cors` decides which origins are allowed.
+//! Cross-origin requests (contract 3.2). `farhand_domain::http::cors` decides which origins are allowed.
 
-use farhand_domain::cors;
+use farhand_domain::http::cors;
 
 use crate::http::head::is_of_operator;
 use crate::http::request::Call;

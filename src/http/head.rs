@@ -1,6 +1,6 @@
 //! The head of a request: method, URL and headers. One call to the runtime reads it.
 
-use farhand_domain::host::Host;
+use farhand_domain::http::host::Host;
 use serde::Deserialize;
 use wasm_bindgen::prelude::wasm_bindgen;
 use worker::{Env, web_sys};

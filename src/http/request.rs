@@ -5,16 +5,16 @@ use std::fmt::Display;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use farhand_domain::address;
-use farhand_domain::audit::{AuditEvent, AuditObject, Source};
-use farhand_domain::authorization::{self, AgentCredential};
-use farhand_domain::caller::Caller;
-use farhand_domain::endpoints::Route;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::audit::event::{AuditEvent, AuditObject, Source};
 use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
-use farhand_domain::fields::Fields;
-use farhand_domain::host::{self, Host};
+use farhand_domain::http::address;
+use farhand_domain::http::authorization::{self, AgentCredential};
+use farhand_domain::http::endpoints::Route;
+use farhand_domain::http::fields::Fields;
+use farhand_domain::http::host::{self, Host};
+use farhand_domain::http::page::Query;
 use farhand_domain::id;
-use farhand_domain::page::Query;
 use farhand_domain::secret::Secret;
 use farhand_domain::time::Timestamp;
 use futures_util::StreamExt;
@@ -78,7 +78,7 @@ pub struct Call {
     /// Details for the audit event if the request is refused.
     pub denial_details: Cell<Option<DenialDetails>>,
     /// The audit chains that the request wrote events to: workspace ids, and
-    /// [`CELL`](farhand_domain::audit::CELL).
+    /// [`CELL`](farhand_domain::audit::event::CELL).
     pub audited_chains: RefCell<Vec<i64>>,
     pub overrides: Overrides,
     /// The result of [`Call::peer`].

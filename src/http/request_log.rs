@@ -1,6 +1,6 @@
 //! The log line of each request.
 
-use farhand_domain::endpoints::Access;
+use farhand_domain::http::endpoints::Access;
 use serde::Serialize;
 use worker::console_log;
 

@@ -5,9 +5,9 @@ pub mod smtp;
 use std::pin::pin;
 use std::time::Duration;
 
-use farhand_domain::mail::is_address;
-pub use farhand_domain::mail::{MailFailure, MailMessage};
-use farhand_domain::smtp::MailWithEnvelope;
+use farhand_domain::mail::message::is_address;
+pub use farhand_domain::mail::message::{MailFailure, MailMessage};
+use farhand_domain::mail::smtp::MailWithEnvelope;
 use futures_util::future::{Either, select};
 use js_sys::Reflect;
 use worker::{Delay, Env, SendEmailBuilder};

@@ -1,9 +1,9 @@
-//! SMTP over the sockets of the runtime. [`farhand_domain::smtp`] decides each step. This file does
+//! SMTP over the sockets of the runtime. [`farhand_domain::mail::smtp`] decides each step. This file does
 //! the input and output. The runtime provides TLS, and checks the certificate against the host
 //! name.
 
-use farhand_domain::mail::MailFailure;
-use farhand_domain::smtp::{MailWithEnvelope, Security, SmtpServer, SmtpSession, SmtpStep};
+use farhand_domain::mail::message::MailFailure;
+use farhand_domain::mail::smtp::{MailWithEnvelope, Security, SmtpServer, SmtpSession, SmtpStep};
 use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use worker::{Delay, SecureTransport, Socket};

@@ -10,7 +10,7 @@
 //! For notices, it stores the mails until they are sent, and counts them.
 
 use farhand_domain::error::Error;
-use farhand_domain::notice::{MAX_AGE_SECONDS, MailLimit, Notice, WINDOW_SECONDS};
+use farhand_domain::mail::notice::{MAX_AGE_SECONDS, MailLimit, Notice, WINDOW_SECONDS};
 use farhand_domain::time::Timestamp;
 use futures_util::future;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
 //! The Durable Objects that throttle logins, password resets and operator tokens (contract 2.1, 4.5
-//! and 4.10). `farhand_domain::throttle` has the rules.
+//! and 4.10). `farhand_domain::limits::throttle` has the rules.
 //!
 //! The number of objects is fixed. A hash of the attempt's `home` selects its object. The object
 //! stores counters that expire, so that attempts cannot fill its storage. Attempts in progress are
@@ -11,8 +11,8 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use farhand_domain::error::Error;
-use farhand_domain::stream_slots::{self, StreamSlots};
-use farhand_domain::throttle::{
+use farhand_domain::limits::stream_slots::{self, StreamSlots};
+use farhand_domain::limits::throttle::{
     Attempt, AttemptVerdict, Counter, KNOWN_ADDRESS_UPDATE_INTERVAL, KNOWN_DAYS, KnownAddress,
     LEASE_SECONDS, MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
 };
@@ -152,7 +152,7 @@ const SCHEMA: [&str; 4] = [
     // Serves: the deletion of expired counters.
     "CREATE INDEX IF NOT EXISTS counters_by_end ON counters (ends_at)",
     // The addresses and the networks from which users logged in. Users, addresses and networks are
-    // hashes (`farhand_domain::throttle::KnownAddress`).
+    // hashes (`farhand_domain::limits::throttle::KnownAddress`).
     "CREATE TABLE IF NOT EXISTS known_addresses (
         user TEXT, address TEXT, logged_in_at TEXT NOT NULL, PRIMARY KEY (user, address)) WITHOUT ROWID",
     // Serves: the deletion of expired addresses.

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use farhand_domain::fullness::Fullness;
+use farhand_domain::limits::fullness::Fullness;
 use serde_json::json;
 use worker::Env;
 

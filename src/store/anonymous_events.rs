@@ -1,7 +1,7 @@
 //! The D1 table that counts anonymous audit events (`docs/audit.md`). For each action and object,
 //! at most one audit event per minute is written. It contains the number of occurrences.
 
-use farhand_domain::audit::{AuditEvent, AuditObject, AuditOutcome, Source};
+use farhand_domain::audit::event::{AuditEvent, AuditObject, AuditOutcome, Source};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;

@@ -1,11 +1,11 @@
 //! The D1 table of API tokens.
 
-use farhand_domain::acl::{Acl, MAX_IN_EVENT};
-use farhand_domain::api_token::{NewToken, TokenChanges, TokenFilter};
-use farhand_domain::audit::AuditEvent;
-use farhand_domain::command::ServerRef;
+use farhand_domain::access::acl::{Acl, MAX_IN_EVENT};
+use farhand_domain::access::api_token::{NewToken, TokenChanges, TokenFilter};
+use farhand_domain::audit::event::AuditEvent;
+use farhand_domain::command::request::ServerRef;
+use farhand_domain::command::script::ScriptCall;
 use farhand_domain::error::Error;
-use farhand_domain::script::ScriptCall;
 use farhand_domain::time::Timestamp;
 use farhand_sql::selector;
 use farhand_sql::statement::Statement;

@@ -5,11 +5,11 @@
 //! rows that triggers affected. So an event exists if and only if its change was made, and it costs
 //! no extra round trip.
 
-use farhand_domain::audit::{ActorType, AuditEvent, AuditOutcome, EventFilter, Source};
-use farhand_domain::audit_chain::COLUMNS;
+use farhand_domain::audit::chain::COLUMNS;
+use farhand_domain::audit::event::{ActorType, AuditEvent, AuditOutcome, EventFilter, Source};
 use farhand_domain::error::Error;
+use farhand_domain::http::page::Page;
 use farhand_domain::link::stored_command::PendingEvent;
-use farhand_domain::page::Page;
 use farhand_sql::numbering::{highest, is_of, key, number};
 use farhand_sql::statement::Statement;
 use uuid::Uuid;

@@ -1,6 +1,6 @@
 //! The chain of audit events (`docs/audit.md`) in D1.
 
-use farhand_domain::audit_chain::{COLUMNS, ChainEntry, HASH_LENGTH, Seals};
+use farhand_domain::audit::chain::{COLUMNS, ChainEntry, HASH_LENGTH, Seals};
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::numbering::{self, highest, key, number};

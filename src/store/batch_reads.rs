@@ -1,6 +1,6 @@
 //! Reads of batches (contract 13.5 and 13.6).
 
-use farhand_domain::batch_list::BatchList;
+use farhand_domain::batch::list::BatchList;
 use farhand_sql::statement::Value;
 use uuid::Uuid;
 

@@ -1,12 +1,13 @@
 //! The D1 tables of batches and their targets (contract 13). A batch's object changes the states,
 //! and inserts the commands.
 
-use farhand_domain::audit::AuditEvent;
-use farhand_domain::batch_request::{BatchPlan, BatchSpec, MAX_TARGETS};
-use farhand_domain::command::Origin;
+use farhand_domain::audit::event::AuditEvent;
+use farhand_domain::batch::request::{BatchPlan, BatchSpec};
+use farhand_domain::command::request::MAX_TARGETS;
+use farhand_domain::command::request::Origin;
 use farhand_domain::error::{Error, ErrorKind};
+use farhand_domain::limits::quota::{BATCH_BYTES, DAY_SECONDS, TARGET_BYTES};
 use farhand_domain::link::call::Refusal;
-use farhand_domain::quota::{BATCH_BYTES, DAY_SECONDS, TARGET_BYTES};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
 use farhand_sql::batches::{exceeded_quota, explained_quota};
@@ -48,7 +49,7 @@ pub const REPLAY: ReplaySource = ReplaySource {
 };
 
 /// Reads what a selection selects, as the JSON of
-/// [`Candidates`](farhand_domain::batch_request::Candidates), and the script that it names. Pending
+/// [`Candidates`](farhand_domain::batch::request::Candidates), and the script that it names. Pending
 /// servers are selected only by the field `servers`.
 pub fn candidates(spec: &BatchSpec) -> Query {
     let selection = &spec.targets;

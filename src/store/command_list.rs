@@ -1,6 +1,6 @@
 //! Lists of commands. The crate `farhand-sql` builds and tests their SQL.
 
-use farhand_domain::command_list::CommandList;
+use farhand_domain::command::list::CommandList;
 use farhand_sql::command_list::{AclSql, ListSql, narrow_sql, sql};
 
 use super::commands::list_object;

@@ -1,9 +1,9 @@
 //! Reads the D1 table of commands. The objects of servers write commands. Retention and the janitor
 //! delete or change old commands.
 
-use farhand_domain::command::ServerRef;
-use farhand_domain::command_object;
-use farhand_domain::script::ScriptCall;
+use farhand_domain::command::object;
+use farhand_domain::command::request::ServerRef;
+use farhand_domain::command::script::ScriptCall;
 use farhand_domain::time::Timestamp;
 use farhand_sql::labels_match;
 use uuid::Uuid;
@@ -16,7 +16,7 @@ use super::{scripts, servers};
 /// SQL for the command object (contract 7.1) of a row of `commands c`, as JSON. `result` is SQL for
 /// the result, and `truncated` for whether the result is cut. `:now` is the current time.
 fn object(result: &str, truncated: &str) -> String {
-    let (state, status) = (command_object::state_sql(":now"), command_object::status_sql(":now"));
+    let (state, status) = (object::state_sql(":now"), object::status_sql(":now"));
     let boolean = |column: &str| {
         format!("json(CASE {column} WHEN 1 THEN 'true' WHEN 0 THEN 'false' ELSE 'null' END)")
     };

@@ -34,7 +34,7 @@ impl Database {
     }
 
     /// The database of a workspace, by its id. For objects. The id
-    /// [`CELL`](farhand_domain::audit::CELL) stands for the cell.
+    /// [`CELL`](farhand_domain::audit::event::CELL) stands for the cell.
     pub fn of(env: &Env, _workspace_id: i64) -> Self {
         Self { env: env.clone() }
     }

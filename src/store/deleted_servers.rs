@@ -2,7 +2,7 @@
 //! objects of the servers write it.
 
 use farhand_domain::error::Error;
-use farhand_domain::server::ServerList;
+use farhand_domain::fleet::server::ServerList;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;
 use serde::Deserialize;

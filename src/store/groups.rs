@@ -1,9 +1,9 @@
 //! The D1 tables of groups and memberships. If a deletion affects other rows, triggers of the
 //! tables delete or change those rows.
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::error::Error;
-use farhand_domain::group::{
+use farhand_domain::people::group::{
     GroupChanges, GroupFilter, Membership, MembershipFilter, NewMembership, Role,
 };
 use farhand_sql::statement::Value;

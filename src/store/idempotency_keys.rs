@@ -1,7 +1,7 @@
 //! The D1 table of responses to requests with an Idempotency-Key. Responses to the creation of
 //! commands are stored with the commands.
 
-use farhand_domain::command::IDEMPOTENCY_KEY_TTL;
+use farhand_domain::command::request::IDEMPOTENCY_KEY_TTL;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;

@@ -5,7 +5,7 @@
 //! An event is never changed after it was written, because it may be sealed. Refusals that follow
 //! an event within its minute are counted, and the next event has their number.
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;

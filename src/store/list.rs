@@ -1,7 +1,7 @@
 //! Lists. One statement reads a page of items and the number of all items.
 
 use farhand_domain::error::Error;
-use farhand_domain::page::Page;
+use farhand_domain::http::page::Page;
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
 

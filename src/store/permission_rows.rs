@@ -1,10 +1,10 @@
 //! The current permissions of stored requesters on servers, for the check before a command is
 //! delivered (contract 7.5).
 
-use farhand_domain::acl::Acl;
-use farhand_domain::command_end::Denial;
-use farhand_domain::labels::Labels;
-use farhand_domain::rights::CommandPermissions;
+use farhand_domain::access::acl::Acl;
+use farhand_domain::access::rights::CommandPermissions;
+use farhand_domain::command::end::Denial;
+use farhand_domain::fleet::labels::Labels;
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::access::registration_token::{self, NewRegistrationToken, Registration};
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::error::{Code, Error, ErrorKind, NON_FIELD};
-use farhand_domain::registration_token::{self, NewRegistrationToken, Registration};
-use farhand_domain::server::unique_name_sql;
+use farhand_domain::fleet::server::unique_name_sql;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;

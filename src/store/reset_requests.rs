@@ -1,10 +1,10 @@
 //! The D1 table of password reset requests.
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::error::Error;
-use farhand_domain::session;
+use farhand_domain::people::session;
+use farhand_domain::people::user::Account;
 use farhand_domain::time::Timestamp;
-use farhand_domain::user::Account;
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use uuid::Uuid;

@@ -6,7 +6,7 @@
 //! - into `schedule_runs.outcome`, if the schedule has changed since it was read ([`is_outdated`]),
 //! - into `schedule_runs.due_at`, if the batch exceeds a quota ([`is_batch_refused`]).
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::schedule::Timing;
 use farhand_domain::schedule::claim::MISSED_AFTER_SECONDS;

@@ -1,6 +1,6 @@
 //! The D1 table of schedules (contract 14). `schedule_runs` has the statements of the scheduler.
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::schedule::request::{ScheduleFilter, ScheduleSpec};
 use farhand_domain::time::Timestamp;

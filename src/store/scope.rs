@@ -5,8 +5,8 @@
 //! is valid in the request's workspace, and no row otherwise. So with an invalid credential, a read
 //! finds nothing and a write changes nothing.
 
-use farhand_domain::page::Page;
-use farhand_domain::session;
+use farhand_domain::http::page::Page;
+use farhand_domain::people::session;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;

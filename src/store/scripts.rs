@@ -1,13 +1,13 @@
 //! The D1 tables of scripts and their versions (contract 14.10).
 
-use farhand_domain::audit::AuditEvent;
-use farhand_domain::error::Error;
-use farhand_domain::output::sha256;
-use farhand_domain::quota::VERSION_BYTES;
-use farhand_domain::script::parameters::Parameter;
-use farhand_domain::script::{
+use farhand_domain::audit::event::AuditEvent;
+use farhand_domain::command::script::parameters::Parameter;
+use farhand_domain::command::script::{
     FIRST_VERSION, NewScript, ScriptCall, ScriptChanges, ScriptFilter, ScriptRef,
 };
+use farhand_domain::error::Error;
+use farhand_domain::hash::sha256;
+use farhand_domain::limits::quota::VERSION_BYTES;
 use farhand_sql::quotas::{self, RANK_OF_ME, add_bytes};
 use farhand_sql::statement::{Parameters, Statement, Value};
 use serde::Deserialize;
@@ -178,7 +178,7 @@ pub fn version(script: ScriptRef) -> Query {
 }
 
 /// SQL that reads the version that a request runs, as JSON for
-/// [`farhand_domain::script::ScriptVersion`]; null if the script does not exist, was deleted, or
+/// [`farhand_domain::command::script::ScriptVersion`]; null if the script does not exist, was deleted, or
 /// has no such version. The caller's permission to run it is not checked.
 pub fn for_use(call: Option<&ScriptCall>) -> (&'static str, Parameters) {
     let sql = "(SELECT json_object('id', v.script_id, 'version', v.version, 'name', v.name, 'interpreter', v.interpreter,

@@ -1,13 +1,13 @@
 //! The D1 table of servers.
 
-use farhand_domain::audit::AuditEvent;
-use farhand_domain::command::ServerRef;
+use farhand_domain::agent::wire::PolicyMode;
+use farhand_domain::audit::event::AuditEvent;
+use farhand_domain::command::request::ServerRef;
 use farhand_domain::error::Error;
-use farhand_domain::group::MAX_SERVERS;
-use farhand_domain::labels::Labels;
-use farhand_domain::server::{CHANGES_WINDOW, ServerChanges, ServerList, ServerOrderField};
+use farhand_domain::fleet::labels::Labels;
+use farhand_domain::fleet::server::{CHANGES_WINDOW, ServerChanges, ServerList, ServerOrderField};
+use farhand_domain::people::group::MAX_SERVERS;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::PolicyMode;
 use farhand_sql::command_list::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS};
 use farhand_sql::labels_match;
 use farhand_sql::selector;

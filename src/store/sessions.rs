@@ -1,9 +1,9 @@
 //! The D1 table of login sessions. A login token is valid while its session is in this table and
 //! has not expired.
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::error::Error;
-use farhand_domain::session;
+use farhand_domain::people::session;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::{Statement, Value};
 use serde::Deserialize;

@@ -2,8 +2,8 @@
 //! or schedule, whose permissions are checked again (contract 7.5).
 #![allow(dead_code, reason = "schedules read their owners with StoredScope")]
 
-use farhand_domain::caller::Caller;
-use farhand_domain::command_end::Denial;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::command::end::Denial;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use farhand_sql::quotas;

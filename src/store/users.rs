@@ -1,11 +1,11 @@
 //! The D1 table of users. If a change of a user invalidates sessions, API tokens or reset requests,
 //! triggers of the table do this.
 
-use farhand_domain::audit::{AuditEvent, MAX_IDS};
-use farhand_domain::caller::Caller;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::audit::event::{AuditEvent, MAX_IDS};
 use farhand_domain::error::Error;
+use farhand_domain::people::user::{Account, NewUser, Rank, UserChanges, UserFilter};
 use farhand_domain::time::Timestamp;
-use farhand_domain::user::{Account, NewUser, Rank, UserChanges, UserFilter};
 use farhand_sql::statement::Statement;
 use serde::Deserialize;
 

@@ -1,11 +1,13 @@
 //! The access control list of an API token as an SQL condition on a row of `commands c`, for reads
-//! (contract 4.13). It has the same rules as [`farhand_domain::acl::Acl::refusal`]. A property test
+//! (contract 4.13). It has the same rules as [`farhand_domain::access::acl::Acl::refusal`]. A property test
 //! compares the two (`sql/tests/within_acl.rs`).
 //!
 //! The condition ignores the list's `servers`, which other conditions check, and `read_only`, which
 //! the HTTP method decides.
 
-use farhand_domain::acl_pattern::{AFTER_DOT, DOTS, OPTION, OPTION_STARTS, RESERVED, SEGMENT_ENDS};
+use farhand_domain::access::acl::pattern::{
+    AFTER_DOT, DOTS, OPTION, OPTION_STARTS, RESERVED, SEGMENT_ENDS,
+};
 
 /// SQL for a `GLOB` pattern that matches a text with a character which `*` in a line must not
 /// match. The pattern is `*[`, three ranges, the other characters, `]*`. It has 34 bytes; D1 allows
@@ -42,7 +44,7 @@ fn has_reserved(sql: &str) -> String {
     format!("{sql} GLOB '*[{}-{}]*'", RESERVED.start(), RESERVED.end())
 }
 
-/// SQL for a line, or a pattern of lines, with the marks of `farhand_domain::acl_pattern`. In a
+/// SQL for a line, or a pattern of lines, with the marks of `farhand_domain::access::acl::pattern`. In a
 /// pattern, `*` is no part of the text.
 fn marked_line(sql: &str, is_pattern: bool) -> String {
     let is_text = |c: &&char| !(is_pattern && **c == '*');
@@ -66,7 +68,7 @@ fn marked_line(sql: &str, is_pattern: bool) -> String {
 }
 
 /// SQL for a word of `argv`, or a pattern of words, with the marks of
-/// `farhand_domain::acl_pattern`.
+/// `farhand_domain::access::acl::pattern`.
 fn marked_word(sql: &str) -> String {
     let segments = SEGMENT_ENDS.iter().map(|c| (c.to_string(), format!("{c}{SEGMENT_START}")));
     let replacements: Vec<_> = segments

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::error::Error;
-use farhand_domain::page::Page;
+use farhand_domain::http::page::Page;
+use farhand_domain::people::user::NewUser;
 use farhand_domain::time::Timestamp;
-use farhand_domain::user::NewUser;
 use farhand_sql::statement::Statement;
 use serde::{Deserialize, Serialize};
 

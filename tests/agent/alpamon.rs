@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use farhand_domain::endpoints::{Access, ROUTES};
+use farhand_domain::http::endpoints::{Access, ROUTES};
 use farhand_tests::agents::{ScriptedAgent, credential, dial, wait_until_connected};
 use farhand_tests::alpamon::{
     AgentBehaviour, Alpamon, BACKHAUL, CONTROL, CommandScript, Host, SocketEnd,

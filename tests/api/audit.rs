@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use farhand_domain::audit_chain::{ChainEnd, ChainEntry, Seals, seal};
-use farhand_domain::output::sha256;
+use farhand_domain::audit::chain::{ChainEnd, ChainEntry, Seals, seal};
+use farhand_domain::hash::sha256;
 use farhand_domain::time::Timestamp;
 use farhand_tests::client::{PASSWORD, encoded, unique};
 use farhand_tests::instance::{change_d1, change_objects, delay_alarms};
@@ -702,7 +702,7 @@ async fn a_verification_reads_only_its_own_page() {
 /// SQL that seals all rows of a workspace again from the first on, and the resulting end of the
 /// chain.
 fn resealed(instance: &Instance, workspace: i64) -> (String, ChainEnd) {
-    let columns = farhand_domain::audit_chain::COLUMNS.join(", ");
+    let columns = farhand_domain::audit::chain::COLUMNS.join(", ");
     let rows = instance.read_d1(&format!(
         "SELECT json_array(seq - ({workspace} << 40), NULL, json_array({columns})) FROM audit_events
          WHERE workspace_id = {workspace} ORDER BY seq"
@@ -1359,7 +1359,7 @@ async fn changes_are_recorded_with_the_old_values() {
     let acl = json!({"commands": ["x".repeat(16_000), "y".repeat(16_000)]});
     let stored = acl.to_string();
     let found_events =
-        json!({"acl_sha256": farhand_domain::output::sha256(&stored), "acl_bytes": stored.len()});
+        json!({"acl_sha256": farhand_domain::hash::sha256(&stored), "acl_bytes": stored.len()});
     let long =
         send(admin, "POST", TOKENS, json!({"name": "long", "expires_at": null, "acl": acl})).await;
     for acl in [json!(null), acl] {
@@ -1729,7 +1729,7 @@ async fn only_old_anonymous_events_expire() {
         all.iter().rfind(|event| event["action"] == action).unwrap()["link"].as_i64().unwrap()
     };
     let (young, users) = (link("session.login"), link("api_token.create").min(3));
-    let columns = farhand_domain::audit_chain::COLUMNS.join(", ");
+    let columns = farhand_domain::audit::chain::COLUMNS.join(", ");
     let of = format!("workspace_id = {id} AND seq - ({id} << 40)");
     let of_expired = format!("workspace_id = {id} AND link");
     let as_expired = |link: i64| {

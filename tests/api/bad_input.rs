@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use farhand_domain::endpoints::Access;
+use farhand_domain::http::endpoints::Access;
 use farhand_tests::agents::{credential, dial};
 use farhand_tests::{Api, PATIENCE, ScriptedAgent, Workspace};
 use futures_util::future::join_all;

@@ -1,6 +1,6 @@
 //! The console at `/` over HTTP (contract 16). Its tests in a browser are in `web/console/tests`.
 
-use farhand_domain::console::PAGES;
+use farhand_domain::http::console::PAGES;
 use farhand_tests::Workspace;
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \

@@ -1,6 +1,6 @@
-//! The table of endpoints (`farhand_domain::endpoints`) as an iterator.
+//! The table of endpoints (`farhand_domain::http::endpoints`) as an iterator.
 
-use farhand_domain::endpoints::{Access, ROUTES};
+use farhand_domain::http::endpoints::{Access, ROUTES};
 
 const UNKNOWN_UUID: &str = "01936d3e-7a00-7000-8000-000000000000";
 

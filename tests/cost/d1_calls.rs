@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use farhand_domain::endpoints::Access;
+use farhand_domain::http::endpoints::Access;
 use farhand_tests::agents::{dial, wait_until_connected};
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::commands::{output_bytes, stored_bytes};

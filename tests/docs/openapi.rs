@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use farhand_domain::endpoints::{Access, ROUTES};
 use farhand_domain::error::Code;
+use farhand_domain::http::endpoints::{Access, ROUTES};
 use farhand_tests::client::PASSWORD;
 use farhand_tests::openapi::{DOCUMENT, Exchange, differences};
 use farhand_tests::{PATIENCE, ScriptedAgent, Workspace};

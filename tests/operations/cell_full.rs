@@ -1,7 +1,6 @@
 //! The brake of a cell whose database is nearly full (contract 11.7).
 
-use farhand_domain::endpoints::{Access, ROUTES};
-use farhand_domain::fullness::Growth;
+use farhand_domain::http::endpoints::{Access, Growth, ROUTES};
 use farhand_tests::client::{PASSWORD, new_workspace};
 use farhand_tests::people::{COMMANDS, UNKNOWN_UUID};
 use farhand_tests::{Api, Instance, Person, Reply, Workspace, eventually, far_ahead, now};

@@ -1,7 +1,7 @@
 //! `DEPLOYMENT=cloud`: endpoints that contract 4.15 marks as on-prem only do not exist. All other
 //! endpoints exist.
 
-use farhand_domain::endpoints::{Access, ROUTES};
+use farhand_domain::http::endpoints::{Access, ROUTES};
 use farhand_tests::client::PASSWORD;
 use farhand_tests::{Instance, Workspace};
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! Access control lists of API tokens (contract 4.12): the endpoints, networks, servers and
 //! commands that they allow.
 
-use farhand_domain::endpoints::{Access, ROUTES};
+use farhand_domain::http::endpoints::{Access, ROUTES};
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::{Api, Workspace};
 use serde_json::{Value, json};

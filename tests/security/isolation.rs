@@ -3,7 +3,7 @@
 //! `fleet.rs` tests permissions inside one workspace, and `acl.rs` tests tokens with access control
 //! lists.
 
-use farhand_domain::endpoints::Access;
+use farhand_domain::http::endpoints::Access;
 use farhand_domain::time::Timestamp;
 use farhand_tests::agents::credential;
 use farhand_tests::alpacon;

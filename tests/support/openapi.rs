@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use farhand_domain::console;
+use farhand_domain::http::console;
 use jsonschema::{Registry, Validator};
 use matchit::Router;
 use reqwest::header::HeaderMap;

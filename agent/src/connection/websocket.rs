@@ -7,7 +7,9 @@
 use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farhand_domain::wire::{AgentCommand, FEATURES_HEADER, MessageFromAgent, MessageToAgent};
+use farhand_domain::agent::wire::{
+    AgentCommand, FEATURES_HEADER, MessageFromAgent, MessageToAgent,
+};
 use futures_util::{SinkExt, StreamExt};
 use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, ORIGIN, USER_AGENT};
 use serde_json::Value;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chrono::Utc;
-use farhand_domain::output::sha256;
-use farhand_domain::wire::AgentCommand;
+use farhand_domain::agent::wire::AgentCommand;
+use farhand_domain::hash::sha256;
 
 /// The priority of a record: facility `authpriv` and severity `info`.
 const PRIORITY: u8 = 10 << 3 | 6;
@@ -127,7 +127,7 @@ fn shorten(line: &str, limit: usize) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use farhand_domain::wire::Script;
+    use farhand_domain::agent::wire::Script;
     use uuid::Uuid;
 
     use super::*;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use farhand_domain::wire::Fin;
+use farhand_domain::agent::wire::Fin;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;

@@ -1,12 +1,12 @@
 //! Shortens the output in fins if the kept fins are too large in total.
 
-use farhand_domain::wire::Fin;
+use farhand_domain::agent::wire::Fin;
 
 /// The size of the output that a shortened fin keeps, in bytes.
 pub const SHORT_RESULT: usize = 4 * 1024;
 
 /// Cuts the output in a fin to about [`SHORT_RESULT`] bytes, in the form of
-/// [`farhand_domain::output::result`].
+/// [`farhand_domain::command::output::result`].
 pub fn shorten_result(fin: &mut Fin) {
     fin.result = fin.result.take().map(|result| shorten(&result, SHORT_RESULT));
 }

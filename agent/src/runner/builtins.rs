@@ -5,7 +5,7 @@
 //! do not apply. It does not wait for other commands, because a client may use it to find out why
 //! other commands do not end.
 
-use farhand_domain::wire::Fin;
+use farhand_domain::agent::wire::Fin;
 
 use crate::host::facts;
 use crate::runner::fin::NOT_FOUND;

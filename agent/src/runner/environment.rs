@@ -1,6 +1,6 @@
 //! The environment variables of a command.
 
-use farhand_domain::wire::AgentCommand;
+use farhand_domain::agent::wire::AgentCommand;
 use serde_json::Value;
 use tokio::process::Command;
 

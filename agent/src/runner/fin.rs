@@ -1,6 +1,6 @@
 //! Fins of commands that did not run or whose end is unknown, and the exit codes of fins.
 
-use farhand_domain::wire::Fin;
+use farhand_domain::agent::wire::Fin;
 
 /// The command was refused, or its program is not executable. A shell uses the same code.
 pub const REFUSED: i64 = 126;

@@ -1,7 +1,7 @@
 //! Decides whether this host accepts a command: finds the account, checks the policy, and records
 //! the decision in the system log.
 
-use farhand_domain::wire::AgentCommand;
+use farhand_domain::agent::wire::AgentCommand;
 
 use crate::host::account::{self, Account, AgentAccount};
 use crate::host::system_log::SystemLog;

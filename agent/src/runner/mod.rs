@@ -32,7 +32,7 @@ mod testing;
 
 use std::sync::Arc;
 
-use farhand_domain::wire::{
+use farhand_domain::agent::wire::{
     AgentCommand, FEATURE_ARGV, FEATURE_CWD, FEATURE_KILL, FEATURE_REPLAY, FEATURE_SCRIPT,
     FEATURE_STDIN, Fin,
 };

@@ -3,7 +3,7 @@
 //!
 //! Memory use is limited to a few megabytes, even for a command that never stops writing.
 
-use farhand_domain::output::{MAX_KEPT, MAX_RESULT};
+use farhand_domain::command::output::{MAX_KEPT, MAX_RESULT};
 
 /// The size of a chunk while the service is as fast as the command, in bytes.
 pub const CHUNK_BYTES: usize = 4 * 1024;
@@ -14,7 +14,7 @@ pub const LARGE_CHUNK_BYTES: usize = 64 * 1024;
 /// command must wait for the service.
 const MAX_WAITING_BYTES: usize = 4 * 1024 * 1024;
 /// A cut result keeps this many bytes of its beginning and of its end, as
-/// [`farhand_domain::output::result`] does.
+/// [`farhand_domain::command::output::result`] does.
 const HALF_RESULT_BYTES: usize = (MAX_RESULT - 64) / 2;
 /// The maximum size of the text after the head, in bytes. Beyond this size, only its last
 /// [`HALF_RESULT_BYTES`] bytes are kept. The limit must be at least [`MAX_RESULT`], because a
@@ -116,7 +116,7 @@ impl Chunker {
 }
 
 /// The output for the fin: the whole output, or its head and tail around a line that marks the cut.
-/// The result is the same as from [`farhand_domain::output::result`], but needs only limited
+/// The result is the same as from [`farhand_domain::command::output::result`], but needs only limited
 /// memory.
 #[derive(Default)]
 pub struct FinOutput {
@@ -169,7 +169,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use farhand_domain::output::result;
+    use farhand_domain::command::output::result;
     use proptest::prelude::*;
 
     fn decode(pieces: &[&[u8]]) -> String {

@@ -9,9 +9,9 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use farhand_domain::acl;
-use farhand_domain::output::sha256;
-use farhand_domain::wire::{AgentCommand, HostPolicy, PolicyMode};
+use farhand_domain::access::acl;
+use farhand_domain::agent::wire::{AgentCommand, HostPolicy, PolicyMode};
+use farhand_domain::hash::sha256;
 use nix::unistd::{Uid, User};
 use serde::Deserialize;
 

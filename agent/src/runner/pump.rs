@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farhand_domain::wire::Chunk;
+use farhand_domain::agent::wire::Chunk;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
@@ -211,7 +211,7 @@ mod tests {
         assert!(chunks.concat() == whole);
         assert!(chunks.iter().all(|chunk| chunk.len() <= LARGE_CHUNK_BYTES));
         assert_eq!(fin.chunks, Some(chunks.len() as u32));
-        assert!(fin.result.unwrap() == farhand_domain::output::result(&whole).0);
+        assert!(fin.result.unwrap() == farhand_domain::command::output::result(&whole).0);
     }
 
     #[tokio::test]
@@ -267,7 +267,7 @@ mod tests {
             let queue = queue;
             execute(&endless, &HOST, &groups, &stops, &JournalWriter::default(), &queue).await
         };
-        let most = farhand_domain::output::MAX_KEPT as usize;
+        let most = farhand_domain::command::output::MAX_KEPT as usize;
         let sent = async {
             let mut sent = 0;
             while let Some(Report::Chunk(chunk)) = reports.recv().await {
@@ -284,7 +284,7 @@ mod tests {
         assert!(sent > most && sent <= most + 4, "{sent}");
         assert_eq!((fin.success, fin.exit_code), (false, Some(143)));
         let result = fin.result.unwrap();
-        assert!(result.len() <= farhand_domain::output::MAX_RESULT);
+        assert!(result.len() <= farhand_domain::command::output::MAX_RESULT);
         assert!(result.starts_with("y\ny\n") && result.ends_with("\nThe agent was stopped.\n"));
     }
 

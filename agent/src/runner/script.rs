@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
 use std::path::PathBuf;
 
-use farhand_domain::wire::Script;
+use farhand_domain::agent::wire::Script;
 use uuid::Uuid;
 
 use crate::host::account::Account;
@@ -64,8 +64,8 @@ mod tests {
 
     use std::path::Path;
 
-    use farhand_domain::output::sha256;
-    use farhand_domain::wire::AgentCommand;
+    use farhand_domain::agent::wire::AgentCommand;
+    use farhand_domain::hash::sha256;
     use nix::unistd::geteuid;
 
     use super::*;

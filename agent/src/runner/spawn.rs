@@ -145,7 +145,7 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
-    use farhand_domain::wire::AgentCommand;
+    use farhand_domain::agent::wire::AgentCommand;
     use nix::unistd::{User, geteuid};
 
     use crate::runner::testing::*;

@@ -6,8 +6,8 @@ use std::future::pending;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 
-use farhand_domain::output::sha256;
-use farhand_domain::wire::{AgentCommand, Fin};
+use farhand_domain::agent::wire::{AgentCommand, Fin};
+use farhand_domain::hash::sha256;
 use tokio::process::Command;
 
 use crate::host::system;

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use farhand_domain::agent::wire::{AgentCommand, Fin};
 use farhand_domain::secret::Secret;
-use farhand_domain::wire::{AgentCommand, Fin};
 use nix::unistd::{User, geteuid};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};

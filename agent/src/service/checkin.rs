@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farhand_domain::wire::HostPolicy;
+use farhand_domain::agent::wire::HostPolicy;
 use hyper::Method;
 use hyper::body::Bytes;
 use serde_json::{Value, json};

@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use farhand_domain::wire::PolicyMode;
+use farhand_domain::agent::wire::PolicyMode;
 use nix::unistd::{Gid, User, geteuid};
 
 use crate::host::system::getgrouplist;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use farhand_domain::wire::AgentCommand;
+use farhand_domain::agent::wire::AgentCommand;
 use nix::unistd::{Gid, Uid};
 
 use crate::host::account::{self, AgentAccount};

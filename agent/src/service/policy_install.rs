@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use farhand_domain::wire::PolicyMode;
+use farhand_domain::agent::wire::PolicyMode;
 
 use crate::service::config_file::Draft;
 use crate::upgrade::release::ReleaseKey;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use farhand_domain::fingerprint;
+use farhand_domain::fleet::fingerprint;
 use serde_json::{Value, json};
 
 use crate::config::Settings;

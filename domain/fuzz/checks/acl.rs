@@ -1,7 +1,7 @@
 //! Compares the patterns of an access control list with a matcher that tries everything. The first
 //! line of the input is the pattern, the rest is a command line.
 
-use farhand_domain::acl::Acl;
+use farhand_domain::access::acl::Acl;
 use serde_json::json;
 
 /// Maximum length of an input for the naive matcher, in characters.

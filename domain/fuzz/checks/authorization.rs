@@ -1,6 +1,6 @@
 //! The Authorization header: reading a header and writing its value again gives the same header.
 
-use farhand_domain::authorization::{parse_agent, is_agent, parse_operator, parse_user};
+use farhand_domain::http::authorization::{parse_agent, is_agent, parse_operator, parse_user};
 use farhand_domain::error::ErrorKind;
 
 pub fn check(data: &[u8]) {

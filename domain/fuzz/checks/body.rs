@@ -1,15 +1,16 @@
 //! Request bodies: reads the input as the body of each endpoint.
 
-use farhand_domain::api_token::{NewToken, TokenChanges, TokenReplacement};
-use farhand_domain::batch_request::{MAX_TARGETS, NewBatch, TargetSelection};
-use farhand_domain::command::{MAX_LINE, NewCommand};
+use farhand_domain::access::api_token::{NewToken, TokenChanges, TokenReplacement};
+use farhand_domain::batch::request::{NewBatch, TargetSelection};
+use farhand_domain::command::request::MAX_TARGETS;
+use farhand_domain::command::request::{MAX_LINE, NewCommand};
 use farhand_domain::error::{Error, ErrorKind};
-use farhand_domain::fields::Fields;
-use farhand_domain::group::{GroupChanges, MembershipChange, NewMembership};
-use farhand_domain::registration_token::{NewRegistrationToken, Registration};
-use farhand_domain::server::ServerChanges;
+use farhand_domain::http::fields::Fields;
+use farhand_domain::people::group::{GroupChanges, MembershipChange, NewMembership};
+use farhand_domain::access::registration_token::{NewRegistrationToken, Registration};
+use farhand_domain::fleet::server::ServerChanges;
 use farhand_domain::time::Timestamp;
-use farhand_domain::user::{UserChanges, read_new_user};
+use farhand_domain::people::user::{UserChanges, read_new_user};
 use serde_json::Value;
 
 pub fn check(data: &[u8]) {
@@ -41,7 +42,7 @@ pub fn check(data: &[u8]) {
         assert!(token.expires_at.is_none_or(|expires| expires > now));
         if let Some(acl) = token.acl {
             let stored = serde_json::to_string(&acl).expect("a list is JSON");
-            assert_eq!(serde_json::from_str::<farhand_domain::acl::Acl>(&stored).expect("can be read"), acl);
+            assert_eq!(serde_json::from_str::<farhand_domain::access::acl::Acl>(&stored).expect("can be read"), acl);
         }
     }
     read_or_reject(TokenReplacement::read(read(), now));

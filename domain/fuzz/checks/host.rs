@@ -1,6 +1,6 @@
 //! Compares the parser of the Host header with a naive parser that splits labels.
 
-use farhand_domain::host::{Host, CellNames};
+use farhand_domain::http::host::{Host, CellNames};
 
 const NAMES: CellNames<'_> = CellNames { region: "eu1", service_domain: "farhand.example", default_workspace: Some("demo") };
 

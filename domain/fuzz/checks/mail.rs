@@ -1,9 +1,9 @@
 //! Addresses and texts of mails: they never end a header or a line. The first line of the input is
 //! an address, the second a subject, the rest the text.
 
-use farhand_domain::mail::{MailMessage, is_address};
+use farhand_domain::mail::message::{MailMessage, is_address};
 use farhand_domain::time::Timestamp;
-use farhand_domain::user::normalized_email;
+use farhand_domain::people::user::normalized_email;
 
 /// Maximum length of a line of a mail, in bytes (RFC 5322, 2.1.1).
 const LONGEST_LINE: usize = 998;

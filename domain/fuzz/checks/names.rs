@@ -1,7 +1,9 @@
 //! Short texts: slugs, ids, retention settings and origins. Also how output is cut.
 
 use farhand_domain::time::Timestamp;
-use farhand_domain::{cors, id, output, retention, workspace};
+use farhand_domain::command::{output, retention};
+use farhand_domain::http::cors;
+use farhand_domain::{id, workspace};
 
 pub fn check(data: &[u8]) {
     let text = String::from_utf8_lossy(data);

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use farhand_domain::acl::Acl;
+use farhand_domain::access::acl::Acl;
 use serde_json::json;
 
 pub fn check(data: &[u8]) {

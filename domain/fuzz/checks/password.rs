@@ -1,7 +1,7 @@
 //! The rules for passwords. The first line of the input is the username, the second the e-mail
 //! address, the rest the password.
 
-use farhand_domain::password::{PersonalTexts, violations};
+use farhand_domain::people::password::{PersonalTexts, violations};
 
 pub fn check(data: &[u8]) {
     let text = String::from_utf8_lossy(data);

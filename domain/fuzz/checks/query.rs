@@ -2,13 +2,13 @@
 
 use std::fmt::Debug;
 
-use farhand_domain::api_token::TokenFilter;
-use farhand_domain::command_list::CommandList;
+use farhand_domain::access::api_token::TokenFilter;
+use farhand_domain::command::list::CommandList;
 use farhand_domain::error::{Error, ErrorKind};
-use farhand_domain::group::{GroupFilter, MembershipFilter};
-use farhand_domain::page::{self, Page, Query};
-use farhand_domain::server::ServerList;
-use farhand_domain::user::UserFilter;
+use farhand_domain::people::group::{GroupFilter, MembershipFilter};
+use farhand_domain::http::page::{self, Page, Query};
+use farhand_domain::fleet::server::ServerList;
+use farhand_domain::people::user::UserFilter;
 
 /// Maximum length of a pattern in D1, in bytes.
 const MAX_PATTERN: usize = 50;

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use farhand_domain::labels::Labels;
-use farhand_domain::selector::Selector;
+use farhand_domain::fleet::labels::Labels;
+use farhand_domain::fleet::selector::Selector;
 
 /// A term: the key, the accepted values or `None` for any value, and whether it is inverted.
 type Term = (String, Option<BTreeSet<String>>, bool);

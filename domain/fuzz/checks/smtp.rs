@@ -1,9 +1,9 @@
 //! Runs SMTP sessions with any replies of a mail server. The first byte of the input chooses the
 //! encryption and whether the session has a login. Each line after it is a reply or a part of one.
 
-use farhand_domain::mail::MailFailure;
+use farhand_domain::mail::message::MailFailure;
 use farhand_domain::secret::Secret;
-use farhand_domain::smtp::{SmtpLogin, MailWithEnvelope, SmtpStep, Security, SmtpSession};
+use farhand_domain::mail::smtp::{SmtpLogin, MailWithEnvelope, SmtpStep, Security, SmtpSession};
 
 /// Maximum length of an input, in bytes.
 const MAX_LENGTH: usize = 8 * 1024;

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use farhand_domain::wire::{Chunk, Fin, MessageFromAgent, HostFacts, MessageToAgent};
+use farhand_domain::agent::wire::{Chunk, Fin, MessageFromAgent, HostFacts, MessageToAgent};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

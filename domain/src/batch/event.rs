@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::limits::Limits;
 use super::target::{Change, Run, Target, TargetState, Verdict};
-use crate::batch_request::OfflineTargets;
+use crate::batch::request::OfflineTargets;
 pub use crate::link::call::CHECK_VALIDITY;
 use crate::time::Timestamp;
 

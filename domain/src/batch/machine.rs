@@ -10,7 +10,7 @@ use super::event::{
 };
 use super::target::{Change, Started, Target, TargetState, Verdict};
 use super::waves::{Waves, fraction};
-use crate::batch_request::OfflineTargets;
+use crate::batch::request::OfflineTargets;
 use crate::time::Timestamp;
 
 /// Maximum number of calls without an answer.

@@ -13,7 +13,9 @@
 
 pub mod event;
 pub mod limits;
+pub mod list;
 pub mod machine;
+pub mod request;
 pub mod target;
 mod waves;
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::lifecycle::State as Life;
+use crate::command::lifecycle::State as Life;
 use crate::time::Timestamp;
 
 /// The state of a target, as `counts` names it (contract 13).

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::page::{MAX_SIZE, MAX_SIZE_OF_SERVERS, Page};
+use crate::http::page::{MAX_SIZE, MAX_SIZE_OF_SERVERS, Page};
 
 /// The envelope of a list. `page` is the requested page.
 fn envelope(page: Page, count: u64, results: Value) -> Value {

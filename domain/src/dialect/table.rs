@@ -251,7 +251,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::endpoints;
+    use crate::http::endpoints;
 
     #[test]
     fn each_row_finds_itself_once() {

@@ -13,7 +13,7 @@ use super::machine::LinkMachine;
 use super::memory::{AfterWait, WaitsFor};
 use super::store::{ReadLimit, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
-use crate::command_object;
+use crate::command::object;
 use crate::time::Timestamp;
 
 /// Maximum number of chunks in one reply to a follower.
@@ -27,12 +27,12 @@ impl<S: Store> LinkMachine<S> {
     fn live_fields(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         let output = self.store.output(stored)?;
         let loss = stored.output_loss();
-        Ok(command_object::live_fields(&stored.life, &output, loss, self.input.now))
+        Ok(object::live_fields(&stored.life, &output, loss, self.input.now))
     }
 
     /// The whole command object.
     pub(super) fn command_json(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
-        Ok(command_object::command_json(&stored.command, self.live_fields(stored)?))
+        Ok(object::command_json(&stored.command, self.live_fields(stored)?))
     }
 
     /// The live fields of an accepted command.

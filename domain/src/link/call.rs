@@ -8,13 +8,13 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 pub use super::refusal::Refusal;
-use crate::audit::{AuditEvent, Source};
-use crate::command::{Command, Inputs, OnOffline, Origin};
-use crate::command_end::Cancellation;
+use crate::agent::features::Features;
+use crate::agent::wire::{Chunk, Fin, HostFacts, Script};
+use crate::audit::event::{AuditEvent, Source};
+use crate::command::end::Cancellation;
+use crate::command::request::{Command, Inputs, OnOffline, Origin};
 use crate::error::Error;
-use crate::features::Features;
 use crate::time::Timestamp;
-use crate::wire::{Chunk, Fin, HostFacts, Script};
 
 /// A request message to a server's object.
 #[derive(Clone, Debug, Serialize, Deserialize)]

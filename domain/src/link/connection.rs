@@ -12,10 +12,10 @@ use super::memory::{AfterVerification, UnverifiedCall};
 use super::server_facts::ServerFacts;
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
-use crate::audit::{ActorType, AuditEvent, CredentialType, Source};
-use crate::contest::ReplacementHistory;
+use crate::agent::wire::{HostFacts, MessageToAgent};
+use crate::audit::event::{ActorType, AuditEvent, CredentialType, Source};
+use crate::link::contest::ReplacementHistory;
 use crate::time::Timestamp;
-use crate::wire::{HostFacts, MessageToAgent};
 
 /// An agent that does not answer a ping within this time is disconnected.
 const PONG_TIMEOUT: Duration = Duration::from_secs(60);

@@ -12,9 +12,9 @@ use super::machine::LinkMachine;
 use super::memory::{AfterWait, D1Result, PendingRequest, Recording, WaitsFor};
 use super::store::{PlatformFailure, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
-use crate::command::{IDEMPOTENCY_KEY_TTL, Inputs, OnOffline};
-use crate::command_end::Cancellation;
-use crate::lifecycle::{Lifecycle, State as Life};
+use crate::command::end::Cancellation;
+use crate::command::lifecycle::{Lifecycle, State as Life};
+use crate::command::request::{IDEMPOTENCY_KEY_TTL, Inputs, OnOffline};
 
 /// A command whose recording is not finished after this time is withdrawn. Only after a crash does
 /// recording take so long.

@@ -10,11 +10,11 @@ use super::memory::{AfterWait, Disconnected};
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
-use crate::audit::{AuditEvent, Source};
-use crate::command_end::{Cancellation, Denial};
-use crate::lifecycle::{Lifecycle, State as Life};
+use crate::agent::wire::MessageToAgent;
+use crate::audit::event::{AuditEvent, Source};
+use crate::command::end::{Cancellation, Denial};
+use crate::command::lifecycle::{Lifecycle, State as Life};
 use crate::time::Timestamp;
-use crate::wire::MessageToAgent;
 
 /// The audit action for a cancelled command.
 const CANCEL_ACTION: &str = "command.cancel";

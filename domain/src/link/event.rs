@@ -10,15 +10,15 @@ use uuid::Uuid;
 use super::call::{ClaimedIdentity, Create, LinkRequest, LinkResponse, Refusal, ServerLocation};
 use super::server_facts::ServerFacts;
 use super::stored_command::StoredCommand;
-use crate::audit::AuditEvent;
-use crate::command_end::Denial;
-use crate::command_object::Output;
-use crate::features::Features;
-use crate::lifecycle::{Lifecycle, State};
-use crate::rights::CommandPermissions;
-use crate::script::ScriptRef;
+use crate::access::rights::CommandPermissions;
+use crate::agent::features::Features;
+use crate::agent::wire::{MessageToAgent, Script};
+use crate::audit::event::AuditEvent;
+use crate::command::end::Denial;
+use crate::command::lifecycle::{Lifecycle, State};
+use crate::command::object::Output;
+use crate::command::script::ScriptRef;
 use crate::time::Timestamp;
-use crate::wire::{MessageToAgent, Script};
 
 /// A request to D1 that takes longer than this counts as failed.
 pub const D1_TIMEOUT: Duration = Duration::from_secs(30);

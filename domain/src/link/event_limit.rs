@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::audit::AuditEvent;
+use crate::audit::event::AuditEvent;
 use crate::time::Timestamp;
 
 /// How many events of an hour are written one by one.
@@ -72,7 +72,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::audit::Source;
+    use crate::audit::event::Source;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::parse("2026-11-21T12:00:00Z").unwrap().plus_seconds(seconds)

@@ -28,8 +28,8 @@ use super::memory::{
 use super::server_facts::ServerFacts;
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
-use crate::command_end::Cancellation;
-use crate::lifecycle::Lifecycle;
+use crate::command::end::Cancellation;
+use crate::command::lifecycle::Lifecycle;
 
 /// The reason for closing connections that were opened with a key that is no longer valid.
 const KEY_CHANGED: &str = "the key was changed";

@@ -17,8 +17,8 @@ use super::server_facts::ServerFacts;
 use super::state::{Plan, ServerIdentity, ServerState};
 use super::store::{PlatformFailure, Result, Store};
 use super::stored_command::StoredCommand;
-use crate::audit::{ActorType, AuditEvent, Source};
-use crate::features::Features;
+use crate::agent::features::Features;
+use crate::audit::event::{ActorType, AuditEvent, Source};
 use crate::id;
 use crate::secret::SecretKey;
 

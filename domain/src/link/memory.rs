@@ -10,9 +10,9 @@ use super::call::{
 use super::event::{BatchNotice, ConnectionKind, D1Answer, ServerChange, Ticket};
 use super::state::Resync;
 use super::stored_command::StoredCommand;
-use crate::audit::Source;
+use crate::agent::wire::Script;
+use crate::audit::event::Source;
 use crate::time::Timestamp;
-use crate::wire::Script;
 
 /// A call that waits for its reply.
 #[derive(Debug)]

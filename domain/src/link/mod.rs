@@ -20,6 +20,7 @@
 mod answers;
 pub mod call;
 mod connection;
+mod contest;
 mod create;
 mod ending;
 pub mod event;

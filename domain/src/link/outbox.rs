@@ -11,7 +11,7 @@ use super::machine::LinkMachine;
 use super::memory::{D1Result, FlushedEntry, PendingRequest};
 use super::store::{NextFlush, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
-use crate::lifecycle::State as Life;
+use crate::command::lifecycle::State as Life;
 
 /// Maximum number of commands in one request to D1.
 pub(super) const MAX_BATCH: u32 = 50;

@@ -11,10 +11,10 @@ use super::machine::LinkMachine;
 use super::memory::{D1Result, PendingRequest};
 use super::store::{Result, Store};
 use super::stored_command::StoredCommand;
-use crate::command_end::Cancellation;
-use crate::features::Features;
-use crate::script::ScriptRef;
-use crate::wire::{MessageToAgent, Script};
+use crate::agent::features::Features;
+use crate::agent::wire::{MessageToAgent, Script};
+use crate::command::end::Cancellation;
+use crate::command::script::ScriptRef;
 
 /// Maximum number of commands in one permission check.
 const MAX_CHECKED_TOGETHER: u64 = 50;

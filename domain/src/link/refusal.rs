@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::agent::features::Feature;
 use crate::error::{Code, Error, ErrorKind};
-use crate::features::Feature;
 
 /// Why the object refuses a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -11,11 +11,11 @@ use super::machine::LinkMachine;
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
 use super::stored_command::StoredCommand;
-use crate::audit::Source;
-use crate::lifecycle::Lifecycle;
-use crate::retention;
+use crate::agent::wire::Chunk;
+use crate::audit::event::Source;
+use crate::command::lifecycle::Lifecycle;
+use crate::command::retention;
 use crate::time::Timestamp;
-use crate::wire::Chunk;
 
 /// An agent may report the start of its process up to this long after it connected.
 const START_REPORT_WINDOW: Duration = Duration::from_secs(60);

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::event_limit::EventLimit;
 use super::stored_command::PendingEvent;
-use crate::audit::AuditEvent;
+use crate::agent::wire::{HostFacts, HostPolicy};
+use crate::audit::event::AuditEvent;
 use crate::time::Timestamp;
-use crate::wire::{HostFacts, HostPolicy};
 
 /// Maximum number of a server's audit events that wait for D1.
 const MAX_EVENTS: usize = 100;

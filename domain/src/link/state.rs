@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::call::{ClaimedIdentity, ServerLocation};
 use super::event::{ConnectionKind, D1Server, NextKey};
 use super::server_facts::ServerFacts;
-use crate::contest::ReplacementHistory;
+use crate::link::contest::ReplacementHistory;
 use crate::time::Timestamp;
 
 /// A server's identity, and the hash of its agent's key. With the identity, the object verifies its

@@ -9,9 +9,9 @@ use uuid::Uuid;
 use super::call::DeletedCommands;
 use super::state::ServerState;
 use super::stored_command::StoredCommand;
-use crate::command_object::Output;
+use crate::agent::wire::Chunk;
+use crate::command::object::Output;
 use crate::time::Timestamp;
-use crate::wire::Chunk;
 
 /// The platform failed: its storage, or its source of random bytes. The text says how.
 #[derive(Clone, PartialEq, Eq, Debug)]

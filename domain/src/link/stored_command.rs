@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::audit::AuditEvent;
-use crate::command::{Command, Origin};
-use crate::command_end::Outcome;
-use crate::lifecycle::{self, Lifecycle, State};
-use crate::output::{self, OutputLoss};
+use crate::agent::wire::Fin;
+use crate::audit::event::AuditEvent;
+use crate::command::end::Outcome;
+use crate::command::lifecycle::{self, Lifecycle, State};
+use crate::command::output::{self, OutputLoss};
+use crate::command::request::{Command, Origin};
 use crate::time::Timestamp;
-use crate::wire::Fin;
 
 /// If it is unknown whether the output is complete, it counts as complete this long after the end
 /// or the last output.
@@ -366,7 +366,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::command::Shell;
+    use crate::command::request::Shell;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::parse("2026-11-22T12:00:00Z").unwrap().plus_seconds(seconds)
@@ -430,7 +430,7 @@ mod tests {
         stored.add_event(AuditEvent::new(
             Uuid::nil(),
             at(1),
-            crate::audit::Source::default(),
+            crate::audit::event::Source::default(),
             "command.finish",
         ));
         let read: StoredCommand = serde_json::from_str(&stored.document().unwrap()).unwrap();
@@ -461,7 +461,7 @@ mod tests {
             (json!(null), Some("sealed"))
         );
         let mut cancelled = accepted();
-        assert!(cancelled.life.cancel(at(1), crate::command_end::Cancellation::By("boss".into())));
+        assert!(cancelled.life.cancel(at(1), crate::command::end::Cancellation::By("boss".into())));
         assert_eq!(inputs(&cancelled), json!(null));
     }
 
@@ -511,7 +511,7 @@ mod tests {
     fn output_is_complete_when_no_more_is_expected() {
         // No agent ever had the command.
         let mut cancelled = accepted();
-        cancelled.life.cancel(at(5), crate::command_end::Cancellation::By("boss".into()));
+        cancelled.life.cancel(at(5), crate::command::end::Cancellation::By("boss".into()));
         assert_eq!(cancelled.output_complete_at(), Some(at(5)));
         assert_eq!(delivered().output_complete_at(), None);
         for (stored, seconds, awaits, lacks) in [
@@ -619,8 +619,12 @@ mod tests {
     #[test]
     fn an_added_event_belongs_to_the_next_revision() {
         let mut stored = accepted();
-        let event =
-            AuditEvent::new(Uuid::nil(), at(1), crate::audit::Source::default(), "command.finish");
+        let event = AuditEvent::new(
+            Uuid::nil(),
+            at(1),
+            crate::audit::event::Source::default(),
+            "command.finish",
+        );
         stored.add_event(event.clone());
         assert_eq!(stored.events, [PendingEvent { revision: 2, event }]);
     }

@@ -8,7 +8,7 @@ use super::memory::PendingRequest;
 use super::outbox::MAX_BATCH;
 use super::store::{Result, Store};
 use super::stored_command::Phase;
-use crate::lifecycle::State as Life;
+use crate::command::lifecycle::State as Life;
 use crate::time::Timestamp;
 
 /// The delay before the alarm checks a command again that is still being recorded.

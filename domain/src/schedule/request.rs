@@ -5,10 +5,10 @@ use serde_json::{Map, Value, json};
 
 use super::cron::Expression;
 use super::{Misfire, Overlap, Timing};
-use crate::batch_request::BatchSpec;
+use crate::batch::request::BatchSpec;
 use crate::error::Error;
-use crate::fields::Fields;
-use crate::page::{boolean_parameter, last_value};
+use crate::http::fields::Fields;
+use crate::http::page::{boolean_parameter, last_value};
 use crate::time::Timestamp;
 
 /// Maximum length of a name, in characters.

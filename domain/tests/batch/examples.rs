@@ -2,8 +2,8 @@
 
 use farhand_domain::batch::event::{BatchState, Event};
 use farhand_domain::batch::limits::Limits;
+use farhand_domain::batch::request::OfflineTargets;
 use farhand_domain::batch::target::TargetState;
-use farhand_domain::batch_request::OfflineTargets;
 
 use super::ops::Op;
 use super::world::{Setting, World};

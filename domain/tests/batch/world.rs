@@ -9,8 +9,8 @@ use farhand_domain::batch::event::{
 };
 use farhand_domain::batch::limits::Limits;
 use farhand_domain::batch::machine::Machine;
+use farhand_domain::batch::request::OfflineTargets;
 use farhand_domain::batch::target::{Change, TargetState};
-use farhand_domain::batch_request::OfflineTargets;
 use farhand_domain::time::Timestamp;
 
 use super::d1::{CommandRow, D1, TargetRow, server};

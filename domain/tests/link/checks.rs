@@ -1,6 +1,8 @@
 //! The invariants, checked after every step.
 
-use farhand_domain::lifecycle::{Lifecycle, State};
+use farhand_domain::agent::wire::AgentCommand;
+use farhand_domain::command::lifecycle::{Lifecycle, State};
+use farhand_domain::command::script::carrier::carrier_line;
 use farhand_domain::link::call::{CHECK_VALIDITY, Created, DeletedCommands, LinkResponse};
 use farhand_domain::link::event::{
     BatchNotice, ConnectionKind, D1Answer, D1Request, NextKey, RequestId, ServerChange,
@@ -8,9 +10,7 @@ use farhand_domain::link::event::{
 use farhand_domain::link::state::Plan;
 use farhand_domain::link::store::Store;
 use farhand_domain::link::stored_command::{Phase, Stage};
-use farhand_domain::script::carrier::carrier_line;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::AgentCommand;
 use uuid::Uuid;
 
 use super::d1::script_of;

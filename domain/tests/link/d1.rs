@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use farhand_domain::command_end::Denial;
-use farhand_domain::lifecycle::Lifecycle;
+use farhand_domain::access::rights::CommandPermissions;
+use farhand_domain::agent::wire::Script;
+use farhand_domain::command::end::Denial;
+use farhand_domain::command::lifecycle::Lifecycle;
+use farhand_domain::command::script::ScriptRef;
+use farhand_domain::hash::sha256;
 use farhand_domain::link::call::{Create, Refusal};
 use farhand_domain::link::event::{
     D1Answer, D1Request, D1Server, NextKey, OutboxEntry, ServerChange, Verdicts,
 };
 use farhand_domain::link::server_facts::{ServerFacts, UNDELETED_REVISIONS};
 use farhand_domain::link::stored_command::StoredCommand;
-use farhand_domain::output::sha256;
-use farhand_domain::rights::CommandPermissions;
-use farhand_domain::script::ScriptRef;
-use farhand_domain::wire::Script;
 use uuid::Uuid;
 
 /// The id of the server's workspace.

@@ -1,12 +1,12 @@
 //! Examples: cases that depend on the order of events.
 
-use farhand_domain::lifecycle::State;
+use farhand_domain::agent::wire::{Chunk, Fin, HostFacts, HostPolicy, PolicyMode};
+use farhand_domain::command::lifecycle::State;
 use farhand_domain::link::call::{
     Created, FollowOutput, FollowedOutput, LinkRequest, LinkResponse, ReadLiveFields, Refusal,
     Report,
 };
 use farhand_domain::link::event::{ConnectionKind, D1Request, LinkEvent, Ticket};
-use farhand_domain::wire::{Chunk, Fin, HostFacts, HostPolicy, PolicyMode};
 use serde_json::json;
 use uuid::Uuid;
 

@@ -1,20 +1,20 @@
 //! The operations of a random sequence, and how they are generated.
 
-use farhand_domain::audit::{AuditEvent, Source};
-use farhand_domain::command::{Command, Inputs, OnOffline, Origin, Shell};
-use farhand_domain::command_end::Cancellation;
-use farhand_domain::features::Features;
+use farhand_domain::agent::features::Features;
+use farhand_domain::agent::wire::{Chunk, Fin, HostFacts};
+use farhand_domain::audit::event::{AuditEvent, Source};
+use farhand_domain::command::end::Cancellation;
+use farhand_domain::command::lifecycle::Lifecycle;
+use farhand_domain::command::request::{Command, Inputs, OnOffline, Origin, Shell};
+use farhand_domain::command::script::ScriptRef;
 use farhand_domain::id;
-use farhand_domain::lifecycle::Lifecycle;
 use farhand_domain::link::call::{
     AgentReport, BatchCommand, ClaimedIdentity, Create, DeleteOldCommands, DeleteServer,
     FollowOutput, IdempotencyKey, LinkRequest, ReadLiveFields, ReadOutput, Rename, ReplaceKey,
     Report, RevokedSessions, ServerLocation, UndeleteServer, UserAction,
 };
 use farhand_domain::link::event::{ConnectionKind, LinkEvent};
-use farhand_domain::script::ScriptRef;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::{Chunk, Fin, HostFacts};
 use uuid::Uuid;
 
 use super::d1::{CommandRow, D1, LOST_VERSION, WORKSPACE, script_of};

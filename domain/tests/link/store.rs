@@ -3,18 +3,18 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use farhand_domain::command_end::End;
-use farhand_domain::command_object::Output;
-use farhand_domain::lifecycle::State;
+use farhand_domain::agent::wire::Chunk;
+use farhand_domain::command::end::End;
+use farhand_domain::command::lifecycle::State;
+use farhand_domain::command::object::Output;
+use farhand_domain::hash::sha256;
 use farhand_domain::link::call::DeletedCommands;
 use farhand_domain::link::state::ServerState;
 use farhand_domain::link::store::{
     IdempotentRequest, NextFlush, PlatformFailure, ReadLimit, Result, Store,
 };
 use farhand_domain::link::stored_command::{ChunkSums, Phase, Stage, StoredCommand};
-use farhand_domain::output;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::Chunk;
 use uuid::Uuid;
 
 /// A stored command, with its columns and its chunks.
@@ -331,7 +331,7 @@ impl Store for MemoryStore {
         let is_empty = stored.chunks.count == 0;
         let text =
             if is_empty { stored.result.clone().unwrap_or_default() } else { self.content(stored) };
-        Ok(Some(output::sha256(&text)))
+        Ok(Some(sha256(&text)))
     }
 }
 

@@ -5,8 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use farhand_domain::features::Features;
-use farhand_domain::lifecycle::Lifecycle;
+use farhand_domain::agent::features::Features;
+use farhand_domain::agent::wire::MessageToAgent;
+use farhand_domain::command::lifecycle::Lifecycle;
 use farhand_domain::link::call::{BatchCommand, LinkRequest, LinkResponse};
 use farhand_domain::link::event::{
     ConnectionKind, D1Answer, D1Request, Effect, LinkEvent, RequestId, ServerChange, StepInput,
@@ -15,7 +16,6 @@ use farhand_domain::link::event::{
 use farhand_domain::link::machine::{LinkMachine, Random, Settings};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::MessageToAgent;
 use uuid::Uuid;
 
 use super::d1::D1;

@@ -1,8 +1,8 @@
 //! The number of all items of a list. It comes from the counters if they have it. Otherwise the
 //! items are counted in an index.
 
-use farhand_domain::command::Shell;
-use farhand_domain::command_list::CommandList;
+use farhand_domain::command::list::CommandList;
+use farhand_domain::command::request::Shell;
 
 use super::access::{HAS_FULL_ACCESS, IS_READABLE};
 use super::order::{BY_REQUESTER, BY_SCHEDULE, BY_SERVER, INTERNAL, OPEN, UNSUCCESSFUL, index};

@@ -1,7 +1,7 @@
 //! The list's filters, except its words, as conditions on a row of `commands c`.
 
-use farhand_domain::command_list::CommandList;
-use farhand_domain::command_object::state_sql;
+use farhand_domain::command::list::CommandList;
+use farhand_domain::command::object::state_sql;
 
 use crate::statement::{Parameters, Value};
 

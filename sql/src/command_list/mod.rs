@@ -25,7 +25,7 @@ mod order;
 mod page;
 mod search;
 
-use farhand_domain::command_list::CommandList;
+use farhand_domain::command::list::CommandList;
 
 pub use access::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS};
 pub use narrow::{AclSql, MAX_COMPARED, narrow_sql};

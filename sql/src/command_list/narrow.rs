@@ -1,7 +1,7 @@
 //! The list for an API token that can read only commands that its access control list allows
 //! (contract 4.13).
 
-use farhand_domain::command_list::CommandList;
+use farhand_domain::command::list::CommandList;
 
 use super::access::{ACCESSIBLE_SERVERS, HAS_FULL_ACCESS, IS_READABLE};
 use super::order::{BY_BATCH, BY_REQUESTER, BY_SCHEDULE, BY_SERVER};

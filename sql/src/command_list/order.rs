@@ -1,7 +1,7 @@
 //! The order of a list, and the index that a list reads.
 
-use farhand_domain::command::Shell;
-use farhand_domain::command_list::{CommandList, TimeColumn};
+use farhand_domain::command::list::{CommandList, TimeColumn};
+use farhand_domain::command::request::Shell;
 
 use super::filters::is_open;
 

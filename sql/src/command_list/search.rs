@@ -1,7 +1,7 @@
 //! The search for words: the search index `command_texts`, and comparisons for words that the index
 //! cannot decide.
 
-use farhand_domain::command_list::{
+use farhand_domain::command::list::{
     INDEXED_CHARACTERS, MAX_INDEXED_WORDS, SearchWord, max_characters_read,
 };
 use serde_json::json;

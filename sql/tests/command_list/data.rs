@@ -1,7 +1,7 @@
 //! A database with the real schema, and functions that read lists from it.
 
-use farhand_domain::command_list::CommandList;
-use farhand_domain::selector::Selector;
+use farhand_domain::command::list::CommandList;
+use farhand_domain::fleet::selector::Selector;
 use farhand_sql::command_list::{ListSql, sql};
 use farhand_sql::selector::terms;
 use farhand_sql::statement::{Built, Statement, Value};

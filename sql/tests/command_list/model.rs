@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use farhand_domain::labels::Labels;
+use farhand_domain::fleet::labels::Labels;
 use farhand_sql::command_counts::next_key;
 use rusqlite::{Connection, params};
 

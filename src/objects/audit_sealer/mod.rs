@@ -20,8 +20,8 @@ mod verify;
 use std::cell::Cell;
 use std::time::Duration;
 
-use farhand_domain::audit;
-use farhand_domain::audit_chain::{ChainDamage, ChainEnd, Seals, seal};
+use farhand_domain::audit::chain::{ChainDamage, ChainEnd, Seals, seal};
+use farhand_domain::audit::event::CELL;
 use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -116,7 +116,7 @@ pub async fn notify(env: &Env, workspace: i64) {
 /// # Errors
 /// D1 failed.
 pub async fn workspaces_with_work(env: &Env, after: i64, limit: u64) -> Result<Vec<i64>, Error> {
-    let kept_until = |setting| retention::kept_until(env, audit::CELL, setting);
+    let kept_until = |setting| retention::kept_until(env, CELL, setting);
     let old = audit_chain::RetentionCutoffs {
         all: kept_until(platform::AUDIT_RETENTION),
         anonymous: kept_until(platform::ANONYMOUS_AUDIT_RETENTION),

@@ -2,8 +2,8 @@
 //! of the last deleted entry is kept. Within a chain, anonymous events are deleted, and their
 //! hashes and digests are kept.
 
-use farhand_domain::audit;
-use farhand_domain::audit_chain::{ChainEnd, Verifier};
+use farhand_domain::audit::chain::{ChainEnd, Verifier};
+use farhand_domain::audit::event::CELL;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use serde_json::json;
@@ -38,7 +38,7 @@ impl Sealer {
             self.delete_up_to(workspace, &base).await?;
         }
         let until = kept_until(&self.env, workspace, platform::AUDIT_RETENTION);
-        let Some(until) = until.filter(|_| workspace != audit::CELL) else {
+        let Some(until) = until.filter(|_| workspace != CELL) else {
             return Ok(Progress::Done);
         };
         let (first, last) = (base.link + 1, head.link.min(base.link + BATCH as i64));

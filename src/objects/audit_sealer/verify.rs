@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use farhand_domain::audit_chain::{ChainDamage, ChainEnd, ChainEntry, Problem, Verifier};
+use farhand_domain::audit::chain::{ChainDamage, ChainEnd, ChainEntry, Problem, Verifier};
 use farhand_domain::error::Error;
 use serde::Deserialize;
 

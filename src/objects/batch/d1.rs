@@ -1,13 +1,13 @@
 //! The D1 statements of a batch's object. A request may arrive late or more than once: each write
 //! has a condition that makes it harmless then (`farhand_domain::batch::event::Request`).
 
+use farhand_domain::access::rights::default_account;
 use farhand_domain::batch::command_id;
 use farhand_domain::batch::event::{Answer, Batch, Mark, Position, Request, Rest};
 use farhand_domain::batch::target::{Run, TargetState, Verdict};
-use farhand_domain::command_end::Cancellation;
+use farhand_domain::command::end::Cancellation;
+use farhand_domain::command::lifecycle::Lifecycle;
 use farhand_domain::error::Error;
-use farhand_domain::lifecycle::Lifecycle;
-use farhand_domain::rights::default_account;
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
 use farhand_sql::command_counts::next_key;

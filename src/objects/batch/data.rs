@@ -2,19 +2,19 @@
 
 use std::cell::Cell;
 
-use farhand_domain::audit::{ActorType, AuditEvent, CredentialType, Source};
+use farhand_domain::agent::wire::Script;
+use farhand_domain::audit::event::{ActorType, AuditEvent, CredentialType, Source};
 use farhand_domain::batch::command_id;
 use farhand_domain::batch::event::{Batch, BatchState};
 use farhand_domain::batch::limits::Limits;
+use farhand_domain::batch::request::OfflineTargets;
 use farhand_domain::batch::target::{Run, Started, Target, TargetState};
-use farhand_domain::batch_request::OfflineTargets;
-use farhand_domain::command::{Command, CommandSpec, Inputs, Origin, Requester, Shell};
-use farhand_domain::command_end::Cancellation;
+use farhand_domain::command::end::Cancellation;
+use farhand_domain::command::request::{Command, CommandSpec, Inputs, Origin, Requester, Shell};
+use farhand_domain::command::script::{ScriptCall, ScriptRef};
 use farhand_domain::error::Error;
-use farhand_domain::script::{ScriptCall, ScriptRef};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::Script;
 use farhand_sql::statement::Statement;
 use farhand_sql::{join_command, target_state};
 use serde::Deserialize;

@@ -30,7 +30,7 @@ use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::Duration;
 
-use farhand_domain::audit::AuditEvent;
+use farhand_domain::audit::event::AuditEvent;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
 use futures_util::future::{self, Either};

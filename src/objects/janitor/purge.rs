@@ -2,9 +2,9 @@
 //! that were not approved in time, remove deleted users from commands, and cancel the commands of
 //! revoked sessions.
 
+use farhand_domain::access::registration_token::APPROVAL_TIMEOUT;
 use farhand_domain::batch::machine::LOG_TTL;
 use farhand_domain::error::Error;
-use farhand_domain::registration_token::APPROVAL_TIMEOUT;
 use futures_util::future;
 use serde_json::{Value, json};
 use uuid::Uuid;

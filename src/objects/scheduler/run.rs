@@ -1,13 +1,14 @@
 //! One run: what happens to a schedule that is due, and the transaction that writes it.
 
-use farhand_domain::audit::{AuditEvent, AuditOutcome, Source};
-use farhand_domain::batch_request::{BatchPlan, BatchSpec, Candidates, authorize};
-use farhand_domain::caller::Caller;
-use farhand_domain::command::Origin;
-use farhand_domain::command_end::Denial;
+use farhand_domain::access::caller::Caller;
+use farhand_domain::audit::event::{AuditEvent, AuditOutcome, Source};
+use farhand_domain::batch::request::{BatchPlan, BatchSpec, Candidates, authorize};
+use farhand_domain::command::end::Denial;
+use farhand_domain::command::lifecycle::DEFAULT_EXPIRY;
+use farhand_domain::command::request::Origin;
 use farhand_domain::error::Error;
-use farhand_domain::fullness::{Fullness, Growth};
-use farhand_domain::lifecycle::DEFAULT_EXPIRY;
+use farhand_domain::http::endpoints::Growth;
+use farhand_domain::limits::fullness::Fullness;
 use farhand_domain::schedule::decision::Decision;
 use farhand_domain::time::Timestamp;
 use farhand_sql::statement::Statement;

@@ -6,18 +6,18 @@
 
 use std::collections::BTreeMap;
 
-use farhand_domain::command::{self, Command, Origin};
-use farhand_domain::command_end::Denial;
-use farhand_domain::command_object::{Output, split_result};
+use farhand_domain::agent::wire::Script;
+use farhand_domain::command::end::Denial;
+use farhand_domain::command::lifecycle::Lifecycle;
+use farhand_domain::command::object::{Output, split_result};
+use farhand_domain::command::request::{Command, IDEMPOTENCY_KEY_TTL, Origin};
+use farhand_domain::command::script::ScriptRef;
 use farhand_domain::error::Error;
-use farhand_domain::lifecycle::Lifecycle;
+use farhand_domain::hash::sha256;
+use farhand_domain::limits::quota::DAY_SECONDS;
 use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry, Verdicts};
 use farhand_domain::link::stored_command::StoredCommand;
-use farhand_domain::output::sha256;
-use farhand_domain::quota::DAY_SECONDS;
-use farhand_domain::script::ScriptRef;
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::Script;
 use farhand_sql::batches;
 use farhand_sql::command_counts::{self, next_key};
 use farhand_sql::quotas;
@@ -311,7 +311,7 @@ async fn insert_command(
             workspace_id,
             requested_by: command.requested_by.as_ref().map(|requester| requester.id),
             key: &key.hash,
-            until: life.added_at.plus_seconds(-command::IDEMPOTENCY_KEY_TTL),
+            until: life.added_at.plus_seconds(-IDEMPOTENCY_KEY_TTL),
         })
     });
     // The audit event is written only if the statement before it inserted the command.

@@ -2,9 +2,9 @@
 //! or more than once.
 
 use farhand_domain::error::Error;
+use farhand_domain::fleet::server::CHANGES_WINDOW;
 use farhand_domain::link::event::{D1Server, NextKey, ServerChange};
 use farhand_domain::link::server_facts::ServerFacts;
-use farhand_domain::server::CHANGES_WINDOW;
 use farhand_domain::time::Timestamp;
 use farhand_sql::deleted_servers;
 use farhand_sql::server_changes::{Changer, limiting_change};

@@ -24,12 +24,12 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use farhand_domain::agent::wire::MessageFromAgent;
 use farhand_domain::link::event::{
     ConnectionKind, D1_TIMEOUT, D1Request, Effect, LinkEvent, RequestId, Ticket,
 };
 use farhand_domain::link::machine::{LinkMachine, Settings};
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::MessageFromAgent;
 use futures_channel::oneshot;
 use futures_util::future::{self, Either};
 use serde_json::json;

@@ -1,13 +1,14 @@
 //! Stores and reads the output of commands: the table `chunks` of a server's object.
 
-use farhand_domain::chunk_row::ChunkRow;
-use farhand_domain::command_end::End;
-use farhand_domain::command_object::Output;
+use farhand_domain::agent::wire::Chunk;
+use farhand_domain::command::chunk_row::ChunkRow;
+use farhand_domain::command::end::End;
+use farhand_domain::command::object::Output;
+use farhand_domain::command::output::{self, OutputHash};
+use farhand_domain::hash::sha256;
 use farhand_domain::link::store::{ReadLimit, Result};
 use farhand_domain::link::stored_command::StoredCommand;
-use farhand_domain::output::{self, OutputHash};
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::Chunk;
 use serde::Deserialize;
 use uuid::Uuid;
 
@@ -292,7 +293,7 @@ impl Tables {
             return Ok(None);
         }
         if stored.chunks.count == 0 {
-            return Ok(Some(output::sha256(stored.result.as_deref().unwrap_or_default())));
+            return Ok(Some(sha256(stored.result.as_deref().unwrap_or_default())));
         }
         let mut hash = OutputHash::default();
         let sql = "SELECT content FROM chunks WHERE command = ? ORDER BY first, piece";

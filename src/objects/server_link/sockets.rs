@@ -1,8 +1,8 @@
 //! The WebSockets between a server's object and its agent.
 
-use farhand_domain::features::Features;
+use farhand_domain::agent::features::Features;
+use farhand_domain::agent::wire::MessageToAgent;
 use farhand_domain::link::event::{ConnectionKind, StepInput};
-use farhand_domain::wire::MessageToAgent;
 use serde::{Deserialize, Serialize};
 use worker::{Result, State, WebSocket, WebSocketPair};
 

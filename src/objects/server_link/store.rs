@@ -1,6 +1,7 @@
 //! Implements the state machine's [`Store`] with the tables of its object.
 
-use farhand_domain::command_object::Output;
+use farhand_domain::agent::wire::Chunk;
+use farhand_domain::command::object::Output;
 use farhand_domain::link::call::DeletedCommands;
 use farhand_domain::link::state::ServerState;
 use farhand_domain::link::store::{
@@ -8,7 +9,6 @@ use farhand_domain::link::store::{
 };
 use farhand_domain::link::stored_command::{ChunkSums, Phase, Stage, StoredCommand};
 use farhand_domain::time::Timestamp;
-use farhand_domain::wire::Chunk;
 use serde::Deserialize;
 use uuid::Uuid;
 use worker::SqlStorageValue;

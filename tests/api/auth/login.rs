@@ -205,7 +205,7 @@ async fn a_session_expires_14_days_after_its_last_use() {
     .await;
     // The session is valid just before its expiry, and invalid 14 days and ten minutes after its
     // last use. This ages stored values, which takes some seconds. Tests in
-    // `farhand_domain::session` check the rule to the microsecond.
+    // `farhand_domain::people::session` check the rule to the microsecond.
     age(14 * 24 * 3600 + 60).await;
     session.get("/api/status/").await.expect(200);
     eventually("the expiry to move", || async {

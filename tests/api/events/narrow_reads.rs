@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use farhand_domain::acl::Acl;
-use farhand_domain::command::{Command, Shell};
-use farhand_domain::command_list::CommandList;
-use farhand_domain::features::Features;
-use farhand_domain::script::ScriptRef;
+use farhand_domain::access::acl::Acl;
+use farhand_domain::agent::features::Features;
+use farhand_domain::command::list::CommandList;
+use farhand_domain::command::request::{Command, Shell};
+use farhand_domain::command::script::ScriptRef;
 use farhand_sql::command_list::{AclSql, ListSql, MAX_COMPARED, narrow_sql};
 use farhand_sql::statement::{Built, Statement, Value as Parameter};
 use farhand_tests::agents::ScriptedAgent;

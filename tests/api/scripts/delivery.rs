@@ -1,8 +1,8 @@
 //! Commands that run scripts, with agents whose every step the test decides (contract 14.12 and
 //! 14.13).
 
-use farhand_domain::script::carrier::{MAX_CARRIED_BODY, carrier_line};
-use farhand_domain::wire::Script;
+use farhand_domain::agent::wire::Script;
+use farhand_domain::command::script::carrier::{MAX_CARRIED_BODY, carrier_line};
 use farhand_tests::agents::wait_until_connected;
 use farhand_tests::commands::{wait_for_status, wait_until_ended};
 use farhand_tests::{Instance, ScriptedAgent, Workspace};

@@ -1,6 +1,6 @@
 //! The endpoints of scripts and their versions (contract 14.10).
 
-use farhand_domain::output::sha256;
+use farhand_domain::hash::sha256;
 use farhand_tests::client::{PASSWORD, unique};
 use farhand_tests::people::keys;
 use farhand_tests::{Api, Instance, Workspace};

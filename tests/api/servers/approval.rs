@@ -1,6 +1,6 @@
 //! Limits of registration tokens, and servers that wait for approval (contract 6.4 and 6.5).
 
-use farhand_domain::fingerprint;
+use farhand_domain::fleet::fingerprint;
 use farhand_domain::secret::Secret;
 use farhand_tests::agents::{ScriptedAgent, credential, wait_until_connected};
 use farhand_tests::people::{COMMANDS, SERVERS, UNKNOWN_UUID, USERS, column, item_path};

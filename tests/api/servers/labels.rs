@@ -1,8 +1,8 @@
 //! Labels of servers, the filter by them, and access control lists with a selector (contract 12 and
 //! 4.12).
 
-use farhand_domain::labels::Labels;
-use farhand_domain::selector::Selector;
+use farhand_domain::fleet::labels::Labels;
+use farhand_domain::fleet::selector::Selector;
 use farhand_tests::agents::ScriptedAgent;
 use farhand_tests::client::{encoded, unique};
 use farhand_tests::commands::wait_for_status;

@@ -6,7 +6,7 @@ import { lazy, type ComponentType } from "react";
 export type Count = "servers" | "running" | "batches";
 
 export interface PageRow {
-  /** A pattern of React Router. Its first segment is in `domain/src/console.rs`. */
+  /** A pattern of React Router. Its first segment is in `domain/src/http/console.rs`. */
   readonly path: string;
   readonly name: string;
   readonly component: ComponentType;

@@ -1,0 +1,6 @@
+//! Users and groups, their passwords and login sessions.
+
+pub mod group;
+pub mod password;
+pub mod session;
+pub mod user;
