@@ -1,6 +1,6 @@
 //! Tests of the structure of the source. The folders of `src` are layers: a file imports only from
-//! its own folder and from lower folders. Further tests find import cycles, SQL in handlers, other
-//! ways to D1 than a `Database`, and long files.
+//! its own folder and from lower folders. The modules of `domain` are layers too. Further tests
+//! find import cycles, SQL in handlers, other ways to D1 than a `Database`, and long files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 const FOLDERS: [&str; 8] =
     ["platform", "mail", "store", "http", "objects", "auth", "api", "dialect"];
 
+/// The maximum number of files directly in `domain/src`. The others are in its folders.
+const MAX_FILES_OF_DOMAIN: usize = 12;
 /// The maximum number of lines of production code in a file, unless the file gives a [`REASON`].
 const MAX_LINES: usize = 500;
 /// The beginning of the line in which a longer file gives its reason.
@@ -39,26 +41,45 @@ fn modules(folder: &str) -> BTreeMap<Vec<String>, String> {
     sources(folder).into_iter().map(module).collect()
 }
 
+/// A text without its lines of comments.
+fn code(text: &str) -> String {
+    let is_comment =
+        |line: &&str| ["//", "/*", "*"].iter().any(|mark| line.trim_start().starts_with(mark));
+    text.lines().filter(|line| !is_comment(line)).collect::<Vec<_>>().join("\n")
+}
+
 /// The modules that a module imports with `use crate::`, `use self::` and `use super::`, also in
-/// braces.
+/// braces, and those that it names with `crate::` elsewhere.
 fn imports(module: &[String], text: &str, all: &BTreeSet<Vec<String>>) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
+    let code = code(text);
     let uses =
-        text.split("\nuse ").skip(1).filter_map(|rest| rest.split_once(';')).map(|(path, _)| path);
-    for path in uses {
+        code.split("use ").skip(1).filter_map(|rest| rest.split_once(';')).map(|(path, _)| path);
+    let named = code.match_indices("crate::").map(|(start, _)| {
+        let is_end = |c: char| !c.is_alphanumeric() && c != '_' && c != ':';
+        code[start..].split(is_end).next().unwrap_or("")
+    });
+    // A path that ends with `::` has braces.
+    for path in uses.chain(named.filter(|path| !path.ends_with("::"))) {
         let (path, braced) = path.split_once('{').unwrap_or((path, ""));
         let parts: Vec<&str> =
             path.split("::").map(str::trim).filter(|part| !part.is_empty()).collect();
         let parent = &module[..module.len().saturating_sub(1)];
-        let base: Vec<String> = match parts[0] {
-            "crate" => Vec::new(),
-            "self" => module.to_vec(),
-            "super" => parent.to_vec(),
+        let base: Vec<String> = match parts.first() {
+            Some(&"crate") => Vec::new(),
+            Some(&"self") => module.to_vec(),
+            Some(&"super") => parent.to_vec(),
             _ => continue,
         };
         let named = |names: &[&str]| {
-            let names = names.iter().filter(|name| **name != "self").map(|name| (*name).to_owned());
-            let mut path: Vec<String> = base.iter().cloned().chain(names).collect();
+            let mut path = base.clone();
+            for name in names {
+                match *name {
+                    "self" => {}
+                    "super" => drop(path.pop()),
+                    name => path.push(name.to_owned()),
+                }
+            }
             while !all.contains(&path) && path.pop().is_some() {}
             path
         };
@@ -95,13 +116,13 @@ fn imports_by_module(folder: &str) -> BTreeMap<Vec<String>, BTreeSet<Vec<String>
     modules.iter().map(|(module, text)| (module.clone(), imports(module, text, &all))).collect()
 }
 
-#[test]
-fn no_file_imports_from_a_higher_folder() {
+/// Fails if a file imports from a higher layer. `layers` are in a folder, the lowest first.
+fn assert_order(folder: &str, layers: &[&str]) {
     let rank = |module: &[String]| {
-        FOLDERS.iter().position(|folder| module.first().is_some_and(|first| first == folder))
+        layers.iter().position(|layer| module.first().is_some_and(|first| first == layer))
     };
     let mut seen = 0;
-    for (module, targets) in imports_by_module("src") {
+    for (module, targets) in imports_by_module(folder) {
         for target in targets {
             if let (Some(from), Some(to)) = (rank(&module), rank(&target)) {
                 assert!(to <= from, "{} imports {}", module.join("::"), target.join("::"));
@@ -110,6 +131,29 @@ fn no_file_imports_from_a_higher_folder() {
         }
     }
     assert!(seen > 100, "{seen} imports found");
+}
+
+#[test]
+fn no_file_imports_from_a_higher_folder() {
+    assert_order("src", &FOLDERS);
+}
+
+#[test]
+fn no_file_of_domain_imports_from_a_higher_module() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("domain/src");
+    let text = fs::read_to_string(root.join("lib.rs")).unwrap();
+    let between = |start, end| {
+        let rest = text.lines().filter_map(move |line| line.strip_prefix(start));
+        rest.filter_map(move |rest| rest.split_once(end)).map(|(name, _)| name)
+    };
+    // The list in the first comment has the lowest module first.
+    let layers: Vec<&str> = between("//! - `", "`: ").collect();
+    let modules: BTreeSet<&str> = between("pub mod ", ";").collect();
+    assert_eq!(layers.iter().copied().collect::<BTreeSet<_>>(), modules);
+    assert_order("domain/src", &layers);
+    let files =
+        fs::read_dir(root).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file());
+    assert!(files.count() <= MAX_FILES_OF_DOMAIN);
 }
 
 #[test]
@@ -136,11 +180,6 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 
 /// The files of `src` whose code satisfies a condition, as module paths. Comments do not count.
 fn files_whose_code(has: impl Fn(&str) -> bool) -> Vec<String> {
-    let code = |text: &str| {
-        let is_comment =
-            |line: &&str| ["//", "/*", "*"].iter().any(|mark| line.trim_start().starts_with(mark));
-        text.lines().filter(|line| !is_comment(line)).collect::<Vec<_>>().join("\n")
-    };
     // This file has the names that it searches for.
     let files = modules("src").into_iter().filter(|(module, _)| module[..] != ["structure_tests"]);
     files.filter(|(_, text)| has(&code(text))).map(|(module, _)| module.join("/")).collect()
