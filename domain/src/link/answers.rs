@@ -9,7 +9,7 @@ use super::call::{
     ReadOutput, Refusal,
 };
 use super::event::Ticket;
-use super::machine::LinkMachine;
+use super::machine::Machine;
 use super::memory::{AfterWait, WaitsFor};
 use super::store::{ReadLimit, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
@@ -23,7 +23,7 @@ const MAX_STREAM_BYTES: usize = 256 * 1024;
 /// Maximum that one call deletes: the number of rows plus the number of pages of 4 KiB.
 const MAX_DELETED_PER_CALL: u64 = 8_000;
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     fn live_fields(&self, stored: &StoredCommand) -> Result<Map<String, Value>> {
         let output = self.store.output(stored)?;
         let loss = stored.output_loss();

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::call::Refusal;
 use super::event::{ConnectionKind, Effect};
-use super::machine::LinkMachine;
+use super::machine::Machine;
 use super::memory::WaitsFor;
 use super::memory::{AfterVerification, UnverifiedCall};
 use super::server_facts::ServerFacts;
@@ -26,7 +26,7 @@ const CONFLICT_EVENT_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the API shows a conflict after the last recorded refusal.
 const CONFLICT_SHOWN_FOR: Duration = Duration::from_secs(600);
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// An audit event with the agent as the actor and its server as the object.
     pub(super) fn agent_event(
         &mut self,

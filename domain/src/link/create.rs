@@ -7,8 +7,8 @@ use uuid::Uuid;
 use super::call::{
     BatchCommand, CHECK_VALIDITY, Create, Created, IdempotencyKey, LinkResponse, Refusal,
 };
-use super::event::{D1Answer, D1Request, Ticket};
-use super::machine::LinkMachine;
+use super::event::{Answer, Request, Ticket};
+use super::machine::Machine;
 use super::memory::{AfterWait, D1Result, PendingRequest, Recording, WaitsFor};
 use super::store::{PlatformFailure, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
@@ -20,7 +20,7 @@ use crate::command::request::{IDEMPOTENCY_KEY_TTL, Inputs, OnOffline};
 /// recording take so long.
 const RECORDING_TIMEOUT: Duration = Duration::from_secs(60);
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// Creates a command, or replays the response to an earlier request with the same key.
     pub(super) fn create(&mut self, ticket: Ticket, create: Box<Create>) -> Result<()> {
         match create.key.clone() {
@@ -119,7 +119,7 @@ impl<S: Store> LinkMachine<S> {
             script,
         };
         self.wait(ticket, None, WaitsFor::Recording(recording));
-        self.request_d1(PendingRequest::Insert(ticket), D1Request::InsertCommand { create, life });
+        self.request_d1(PendingRequest::Insert(ticket), Request::InsertCommand { create, life });
         Ok(())
     }
 
@@ -184,7 +184,7 @@ impl<S: Store> LinkMachine<S> {
         // D1 stores an audit event with the command.
         self.request_seal(recording.workspace_id);
         match answer {
-            Ok(D1Answer::Inserted(Err(refusal))) => {
+            Ok(Answer::Inserted(Err(refusal))) => {
                 self.store.delete(id)?;
                 self.refuse(ticket, refusal);
                 if refusal == Refusal::NoServer { self.wipe_if_unused() } else { Ok(()) }
@@ -199,9 +199,7 @@ impl<S: Store> LinkMachine<S> {
                 self.withdraw(id)?;
                 self.await_d1(ticket, id, AfterWait::Refuse(Refusal::NoServer))
             }
-            Ok(D1Answer::Inserted(Ok(output_limit))) => {
-                self.accept(ticket, recording, output_limit)
-            }
+            Ok(Answer::Inserted(Ok(output_limit))) => self.accept(ticket, recording, output_limit),
             Ok(_) => self.accept(ticket, recording, None),
         }
     }

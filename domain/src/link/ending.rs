@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::call::{LinkResponse, Refusal, RevokedSessions, UserAction};
 use super::event::{ConnectionKind, Effect, Ticket};
-use super::machine::LinkMachine;
+use super::machine::Machine;
 use super::memory::{AfterWait, Disconnected};
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
@@ -38,7 +38,7 @@ fn finish_details(stored: &StoredCommand, hash: Option<String>) -> Value {
     details
 }
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// An audit event with the service as the actor and a command as the object.
     fn command_event(&mut self, stored: &StoredCommand, action: &str) -> Result<AuditEvent> {
         let event = self.service_event(action)?;

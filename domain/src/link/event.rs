@@ -66,7 +66,7 @@ pub struct StepInput {
 
 /// An input of the machine.
 #[derive(Clone, Debug)]
-pub enum LinkEvent {
+pub enum Event {
     /// The Worker calls.
     Call {
         /// The machine answers the call with [`Effect::Reply`].
@@ -100,15 +100,15 @@ pub enum LinkEvent {
     /// The alarm went off.
     Alarm,
     /// D1 answered, or the request failed. If it failed, D1 may have carried it out.
-    D1Answered {
+    Answered {
         /// The request.
         id: RequestId,
         /// The answer, or the error.
-        answer: Result<D1Answer, String>,
+        answer: Result<Answer, String>,
     },
-    /// A request to D1 ended after [`LinkEvent::D1Answered`] had reported it as failed. D1 may have
+    /// A request to D1 ended after [`Event::Answered`] had reported it as failed. D1 may have
     /// carried it out.
-    EndedLate(Box<D1Request>),
+    EndedLate(Box<Request>),
     /// The timer that [`Effect::StartCallTimer`] started ran out.
     CallTimer(Ticket),
 }
@@ -118,7 +118,7 @@ pub enum LinkEvent {
 /// calls, and sends the requests to D1.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// Send a message. If that fails, [`LinkEvent::NotSent`] follows immediately.
+    /// Send a message. If that fails, [`Event::NotSent`] follows immediately.
     Send {
         /// The kind of connection.
         kind: ConnectionKind,
@@ -126,7 +126,7 @@ pub enum Effect {
         generation: u64,
         /// The message.
         message: MessageToAgent,
-        /// The command in the message, as it was before the step. [`LinkEvent::NotSent`] returns
+        /// The command in the message, as it was before the step. [`Event::NotSent`] returns
         /// it.
         before: Option<Box<StoredCommand>>,
     },
@@ -139,7 +139,7 @@ pub enum Effect {
         /// The reason, for the agent.
         reason: &'static str,
     },
-    /// Accept the connection of an [`LinkEvent::Connect`].
+    /// Accept the connection of an [`Event::Connect`].
     Accept {
         /// The call that connects.
         ticket: Ticket,
@@ -154,12 +154,12 @@ pub enum Effect {
     Reply(Ticket, LinkResponse),
     /// Set the alarm for this time, unless it goes off earlier.
     SetAlarm(Timestamp),
-    /// Start the timer of a call, which ends with [`LinkEvent::CallTimer`]. A call has one timer: a
+    /// Start the timer of a call, which ends with [`Event::CallTimer`]. A call has one timer: a
     /// new timer replaces the old timer. If the time has passed already, the event follows in the
-    /// same turn, after any [`LinkEvent::NotSent`].
+    /// same turn, after any [`Event::NotSent`].
     StartCallTimer(Ticket, Timestamp),
     /// Send a request to D1.
-    RequestD1(RequestId, Box<D1Request>),
+    Request(RequestId, Box<Request>),
     /// Ask the sealer of the workspace with this id to seal its audit events.
     RequestSeal(i64),
     /// Notify the object of a batch about a target. The call may be lost.
@@ -191,7 +191,7 @@ pub struct BatchNotice {
 
 /// A request to D1.
 #[derive(Clone, Debug)]
-pub enum D1Request {
+pub enum Request {
     /// Find a server in a workspace that exists.
     FindServer {
         /// The workspace's slug.
@@ -337,21 +337,21 @@ pub struct Verdicts {
     pub output_limits: Vec<u64>,
 }
 
-/// An answer of D1 to a [`D1Request`].
+/// An answer of D1 to a [`Request`].
 #[derive(Clone, Debug)]
-pub enum D1Answer {
-    /// To [`D1Request::FindServer`] and [`D1Request::ChangeServer`]: the server as it is now;
+pub enum Answer {
+    /// To [`Request::FindServer`] and [`Request::ChangeServer`]: the server as it is now;
     /// `None`: D1 has no such server.
     Server(Option<D1Server>),
-    /// To [`D1Request::InsertCommand`]: the bytes of output that the inserted command may keep, or
+    /// To [`Request::InsertCommand`]: the bytes of output that the inserted command may keep, or
     /// the refusal.
     Inserted(Result<Option<u64>, Refusal>),
-    /// To [`D1Request::FindPermissions`]. `None`: the workspace is deleted, and nothing may be
+    /// To [`Request::FindPermissions`]. `None`: the workspace is deleted, and nothing may be
     /// delivered until it is undeleted.
     Permissions(Option<Verdicts>),
-    /// To [`D1Request::Flush`]: the result for each entry, in the order of the entries; and the
+    /// To [`Request::Flush`]: the result for each entry, in the order of the entries; and the
     /// batches that wait for this server, if it is connected.
     Flushed(Vec<Result<(), String>>, Vec<Uuid>),
-    /// To [`D1Request::Restore`] and [`D1Request::DeleteRestored`]: success.
+    /// To [`Request::Restore`] and [`Request::DeleteRestored`]: success.
     Restored,
 }

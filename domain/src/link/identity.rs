@@ -20,8 +20,8 @@ use super::call::{
     ClaimedIdentity, DeleteServer, LinkResponse, Refusal, Rename, ReplaceKey, ReplacedKey,
     ServerLocation, UndeleteServer,
 };
-use super::event::{D1_TIMEOUT, D1Answer, D1Request, D1Server, RequestId, ServerChange, Ticket};
-use super::machine::LinkMachine;
+use super::event::{Answer, D1_TIMEOUT, D1Server, Request, RequestId, ServerChange, Ticket};
+use super::machine::Machine;
 use super::memory::{
     AfterChange, AfterVerification, D1Result, PendingRequest, QueuedChange, UnverifiedCall,
 };
@@ -39,7 +39,7 @@ fn first_facts(found: &D1Server) -> ServerFacts {
     ServerFacts::beginning(found.commissioned, found.is_connected, found.revision)
 }
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     fn refuses_agents(&self) -> bool {
         self.server.as_ref().is_some_and(|server| server.is_deleted || server.is_suspended)
     }
@@ -61,8 +61,7 @@ impl<S: Store> LinkMachine<S> {
             Some(identity) => self.admit(call, &identity),
             None => {
                 let ClaimedIdentity { workspace, server, .. } = &call.claimed;
-                let request =
-                    D1Request::FindServer { workspace: workspace.clone(), server: *server };
+                let request = Request::FindServer { workspace: workspace.clone(), server: *server };
                 self.request_d1(PendingRequest::VerifyAgent(Box::new(call)), request);
                 Ok(())
             }
@@ -73,7 +72,7 @@ impl<S: Store> LinkMachine<S> {
     pub(super) fn server_found(&mut self, call: UnverifiedCall, answer: D1Result) -> Result<()> {
         let ticket = call.ticket();
         let found = match answer {
-            Ok(D1Answer::Server(found)) => found,
+            Ok(Answer::Server(found)) => found,
             Ok(_) => None,
             Err(error) => {
                 self.reply(ticket, LinkResponse::Failed(error));
@@ -240,7 +239,7 @@ impl<S: Store> LinkMachine<S> {
             ServerChange::Delete { .. } => {}
             _ => return self.finish_change(None),
         }
-        self.request_d1(PendingRequest::Change, D1Request::ChangeServer(of, change));
+        self.request_d1(PendingRequest::Change, Request::ChangeServer(of, change));
         Ok(())
     }
 
@@ -262,7 +261,7 @@ impl<S: Store> LinkMachine<S> {
         let of = of.clone();
         self.request_seal(of.workspace_id);
         match answer {
-            Ok(D1Answer::Server(found)) => {
+            Ok(Answer::Server(found)) => {
                 if self.is_certainly_deleted() {
                     self.finish_change(None)?;
                 } else {

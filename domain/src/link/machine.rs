@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::call::{AgentReport, LinkRequest, LinkResponse, Refusal};
-use super::event::{ConnectionKind, D1Request, Effect, LinkEvent, RequestId, StepInput, Ticket};
+use super::event::{ConnectionKind, Effect, Event, Request, RequestId, StepInput, Ticket};
 use super::memory::{
     AfterVerification, D1Result, Disconnected, PendingRequest, QueuedChange, UnverifiedCall,
     WaitingCall,
@@ -45,7 +45,7 @@ pub struct Settings {
 pub type Random = Box<dyn FnMut(&mut [u8]) -> std::result::Result<(), String>>;
 
 /// The machine of one server.
-pub struct LinkMachine<S> {
+pub struct Machine<S> {
     pub(super) store: S,
     pub(super) settings: Settings,
     random: Random,
@@ -71,13 +71,13 @@ pub struct LinkMachine<S> {
     pub(super) queued_changes: VecDeque<QueuedChange>,
 }
 
-impl<S> fmt::Debug for LinkMachine<S> {
+impl<S> fmt::Debug for Machine<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("server", &self.server).finish_non_exhaustive()
     }
 }
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// Creates a machine. Its first step reads the storage.
     pub fn new(store: S, settings: Settings, random: Random, input: StepInput) -> Self {
         Self {
@@ -110,12 +110,12 @@ impl<S: Store> LinkMachine<S> {
     }
 
     /// Handles an event: writes to the storage, and returns the effects.
-    pub fn step(&mut self, event: LinkEvent, input: StepInput) -> Vec<Effect> {
+    pub fn step(&mut self, event: Event, input: StepInput) -> Vec<Effect> {
         self.input = input;
         let ticket = match &event {
-            LinkEvent::Call { ticket, .. }
-            | LinkEvent::Connect { ticket, .. }
-            | LinkEvent::CallTimer(ticket) => Some(*ticket),
+            Event::Call { ticket, .. }
+            | Event::Connect { ticket, .. }
+            | Event::CallTimer(ticket) => Some(*ticket),
             _ => None,
         };
         if let Err(failed) = self.handle(event) {
@@ -154,7 +154,7 @@ impl<S: Store> LinkMachine<S> {
         self.effects.push(Effect::SetAlarm(self.input.now.plus(FAILED_STEP_RETRY_DELAY)));
     }
 
-    fn handle(&mut self, event: LinkEvent) -> Result<()> {
+    fn handle(&mut self, event: Event) -> Result<()> {
         if !self.is_loaded {
             self.server = self.store.server()?;
             self.saved_server = self.server.clone();
@@ -172,21 +172,21 @@ impl<S: Store> LinkMachine<S> {
         dispatched.and(resumed).and(saved).and_then(|()| self.set_alarm())
     }
 
-    fn dispatch(&mut self, event: LinkEvent) -> Result<()> {
+    fn dispatch(&mut self, event: Event) -> Result<()> {
         match event {
-            LinkEvent::Call { ticket, ask } => self.call(ticket, *ask),
-            LinkEvent::Connect { ticket, identity, kind, request_id } => {
+            Event::Call { ticket, ask } => self.call(ticket, *ask),
+            Event::Connect { ticket, identity, kind, request_id } => {
                 let source = identity.source(request_id);
                 let then = AfterVerification::Connect { ticket, kind, was_pinged: false };
                 self.verify_agent(UnverifiedCall { claimed: identity, source, then })
             }
-            LinkEvent::Closed(generation) => self.connection_closed(generation),
-            LinkEvent::Pong(generation) => self.pong_received(generation),
-            LinkEvent::NotSent { generation, before } => self.not_sent(generation, before),
-            LinkEvent::Alarm => self.alarm(),
-            LinkEvent::D1Answered { id, answer } => self.d1_answered(id, answer),
-            LinkEvent::EndedLate(request) => self.request_ended_late(*request),
-            LinkEvent::CallTimer(ticket) => self.resume(ticket, true),
+            Event::Closed(generation) => self.connection_closed(generation),
+            Event::Pong(generation) => self.pong_received(generation),
+            Event::NotSent { generation, before } => self.not_sent(generation, before),
+            Event::Alarm => self.alarm(),
+            Event::Answered { id, answer } => self.d1_answered(id, answer),
+            Event::EndedLate(request) => self.request_ended_late(*request),
+            Event::CallTimer(ticket) => self.resume(ticket, true),
         }
     }
 
@@ -211,16 +211,16 @@ impl<S: Store> LinkMachine<S> {
     }
 
     /// Handles a request to D1 that ended after it had been reported as failed.
-    fn request_ended_late(&mut self, request: D1Request) -> Result<()> {
+    fn request_ended_late(&mut self, request: Request) -> Result<()> {
         match request {
-            D1Request::InsertCommand { create, life, .. } => self.inserted_late(*create, life)?,
-            D1Request::ChangeServer(of, change) => self.change_ended_late(of, &change)?,
-            D1Request::Restore(commands) => self.restored_late(&commands)?,
+            Request::InsertCommand { create, life, .. } => self.inserted_late(*create, life)?,
+            Request::ChangeServer(of, change) => self.change_ended_late(of, &change)?,
+            Request::Restore(commands) => self.restored_late(&commands)?,
             // These change nothing, or D1 ignores them because their revision is older.
-            D1Request::FindServer { .. }
-            | D1Request::FindPermissions(_)
-            | D1Request::Flush { .. }
-            | D1Request::DeleteRestored(_) => {}
+            Request::FindServer { .. }
+            | Request::FindPermissions(_)
+            | Request::Flush { .. }
+            | Request::DeleteRestored(_) => {}
         }
         Ok(())
     }
@@ -262,10 +262,10 @@ impl<S: Store> LinkMachine<S> {
         self.reply(ticket, LinkResponse::Refused(refusal));
     }
 
-    pub(super) fn request_d1(&mut self, pending: PendingRequest, request: D1Request) {
+    pub(super) fn request_d1(&mut self, pending: PendingRequest, request: Request) {
         self.last_request += 1;
         self.requests.insert(self.last_request, pending);
-        self.effects.push(Effect::RequestD1(self.last_request, Box::new(request)));
+        self.effects.push(Effect::Request(self.last_request, Box::new(request)));
     }
 
     /// Whether a request of this kind has no answer yet.
@@ -357,7 +357,7 @@ impl<S: Store> LinkMachine<S> {
         let requests = std::mem::take(&mut self.requests);
         // A change of the server that this step began is not sent any more.
         let is_change = |id: &RequestId| matches!(requests.get(id), Some(PendingRequest::Change));
-        self.effects.retain(|effect| !matches!(effect, Effect::RequestD1(id, _) if is_change(id)));
+        self.effects.retain(|effect| !matches!(effect, Effect::Request(id, _) if is_change(id)));
         for request in requests.into_values() {
             if let PendingRequest::VerifyAgent(call) = request {
                 self.refuse(call.ticket(), Refusal::InvalidAgent);

@@ -7,7 +7,7 @@ use super::call::{
     ClaimedIdentity, Create, FollowOutput, IdempotencyKey, ReadLiveFields, Refusal, Report,
     ServerLocation,
 };
-use super::event::{BatchNotice, ConnectionKind, D1Answer, ServerChange, Ticket};
+use super::event::{Answer, BatchNotice, ConnectionKind, ServerChange, Ticket};
 use super::state::Resync;
 use super::stored_command::StoredCommand;
 use crate::agent::wire::Script;
@@ -234,7 +234,7 @@ impl AfterChange {
 }
 
 /// D1's answer, or why there is none.
-pub(super) type D1Result = Result<D1Answer, String>;
+pub(super) type D1Result = Result<Answer, String>;
 
 /// A request to D1 that has no answer yet: what the machine does with the answer.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The server's object as a state machine: no platform, no clock, no randomness, no I/O.
 //!
-//! [`machine::LinkMachine::step`] takes one [`event::LinkEvent`] and returns [`event::Effect`]s.
+//! [`machine::Machine::step`] takes one [`event::Event`] and returns [`event::Effect`]s.
 //! The writes of a step to its [`store::Store`] become durable together, before any effect leaves
 //! the object. In memory the machine holds the waiting calls, the pending requests to D1 and a copy
 //! of the stored state. A crash loses only the calls and the requests.

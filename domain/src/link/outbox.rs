@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::event::{BatchNotice, D1Answer, D1Request, Effect, OutboxEntry};
-use super::machine::LinkMachine;
+use super::event::{Answer, BatchNotice, Effect, OutboxEntry, Request};
+use super::machine::Machine;
 use super::memory::{D1Result, FlushedEntry, PendingRequest};
 use super::store::{NextFlush, Result, Store};
 use super::stored_command::{Phase, StoredCommand};
@@ -39,7 +39,7 @@ fn batch_notice(stored: &StoredCommand) -> Option<BatchNotice> {
     command.map(|command| BatchNotice { workspace_id, batch, server, command: Some(command) })
 }
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// Schedules a flush, unless one is scheduled.
     pub(super) fn schedule_flush(&mut self) {
         self.plan.flush.get_or_insert(self.input.now.plus(FLUSH_DELAY));
@@ -95,10 +95,7 @@ impl<S: Store> LinkMachine<S> {
             return self.plan_flush();
         }
         self.request_seal_for(&entries);
-        self.request_d1(
-            PendingRequest::Flush(flushed),
-            D1Request::Flush { entries, is_one_by_one },
-        );
+        self.request_d1(PendingRequest::Flush(flushed), Request::Flush { entries, is_one_by_one });
         Ok(())
     }
 
@@ -110,7 +107,7 @@ impl<S: Store> LinkMachine<S> {
     ) -> Result<()> {
         let mut waiting_batches = Vec::new();
         let outcomes = match answer {
-            Ok(D1Answer::Flushed(outcomes, waiting)) => {
+            Ok(Answer::Flushed(outcomes, waiting)) => {
                 waiting_batches = waiting;
                 outcomes
             }

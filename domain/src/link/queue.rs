@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::event::{ConnectionKind, D1Answer, D1Request, Effect, Verdicts};
-use super::machine::LinkMachine;
+use super::event::{Answer, ConnectionKind, Effect, Request, Verdicts};
+use super::machine::Machine;
 use super::memory::{D1Result, PendingRequest};
 use super::store::{Result, Store};
 use super::stored_command::StoredCommand;
@@ -21,7 +21,7 @@ const MAX_CHECKED_TOGETHER: u64 = 50;
 /// The delay before a failed permission check is repeated.
 const CHECK_RETRY_DELAY: Duration = Duration::from_secs(2);
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// Delivers the due commands in order (contract 8.5), after a permission check.
     pub(super) fn deliver_due(&mut self) -> Result<()> {
         self.deliver_allowed(&BTreeMap::new(), &BTreeMap::new())
@@ -55,7 +55,7 @@ impl<S: Store> LinkMachine<S> {
                     }) {
                         self.request_d1(
                             PendingRequest::CheckPermissions(unchecked.clone()),
-                            D1Request::FindPermissions(unchecked),
+                            Request::FindPermissions(unchecked),
                         );
                     }
                 }
@@ -77,7 +77,7 @@ impl<S: Store> LinkMachine<S> {
         answer: D1Result,
     ) -> Result<()> {
         let Verdicts { permissions, scripts, output_limits } = match answer {
-            Ok(D1Answer::Permissions(Some(verdicts))) => verdicts,
+            Ok(Answer::Permissions(Some(verdicts))) => verdicts,
             // D1 gave no answer, or the workspace is deleted. The objects of a deleted workspace
             // are suspended soon. Until then nothing is delivered.
             other => {

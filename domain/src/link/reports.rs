@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::call::{DeleteServer, LinkResponse, Refusal, Report};
 use super::event::Ticket;
-use super::machine::LinkMachine;
+use super::machine::Machine;
 use super::state::ServerIdentity;
 use super::store::{Result, Store};
 use super::stored_command::StoredCommand;
@@ -20,7 +20,7 @@ use crate::time::Timestamp;
 /// An agent may report the start of its process up to this long after it connected.
 const START_REPORT_WINDOW: Duration = Duration::from_secs(60);
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// Handles a report of the server's own agent, which is verified.
     pub(super) fn report(
         &mut self,

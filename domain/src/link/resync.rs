@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::call::{LinkResponse, ServerLocation};
-use super::event::{D1Request, ServerChange, Ticket};
-use super::machine::LinkMachine;
+use super::event::{Request, ServerChange, Ticket};
+use super::machine::Machine;
 use super::memory::{AfterChange, QueuedChange};
 use super::memory::{D1Result, PendingRequest};
 use super::outbox::MAX_BATCH;
@@ -20,7 +20,7 @@ use super::stored_command::{Phase, StoredCommand};
 /// The delay before a failed restore is repeated.
 const RESTORE_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// Begins a resync. A resync that is in progress starts again.
     pub(super) fn resync(&mut self, ticket: Ticket, of: ServerLocation) -> Result<()> {
         if self.server.is_some() && !self.is_server_deleted() {
@@ -70,7 +70,7 @@ impl<S: Store> LinkMachine<S> {
         // After a crash the timer repeats the request.
         self.state().timers.resync = Some(now);
         self.plan.flush = Some(now);
-        self.request_d1(PendingRequest::Restore(resync, batch.clone()), D1Request::Restore(batch));
+        self.request_d1(PendingRequest::Restore(resync, batch.clone()), Request::Restore(batch));
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl<S: Store> LinkMachine<S> {
             }
         }
         if !deleted.is_empty() {
-            self.request_d1(PendingRequest::Unawaited, D1Request::DeleteRestored(deleted));
+            self.request_d1(PendingRequest::Unawaited, Request::DeleteRestored(deleted));
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::event::{D1_TIMEOUT, Effect};
-use super::machine::LinkMachine;
+use super::machine::Machine;
 use super::memory::PendingRequest;
 use super::outbox::MAX_BATCH;
 use super::store::{Result, Store};
@@ -14,7 +14,7 @@ use crate::time::Timestamp;
 /// The delay before the alarm checks a command again that is still being recorded.
 const RECORDING_RECHECK_DELAY: Duration = Duration::from_secs(30);
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// Serves the timers that are due.
     pub(super) fn alarm(&mut self) -> Result<()> {
         let Some(server) = &self.server else { return Ok(()) };

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::call::{Created, IdempotencyKey, LinkResponse, ReadLiveFields, Refusal};
 use super::event::{Effect, Ticket};
-use super::machine::LinkMachine;
+use super::machine::Machine;
 use super::memory::{AfterWait, Recording, WaitingCall, WaitsFor};
 use super::store::{Result, Store};
 use super::stored_command::{Phase, StoredCommand};
@@ -19,7 +19,7 @@ const D1_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a call waits until another call has recorded its command.
 const RECORDED_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl<S: Store> LinkMachine<S> {
+impl<S: Store> Machine<S> {
     /// Lets a call wait. If `until` is `None`, the wait has no time limit.
     pub(super) fn wait(&mut self, ticket: Ticket, until: Option<Timestamp>, waits_for: WaitsFor) {
         if let Some(until) = until {

@@ -5,7 +5,7 @@ use farhand_domain::command::lifecycle::{Lifecycle, State};
 use farhand_domain::command::script::carrier::carrier_line;
 use farhand_domain::link::call::{CHECK_VALIDITY, Created, DeletedCommands, LinkResponse};
 use farhand_domain::link::event::{
-    BatchNotice, ConnectionKind, D1Answer, D1Request, NextKey, RequestId, ServerChange,
+    Answer, BatchNotice, ConnectionKind, NextKey, Request, RequestId, ServerChange,
 };
 use farhand_domain::link::state::Plan;
 use farhand_domain::link::store::Store;
@@ -23,15 +23,15 @@ const D1_TIMEOUT: i64 = 31;
 const MAX_RETRY_DELAY: i64 = 61;
 
 /// The kind of a request, if at most one request of this kind may be pending.
-fn single(request: &D1Request) -> Option<&'static str> {
+fn single(request: &Request) -> Option<&'static str> {
     match request {
-        D1Request::FindServer { .. }
-        | D1Request::InsertCommand { .. }
-        | D1Request::DeleteRestored(_) => None,
-        D1Request::ChangeServer(..) => Some("change"),
-        D1Request::FindPermissions(_) => Some("rights"),
-        D1Request::Flush { .. } => Some("flush"),
-        D1Request::Restore(_) => Some("restore"),
+        Request::FindServer { .. } | Request::InsertCommand { .. } | Request::DeleteRestored(_) => {
+            None
+        }
+        Request::ChangeServer(..) => Some("change"),
+        Request::FindPermissions(_) => Some("rights"),
+        Request::Flush { .. } => Some("flush"),
+        Request::Restore(_) => Some("restore"),
     }
 }
 
@@ -120,11 +120,11 @@ impl World {
         });
         let is_checked = match &self.answered {
             _ if is_checked_by_batch => true,
-            Some((_, request, _)) if matches!(&**request, D1Request::InsertCommand { create, .. } if create.command.id == id) => {
+            Some((_, request, _)) if matches!(&**request, Request::InsertCommand { create, .. } if create.command.id == id) => {
                 life.is_immediate()
             }
-            Some((sent_at, request, D1Answer::Permissions(Some(verdicts)))) => {
-                let D1Request::FindPermissions(commands) = &**request else {
+            Some((sent_at, request, Answer::Permissions(Some(verdicts)))) => {
+                let Request::FindPermissions(commands) = &**request else {
                     return Err("another answer".to_owned());
                 };
                 let place = commands.iter().position(|stored| stored.command.id == id);
@@ -177,7 +177,7 @@ impl World {
     }
 
     /// Checks that at most one request of each kind in [`single`] is pending.
-    pub fn check_ask(&self, request: &D1Request, others: &[(RequestId, Box<D1Request>)]) -> Check {
+    pub fn check_ask(&self, request: &Request, others: &[(RequestId, Box<Request>)]) -> Check {
         let Some(kind) = single(request) else { return Ok(()) };
         let under_way = self
             .d1_calls
@@ -300,7 +300,7 @@ impl World {
         let is_under_way = |hash: &str| {
             let is_of = |change: &ServerChange| matches!(change, ServerChange::ReplaceKey { key_hash, .. } if key_hash == hash);
             self.d1_calls.iter().any(
-                |d1_call| matches!(&*d1_call.request, D1Request::ChangeServer(_, change) if is_of(change)),
+                |d1_call| matches!(&*d1_call.request, Request::ChangeServer(_, change) if is_of(change)),
             )
         };
         let is_late = |hash: &str| self.history.late_keys.contains(hash);

@@ -10,7 +10,7 @@ use farhand_domain::command::script::ScriptRef;
 use farhand_domain::hash::sha256;
 use farhand_domain::link::call::{Create, Refusal};
 use farhand_domain::link::event::{
-    D1Answer, D1Request, D1Server, NextKey, OutboxEntry, ServerChange, Verdicts,
+    Answer, D1Server, NextKey, OutboxEntry, Request, ServerChange, Verdicts,
 };
 use farhand_domain::link::server_facts::{ServerFacts, UNDELETED_REVISIONS};
 use farhand_domain::link::stored_command::StoredCommand;
@@ -100,28 +100,28 @@ impl D1 {
     }
 
     /// Carries out a request as one transaction.
-    pub fn apply(&mut self, request: &D1Request) -> D1Answer {
+    pub fn apply(&mut self, request: &Request) -> Answer {
         match request {
-            D1Request::FindServer { .. } => {
-                D1Answer::Server(self.found().filter(|_| !self.is_workspace_deleted))
+            Request::FindServer { .. } => {
+                Answer::Server(self.found().filter(|_| !self.is_workspace_deleted))
             }
-            D1Request::ChangeServer(_, change) => {
+            Request::ChangeServer(_, change) => {
                 self.change(change);
-                D1Answer::Server(self.found())
+                Answer::Server(self.found())
             }
-            D1Request::InsertCommand { create, life, .. } => {
-                D1Answer::Inserted(self.insert(create, life))
+            Request::InsertCommand { create, life, .. } => {
+                Answer::Inserted(self.insert(create, life))
             }
-            D1Request::FindPermissions(commands) => D1Answer::Permissions(self.rights(commands)),
-            D1Request::Flush { entries, .. } => {
+            Request::FindPermissions(commands) => Answer::Permissions(self.rights(commands)),
+            Request::Flush { entries, .. } => {
                 entries.iter().for_each(|entry| self.write_entry(entry));
-                D1Answer::Flushed(entries.iter().map(|_| Ok(())).collect(), vec![])
+                Answer::Flushed(entries.iter().map(|_| Ok(())).collect(), vec![])
             }
-            D1Request::Restore(commands) => {
+            Request::Restore(commands) => {
                 commands.iter().for_each(|stored| self.restore(stored));
-                D1Answer::Restored
+                Answer::Restored
             }
-            D1Request::DeleteRestored(commands) => {
+            Request::DeleteRestored(commands) => {
                 for stored in commands {
                     let is_restored =
                         |row: &CommandRow| row.revision == 0 && row.life.handled_at.is_none();
@@ -129,15 +129,15 @@ impl D1 {
                         self.commands.remove(&stored.command.id);
                     }
                 }
-                D1Answer::Restored
+                Answer::Restored
             }
         }
     }
 
     /// Like [`Self::apply`], but rejects some entries of a flush that writes them one by one. Each
     /// bit of `rejected` stands for an entry.
-    pub fn apply_in_part(&mut self, request: &D1Request, rejected: u64) -> D1Answer {
-        let D1Request::Flush { entries, is_one_by_one: true } = request else {
+    pub fn apply_in_part(&mut self, request: &Request, rejected: u64) -> Answer {
+        let Request::Flush { entries, is_one_by_one: true } = request else {
             return self.apply(request);
         };
         let write = |(place, entry): (usize, &OutboxEntry)| {
@@ -147,7 +147,7 @@ impl D1 {
             self.write_entry(entry);
             Ok(())
         };
-        D1Answer::Flushed(entries.iter().enumerate().map(write).collect(), vec![])
+        Answer::Flushed(entries.iter().enumerate().map(write).collect(), vec![])
     }
 
     fn change(&mut self, change: &ServerChange) {

@@ -6,7 +6,7 @@ use farhand_domain::link::call::{
     Created, FollowOutput, FollowedOutput, LinkRequest, LinkResponse, ReadLiveFields, Refusal,
     Report,
 };
-use farhand_domain::link::event::{ConnectionKind, D1Request, LinkEvent, Ticket};
+use farhand_domain::link::event::{ConnectionKind, Event, Request, Ticket};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    fn position_of(&self, is_wanted: impl Fn(&D1Request) -> bool) -> usize {
+    fn position_of(&self, is_wanted: impl Fn(&Request) -> bool) -> usize {
         self.d1_calls.iter().position(|d1_call| is_wanted(&d1_call.request)).unwrap()
     }
 
@@ -87,7 +87,7 @@ fn contested() -> (World, Ticket) {
 #[test]
 fn the_older_of_two_agents_stays_if_it_is_alive() {
     let (mut world, ticket) = contested();
-    world.step(LinkEvent::Pong(4)).unwrap();
+    world.step(Event::Pong(4)).unwrap();
     assert!(matches!(world.replied(ticket), Some(LinkResponse::Refused(Refusal::IdentityInUse))));
     assert!(world.store().state.as_ref().unwrap().facts.identity_conflict_at.is_some());
     world.settle().unwrap();
@@ -108,7 +108,7 @@ fn the_newer_of_two_agents_wins_if_the_older_one_is_silent() {
 fn the_newer_of_two_agents_wins_if_the_older_one_closes() {
     let (mut world, ticket) = contested();
     world.sockets[3].is_open = false;
-    world.step(LinkEvent::Closed(4)).unwrap();
+    world.step(Event::Closed(4)).unwrap();
     assert!(world.replied(ticket).is_some() && world.sockets[4].is_open);
     world.settle().unwrap();
 }
@@ -152,7 +152,7 @@ fn crashed(after: Option<u8>) -> (World, Uuid) {
     let (what, ask) = world.create(0, Some(0), 0);
     world.call(what, ask).unwrap();
     world.run(&Op::Crash { after, loss: 1 }).unwrap();
-    let place = world.position_of(|request| matches!(request, D1Request::InsertCommand { .. }));
+    let place = world.position_of(|request| matches!(request, Request::InsertCommand { .. }));
     world.answer(place, 0).unwrap();
     let id = *world.commands.last().unwrap();
     (world, id)
@@ -204,14 +204,14 @@ fn a_command_that_d1_inserts_late_is_withdrawn() {
     let mut world = connected();
     let (what, ask) = world.create(0, None, 0);
     let ticket = world.call(what, ask).unwrap();
-    let place = world.position_of(|request| matches!(request, D1Request::InsertCommand { .. }));
+    let place = world.position_of(|request| matches!(request, Request::InsertCommand { .. }));
     world.time_out(place).unwrap();
     assert!(matches!(world.replied(ticket), Some(LinkResponse::Failed(_))));
-    let place = world.position_of(|request| matches!(request, D1Request::Flush { .. }));
+    let place = world.position_of(|request| matches!(request, Request::Flush { .. }));
     world.answer(place, 0).unwrap();
     let id = world.commands[0];
     assert!(!world.store().rows.contains_key(&id));
-    let place = world.position_of(|request| matches!(request, D1Request::InsertCommand { .. }));
+    let place = world.position_of(|request| matches!(request, Request::InsertCommand { .. }));
     world.apply(place, 0);
     assert!(world.d1.commands.contains_key(&id));
     world.settle().unwrap();
@@ -257,7 +257,7 @@ fn a_restart_of_the_agent_marks_its_commands() {
     let mut world = connected();
     let id = world.created();
     world.run(&Op::Pass(61_000)).unwrap();
-    world.step(LinkEvent::Pong(1)).unwrap();
+    world.step(Event::Pong(1)).unwrap();
     world.report("key-0", Report::Ack { command: id }).unwrap();
     world.run(&Op::Pass(1)).unwrap();
     world.report("key-0", Report::Started).unwrap();
@@ -440,7 +440,7 @@ fn a_rotated_key_ends_after_a_day() {
     world.report("key-0", Report::Alive).unwrap();
     assert!(matches!(world.replied(world.last_ticket), None | Some(LinkResponse::Refused(_))));
     assert!(!world.sockets[0].is_open);
-    let place = world.position_of(|request| matches!(request, D1Request::ChangeServer(..)));
+    let place = world.position_of(|request| matches!(request, Request::ChangeServer(..)));
     world.fail(place).unwrap();
     assert!(!world.is_accepted("key-0") && world.is_accepted("key-1"));
     world.settle().unwrap();

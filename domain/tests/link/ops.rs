@@ -13,7 +13,7 @@ use farhand_domain::link::call::{
     FollowOutput, IdempotencyKey, LinkRequest, ReadLiveFields, ReadOutput, Rename, ReplaceKey,
     Report, RevokedSessions, ServerLocation, UndeleteServer, UserAction,
 };
-use farhand_domain::link::event::{ConnectionKind, LinkEvent};
+use farhand_domain::link::event::{ConnectionKind, Event};
 use farhand_domain::time::Timestamp;
 use uuid::Uuid;
 
@@ -378,7 +378,7 @@ impl World {
         let features =
             Features { kill: can_kill, cwd: can_kill, script: can_kill, ..Features::default() };
         let ticket = self.ticket(CallKind::Connect { kind, key: key.to_owned(), features });
-        self.step(LinkEvent::Connect {
+        self.step(Event::Connect {
             ticket,
             identity: identity(key, features),
             kind,
@@ -568,7 +568,7 @@ impl World {
                 if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_open)
                 {
                     self.sockets[place].is_open = false;
-                    self.step(LinkEvent::Closed(self.sockets[place].generation))?;
+                    self.step(Event::Closed(self.sockets[place].generation))?;
                 }
             }
             Op::Lose(back) => {
@@ -587,13 +587,13 @@ impl World {
                     self.socket(back).filter(|place| self.sockets[*place].must_report_close)
                 {
                     self.sockets[place].must_report_close = false;
-                    self.step(LinkEvent::Closed(self.sockets[place].generation))?;
+                    self.step(Event::Closed(self.sockets[place].generation))?;
                 }
             }
             Op::Pong(back) => {
                 if let Some(place) = self.socket(back).filter(|place| self.sockets[*place].is_open)
                 {
-                    self.step(LinkEvent::Pong(self.sockets[place].generation))?;
+                    self.step(Event::Pong(self.sockets[place].generation))?;
                 }
             }
             Op::Alarm(late) => self.alarm_goes_off(late)?,

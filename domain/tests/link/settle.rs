@@ -2,7 +2,7 @@
 //! a minute. Then it checks what must be true in that state.
 
 use farhand_domain::link::call::{DeleteOldCommands, LinkRequest, LinkResponse, ReadLiveFields};
-use farhand_domain::link::event::LinkEvent;
+use farhand_domain::link::event::Event;
 use farhand_domain::link::stored_command::Phase;
 use uuid::Uuid;
 
@@ -100,7 +100,7 @@ impl World {
             {
                 socket.must_report_close = false;
                 let generation = socket.generation;
-                self.step(LinkEvent::Closed(generation))?;
+                self.step(Event::Closed(generation))?;
             } else {
                 return Ok(());
             }

@@ -10,10 +10,9 @@ use farhand_domain::agent::wire::MessageToAgent;
 use farhand_domain::command::lifecycle::Lifecycle;
 use farhand_domain::link::call::{BatchCommand, LinkRequest, LinkResponse};
 use farhand_domain::link::event::{
-    ConnectionKind, D1Answer, D1Request, Effect, LinkEvent, RequestId, ServerChange, StepInput,
-    Ticket,
+    Answer, ConnectionKind, Effect, Event, Request, RequestId, ServerChange, StepInput, Ticket,
 };
-use farhand_domain::link::machine::{LinkMachine, Random, Settings};
+use farhand_domain::link::machine::{Machine, Random, Settings};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
 use uuid::Uuid;
@@ -56,10 +55,10 @@ pub struct Socket {
 #[derive(Clone, Debug)]
 pub struct D1Call {
     pub id: RequestId,
-    pub request: Box<D1Request>,
+    pub request: Box<Request>,
     pub sent_at: Timestamp,
     /// D1's answer, if D1 has carried the request out. It has not arrived yet.
-    pub answer: Option<D1Answer>,
+    pub answer: Option<Answer>,
     /// Whether the shell has reported it as failed. Then it can only end late.
     pub is_timed_out: bool,
     /// Whether the object was wiped, so that the machine ignores the answer.
@@ -105,7 +104,7 @@ pub struct Crash {
 /// The simulated world.
 pub struct World {
     pub now: Timestamp,
-    pub link: LinkMachine<MemoryStore>,
+    pub link: Machine<MemoryStore>,
     pub d1: D1,
     pub snapshot: Option<D1>,
     pub sockets: Vec<Socket>,
@@ -125,7 +124,7 @@ pub struct World {
     pub sent: BTreeMap<Uuid, u32>,
     /// The request to D1 whose answer the current step handles: when it was sent, the request, and
     /// the answer.
-    pub answered: Option<(Timestamp, Box<D1Request>, D1Answer)>,
+    pub answered: Option<(Timestamp, Box<Request>, Answer)>,
     /// The number of key changes.
     pub keys: u32,
     pub history: History,
@@ -190,7 +189,7 @@ impl Default for World {
         let input = StepInput { now, backhaul: None, control: None };
         Self {
             now,
-            link: LinkMachine::new(MemoryStore::default(), settings(), random(1), input),
+            link: Machine::new(MemoryStore::default(), settings(), random(1), input),
             d1: D1::new("key-0"),
             snapshot: None,
             sockets: vec![],
@@ -216,7 +215,7 @@ impl Default for World {
 struct Deferred {
     alarm: Option<Timestamp>,
     replies: Vec<(Ticket, LinkResponse)>,
-    requests: Vec<(RequestId, Box<D1Request>)>,
+    requests: Vec<(RequestId, Box<Request>)>,
 }
 
 /// Counts an effect. Returns false if the crash comes before it.
@@ -252,7 +251,7 @@ impl World {
     /// Sends a call to the machine.
     pub fn call(&mut self, kind: CallKind, ask: LinkRequest) -> Result<Ticket, String> {
         let ticket = self.ticket(kind);
-        self.step(LinkEvent::Call { ticket, ask: Box::new(ask) })?;
+        self.step(Event::Call { ticket, ask: Box::new(ask) })?;
         Ok(ticket)
     }
 
@@ -271,12 +270,12 @@ impl World {
     }
 
     /// Lets the machine handle an event, carries out the effects, and checks the invariants.
-    pub fn step(&mut self, event: LinkEvent) -> Check {
+    pub fn step(&mut self, event: Event) -> Check {
         self.step_of(event, false)
     }
 
     /// Like [`Self::step`]. `is_of_alarm`: the alarm's handler waits for the requests to D1.
-    pub fn step_of(&mut self, event: LinkEvent, is_of_alarm: bool) -> Check {
+    pub fn step_of(&mut self, event: Event, is_of_alarm: bool) -> Check {
         let crash = self.crash.take();
         let before = crash.filter(|crash| crash.after.is_none()).map(|_| self.store().clone());
         // The number of effects before the crash.
@@ -346,7 +345,7 @@ impl World {
         deferred: &mut Deferred,
         sent: &mut Vec<Uuid>,
         left: &mut Option<u8>,
-    ) -> Result<Option<LinkEvent>, String> {
+    ) -> Result<Option<Event>, String> {
         match effect {
             Effect::Send { kind, generation, message, before } => {
                 self.check_may_send(kind, generation)?;
@@ -360,7 +359,7 @@ impl World {
                 }
                 if !leaves {
                     self.history.unsent.extend(before.as_ref().map(|before| before.command.id));
-                    return Ok(Some(LinkEvent::NotSent { generation, before }));
+                    return Ok(Some(Event::NotSent { generation, before }));
                 }
                 if let MessageToAgent::Command { command } = message
                     && has_effects_left(left)
@@ -382,10 +381,10 @@ impl World {
             Effect::Reply(ticket, answer) => deferred.replies.push((ticket, answer)),
             Effect::SetAlarm(at) => deferred.alarm = Some(at),
             Effect::StartCallTimer(ticket, at) if at <= self.now => {
-                return Ok(Some(LinkEvent::CallTimer(ticket)));
+                return Ok(Some(Event::CallTimer(ticket)));
             }
             Effect::StartCallTimer(ticket, at) => _ = self.call_timers.insert(ticket, at),
-            Effect::RequestD1(id, request) => {
+            Effect::Request(id, request) => {
                 self.check_ask(&request, &deferred.requests)?;
                 deferred.requests.push((id, request));
             }
@@ -480,7 +479,7 @@ impl World {
         self.history.lives.retain(|id, _| store.rows.contains_key(id));
         self.history.is_fresh = true;
         let seed = self.last_ticket << 32 | self.now.as_millis();
-        self.link = LinkMachine::new(store, settings(), random(seed), self.input());
+        self.link = Machine::new(store, settings(), random(seed), self.input());
         Ok(())
     }
 
@@ -495,7 +494,7 @@ impl World {
         self.now = self.now.max(at).plus_millis(late_millis);
         self.alarm = None;
         let crash = self.crash;
-        self.step_of(LinkEvent::Alarm, true)?;
+        self.step_of(Event::Alarm, true)?;
         if crash.is_some() && self.alarm.is_none() {
             // Its handler did not finish.
             self.alarm = Some(self.now);
@@ -522,8 +521,8 @@ impl World {
         let d1_call = self.d1_calls.remove(place);
         let Some(answer) = d1_call.answer.clone() else { return Ok(()) };
         let event = match d1_call.is_timed_out {
-            true => LinkEvent::EndedLate(d1_call.request.clone()),
-            false => LinkEvent::D1Answered { id: d1_call.id, answer: Ok(answer.clone()) },
+            true => Event::EndedLate(d1_call.request.clone()),
+            false => Event::Answered { id: d1_call.id, answer: Ok(answer.clone()) },
         };
         if d1_call.is_timed_out && self.crash.is_some_and(|crash| crash.after.is_none()) {
             self.d1_calls.push(d1_call.clone());
@@ -540,7 +539,7 @@ impl World {
             return Ok(());
         }
         let d1_call = self.d1_calls.remove(place);
-        let event = LinkEvent::D1Answered { id: d1_call.id, answer: Err("D1 failed".to_owned()) };
+        let event = Event::Answered { id: d1_call.id, answer: Err("D1 failed".to_owned()) };
         self.step_of(event, d1_call.is_of_alarm)
     }
 
@@ -552,16 +551,14 @@ impl World {
         };
         self.now = self.now.max(d1_call.sent_at.plus_seconds(30));
         d1_call.is_timed_out = true;
-        if let D1Request::ChangeServer(_, ServerChange::ReplaceKey { key_hash, .. }) =
+        if let Request::ChangeServer(_, ServerChange::ReplaceKey { key_hash, .. }) =
             &*d1_call.request
         {
             self.history.late_keys.insert(key_hash.clone());
         }
         let is_of_alarm = std::mem::take(&mut d1_call.is_of_alarm);
-        let event = LinkEvent::D1Answered {
-            id: d1_call.id,
-            answer: Err("D1 did not answer in time".to_owned()),
-        };
+        let event =
+            Event::Answered { id: d1_call.id, answer: Err("D1 did not answer in time".to_owned()) };
         self.step_of(event, is_of_alarm)
     }
 
@@ -574,6 +571,6 @@ impl World {
         };
         self.now = self.now.max(at);
         self.call_timers.remove(&ticket);
-        self.step(LinkEvent::CallTimer(ticket))
+        self.step(Event::CallTimer(ticket))
     }
 }

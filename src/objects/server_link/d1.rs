@@ -15,7 +15,7 @@ use farhand_domain::command::script::ScriptRef;
 use farhand_domain::error::Error;
 use farhand_domain::hash::sha256;
 use farhand_domain::limits::quota::DAY_SECONDS;
-use farhand_domain::link::event::{D1Answer, D1Request, OutboxEntry, Verdicts};
+use farhand_domain::link::event::{Answer, OutboxEntry, Request, Verdicts};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::time::Timestamp;
 use farhand_sql::batches;
@@ -41,46 +41,46 @@ use crate::store::stored_requester::{self, REQUESTERS, StoredRequester};
 ///
 /// # Errors
 /// D1 failed. It is unknown whether D1 ran the request's statements.
-pub async fn query(env: &Env, request: &D1Request) -> Result<D1Answer, Error> {
+pub async fn query(env: &Env, request: &Request) -> Result<Answer, Error> {
     let (database, quotas) = (&database_of(env, request), &Config::from_env(env).quotas);
     Ok(match request {
-        D1Request::FindServer { workspace, server } => {
-            D1Answer::Server(d1_server::find_server(database, workspace, *server).await?)
+        Request::FindServer { workspace, server } => {
+            Answer::Server(d1_server::find_server(database, workspace, *server).await?)
         }
-        D1Request::ChangeServer(of, change) => {
-            D1Answer::Server(d1_server::change_server(database, quotas, of, change).await?)
+        Request::ChangeServer(of, change) => {
+            Answer::Server(d1_server::change_server(database, quotas, of, change).await?)
         }
-        D1Request::InsertCommand { create, life } => {
-            D1Answer::Inserted(insert_command(database, quotas, create, life).await?)
+        Request::InsertCommand { create, life } => {
+            Answer::Inserted(insert_command(database, quotas, create, life).await?)
         }
-        D1Request::FindPermissions(commands) => {
-            D1Answer::Permissions(find_rights(database, quotas, commands, platform::now()).await?)
+        Request::FindPermissions(commands) => {
+            Answer::Permissions(find_rights(database, quotas, commands, platform::now()).await?)
         }
-        D1Request::Flush { entries, is_one_by_one } => {
+        Request::Flush { entries, is_one_by_one } => {
             let (results, waiting) = flush(database, entries, *is_one_by_one).await;
-            D1Answer::Flushed(results, waiting)
+            Answer::Flushed(results, waiting)
         }
-        D1Request::Restore(commands) => {
+        Request::Restore(commands) => {
             send(database, commands.iter().flat_map(restore_command).collect()).await?;
-            D1Answer::Restored
+            Answer::Restored
         }
-        D1Request::DeleteRestored(commands) => {
+        Request::DeleteRestored(commands) => {
             send(database, commands.iter().flat_map(unrestore_command).collect()).await?;
-            D1Answer::Restored
+            Answer::Restored
         }
     })
 }
 
 /// The database of a request's workspace. All commands and entries of a request are of one server.
-fn database_of(env: &Env, request: &D1Request) -> Database {
+fn database_of(env: &Env, request: &Request) -> Database {
     let workspace_id = match request {
-        D1Request::FindServer { workspace, .. } => return Database::of_slug(env, workspace),
-        D1Request::ChangeServer(of, _) => Some(of.workspace_id),
-        D1Request::InsertCommand { create, .. } => Some(create.workspace_id),
-        D1Request::FindPermissions(commands)
-        | D1Request::Restore(commands)
-        | D1Request::DeleteRestored(commands) => commands.first().map(|stored| stored.workspace_id),
-        D1Request::Flush { entries, .. } => entries.first().map(|entry| match entry {
+        Request::FindServer { workspace, .. } => return Database::of_slug(env, workspace),
+        Request::ChangeServer(of, _) => Some(of.workspace_id),
+        Request::InsertCommand { create, .. } => Some(create.workspace_id),
+        Request::FindPermissions(commands)
+        | Request::Restore(commands)
+        | Request::DeleteRestored(commands) => commands.first().map(|stored| stored.workspace_id),
+        Request::Flush { entries, .. } => entries.first().map(|entry| match entry {
             OutboxEntry::Command(stored, _) => stored.workspace_id,
             OutboxEntry::Withdrawal { workspace_id, .. }
             | OutboxEntry::Server { workspace_id, .. } => *workspace_id,

@@ -26,9 +26,9 @@ use std::time::Duration;
 
 use farhand_domain::agent::wire::MessageFromAgent;
 use farhand_domain::link::event::{
-    ConnectionKind, D1_TIMEOUT, D1Request, Effect, LinkEvent, RequestId, Ticket,
+    ConnectionKind, D1_TIMEOUT, Effect, Event, Request as D1Request, RequestId, Ticket,
 };
-use farhand_domain::link::machine::{LinkMachine, Settings};
+use farhand_domain::link::machine::{Machine, Settings};
 use farhand_domain::time::Timestamp;
 use futures_channel::oneshot;
 use futures_util::future::{self, Either};
@@ -64,7 +64,7 @@ struct LinkShell {
     state: Rc<State>,
     env: Env,
     /// The machine; `None` until the first event.
-    link: RefCell<Option<LinkMachine<Tables>>>,
+    link: RefCell<Option<Machine<Tables>>>,
     alarm: Rc<Alarm>,
     last_ticket: Cell<Ticket>,
     /// Calls that have no outcome yet.
@@ -110,7 +110,7 @@ impl DurableObject for ServerLink {
         self.shell.alarm.went_off();
         // The handler waits for the requests to D1. If the object dies before they end, the
         // platform runs the alarm again.
-        let ((), cost) = cost::measure(self.shell.clone().run(LinkEvent::Alarm)).await;
+        let ((), cost) = cost::measure(self.shell.clone().run(Event::Alarm)).await;
         // Requests with agents' reports do not call D1, so only this line contains the cost of
         // reports.
         if cost != Cost::default() {
@@ -138,7 +138,7 @@ impl DurableObject for ServerLink {
         let is_pong = serde_json::from_str(&text)
             .is_ok_and(|message: MessageFromAgent| message == MessageFromAgent::Pong);
         if let Some(generation) = sockets::generation(&socket).filter(|_| is_pong) {
-            self.shell.clone().run(LinkEvent::Pong(generation)).await;
+            self.shell.clone().run(Event::Pong(generation)).await;
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl ServerLink {
             let request_id = request.headers().get(REQUEST_ID_HEADER)?;
             let is_control = request.path().ends_with(ConnectionKind::Control.as_str());
             let kind = if is_control { ConnectionKind::Control } else { ConnectionKind::Backhaul };
-            let connects = |ticket| LinkEvent::Connect { ticket, identity, kind, request_id };
+            let connects = |ticket| Event::Connect { ticket, identity, kind, request_id };
             return match self.call(connects).await {
                 CallOutcome::Socket(client) => Response::from_websocket(client),
                 CallOutcome::Answer(LinkResponse::Refused(Refusal::InvalidAgent)) => {
@@ -181,7 +181,7 @@ impl ServerLink {
             };
         }
         let ask: Box<LinkRequest> = serde_json::from_slice(&request.bytes().await?)?;
-        match self.call(|ticket| LinkEvent::Call { ticket, ask }).await {
+        match self.call(|ticket| Event::Call { ticket, ask }).await {
             CallOutcome::Answer(answer) => Response::from_json(&answer),
             CallOutcome::Socket(_) => {
                 Err(worker::Error::RustError("a call got a connection".to_owned()))
@@ -191,7 +191,7 @@ impl ServerLink {
 
     /// Passes a call to the machine and waits for its outcome. Remaining work continues in the
     /// background after that.
-    async fn call(&self, event: impl FnOnce(Ticket) -> LinkEvent) -> CallOutcome {
+    async fn call(&self, event: impl FnOnce(Ticket) -> Event) -> CallOutcome {
         let ticket = self.shell.last_ticket.get() + 1;
         self.shell.last_ticket.set(ticket);
         let (sender, outcome) = oneshot::channel();
@@ -210,7 +210,7 @@ impl ServerLink {
 
     async fn on_closed(&self, socket: &WebSocket) {
         if let Some(generation) = sockets::generation(socket) {
-            self.shell.clone().run(LinkEvent::Closed(generation)).await;
+            self.shell.clone().run(Event::Closed(generation)).await;
         }
     }
 }
@@ -218,7 +218,7 @@ impl ServerLink {
 impl LinkShell {
     /// Passes an event to the machine immediately. The returned future carries out the awaited
     /// effects.
-    fn run(self: Rc<Self>, event: LinkEvent) -> Pin<Box<dyn Future<Output = ()>>> {
+    fn run(self: Rc<Self>, event: Event) -> Pin<Box<dyn Future<Output = ()>>> {
         let AwaitedEffects { alarm, outcomes, requests } = self.step(event);
         Box::pin(async move {
             if let Some(at) = alarm {
@@ -243,7 +243,7 @@ impl LinkShell {
     }
 
     /// Sends a request to D1 and passes the response to the machine. After [`D1_TIMEOUT`] the
-    /// machine gets a failure. If the request ends later, it gets [`LinkEvent::EndedLate`]. The
+    /// machine gets a failure. If the request ends later, it gets [`Event::EndedLate`]. The
     /// machine ignores responses to requests that it sent before a wipe.
     async fn query_d1(self: Rc<Self>, id: RequestId, request: Box<D1Request>) {
         let env = self.env.clone();
@@ -257,17 +257,17 @@ impl LinkShell {
                 let shell = self.clone();
                 self.state.wait_until(async move {
                     let (_, request) = late.await;
-                    shell.run(LinkEvent::EndedLate(request)).await;
+                    shell.run(Event::EndedLate(request)).await;
                 });
                 Err("D1 did not answer in time".to_owned())
             }
         };
-        self.run(LinkEvent::D1Answered { id, answer }).await;
+        self.run(Event::Answered { id, answer }).await;
     }
 
     /// Passes an event to the machine, carries out the effects that need no `await`, and returns
     /// the remaining effects.
-    fn step(self: &Rc<Self>, event: LinkEvent) -> AwaitedEffects {
+    fn step(self: &Rc<Self>, event: Event) -> AwaitedEffects {
         let mut awaited = AwaitedEffects::default();
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -277,7 +277,7 @@ impl LinkShell {
                 Some(link) => link.step(event, input),
                 none => {
                     let tables = Tables::new(self.state.clone(), self.alarm.clone());
-                    let link = LinkMachine::new(tables, self.settings(), Box::new(random), input);
+                    let link = Machine::new(tables, self.settings(), Box::new(random), input);
                     none.insert(link).step(event, input)
                 }
             };
@@ -293,15 +293,11 @@ impl LinkShell {
 
     /// Carries out an effect, or adds it to `awaited` if it needs an `await`. If the effect causes
     /// an event, returns that event.
-    fn carry_out(
-        self: &Rc<Self>,
-        effect: Effect,
-        awaited: &mut AwaitedEffects,
-    ) -> Option<LinkEvent> {
+    fn carry_out(self: &Rc<Self>, effect: Effect, awaited: &mut AwaitedEffects) -> Option<Event> {
         match effect {
             Effect::Send { kind, generation, message, before } => {
                 let sent = sockets::send(&self.state, kind, generation, &message);
-                return sent.is_err().then_some(LinkEvent::NotSent { generation, before });
+                return sent.is_err().then_some(Event::NotSent { generation, before });
             }
             Effect::Close { kind, code, reason } => sockets::close(&self.state, kind, code, reason),
             Effect::Accept { ticket, kind, generation, features } => {
@@ -310,7 +306,7 @@ impl LinkShell {
                     Err(error) => {
                         let failed = LinkResponse::Failed(error.to_string());
                         awaited.outcomes.push((ticket, CallOutcome::Answer(failed)));
-                        return Some(LinkEvent::Closed(generation));
+                        return Some(Event::Closed(generation));
                     }
                 }
             }
@@ -319,10 +315,10 @@ impl LinkShell {
             }
             Effect::SetAlarm(at) => awaited.alarm = Some(at),
             Effect::StartCallTimer(ticket, at) if at <= platform::now() => {
-                return Some(LinkEvent::CallTimer(ticket));
+                return Some(Event::CallTimer(ticket));
             }
             Effect::StartCallTimer(ticket, at) => self.set_timer(ticket, at),
-            Effect::RequestD1(id, request) => awaited.requests.push((id, request)),
+            Effect::Request(id, request) => awaited.requests.push((id, request)),
             Effect::RequestSeal(workspace) => {
                 let env = self.env.clone();
                 self.state.wait_until(async move { audit_sealer::notify(&env, workspace).await });
@@ -348,7 +344,7 @@ impl LinkShell {
         self.state.wait_until(async move {
             let delay = Delay::from(Duration::from_millis(millis_left));
             if let Either::Left(_) = future::select(delay, stopped).await {
-                shell.run(LinkEvent::CallTimer(ticket)).await;
+                shell.run(Event::CallTimer(ticket)).await;
             }
         });
     }
