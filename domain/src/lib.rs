@@ -51,4 +51,5 @@ pub mod schedule;
 pub mod secret;
 pub mod shell_words;
 pub mod time;
+pub mod turn;
 pub mod workspace;

@@ -206,6 +206,15 @@ pub enum Answer {
 /// An output of the machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect {
+    /// Set the alarm for this time, unless it goes off earlier.
+    SetAlarm(Timestamp),
+    /// Do this after the alarm is set.
+    Then(Work),
+}
+
+/// What the object does after the alarm is set.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Work {
     /// Send a request to D1.
     Request(RequestId, Request),
     /// Call the object of a target's server.
@@ -219,9 +228,6 @@ pub enum Effect {
 pub struct Step {
     /// The targets whose state may have changed.
     pub changed: BTreeSet<Position>,
-    /// When the alarm must go off, if it is not set for an earlier time. It is set before the
-    /// effects are carried out.
-    pub alarm: Option<Timestamp>,
     /// What to do.
     pub effects: Vec<Effect>,
 }

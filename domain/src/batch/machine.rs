@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::event::{
     Answer, Batch, BatchState, Call, Effect, Event, Mark, Position, Request, RequestId, Rest, Step,
+    Work,
 };
 use super::target::{Change, Started, Target, TargetState, Verdict};
 use super::waves::{Waves, fraction};
@@ -114,9 +115,9 @@ impl Machine {
             self.retry_at = None;
             self.last_request += 1;
             self.request = Some((self.last_request, request.clone(), now));
-            step.effects.push(Effect::Request(self.last_request, request));
+            step.effects.push(Effect::Then(Work::Request(self.last_request, request)));
         }
-        step.alarm = self.alarm(now);
+        step.effects.extend(self.alarm(now).map(Effect::SetAlarm));
         step
     }
 
@@ -129,7 +130,7 @@ impl Machine {
                 let is_due = self.read_at().is_some_and(|at| at <= now);
                 self.is_stale |= is_due;
                 if self.wipe_at().is_some_and(|at| at <= now) {
-                    step.effects.push(Effect::Wipe);
+                    step.effects.push(Effect::Then(Work::Wipe));
                     self.is_gone = true;
                 }
             }
@@ -206,7 +207,7 @@ impl Machine {
         match (request, answer) {
             (Request::Load, Answer::Loaded(Some(batch))) => self.loaded(*batch, now, step),
             (Request::Load, Answer::Loaded(None)) => {
-                step.effects.push(Effect::Wipe);
+                step.effects.push(Effect::Then(Work::Wipe));
                 (self.batch, self.is_gone) = (None, true);
             }
             (Request::Check(_), Answer::Checked(None))
@@ -312,7 +313,7 @@ impl Machine {
                 && !self.call_retries.contains_key(&position)
             {
                 self.calls.insert(position);
-                step.effects.push(Effect::Call(position, call));
+                step.effects.push(Effect::Then(Work::Call(position, call)));
             }
         }
     }

@@ -2,16 +2,19 @@
 //! reports and crashes.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::convert::Infallible;
+use std::future::ready;
 
 use farhand_domain::batch::event::{
     Answer, Batch, BatchState, CALL_TIMEOUT, CHECK_VALIDITY, Call, D1_TIMEOUT, Effect, Event,
-    Position, Request, RequestId,
+    Position, Request, RequestId, Work,
 };
 use farhand_domain::batch::limits::Limits;
 use farhand_domain::batch::machine::Machine;
 use farhand_domain::batch::request::OfflineTargets;
 use farhand_domain::batch::target::{Change, TargetState};
 use farhand_domain::time::Timestamp;
+use farhand_domain::turn::{Platform, Turn};
 
 use super::d1::{CommandRow, D1, TargetRow, server};
 use super::object::Object;
@@ -84,12 +87,55 @@ pub struct World {
     late_requests: Vec<Request>,
     late_calls: Vec<PendingCall>,
     crash_in: Option<usize>,
+    /// How many effects of the turn come before the crash.
+    effects_left: usize,
+    /// The invariant that an effect of the turn broke.
+    problem: Option<String>,
     was_restored: bool,
     /// Whether D1 had too many failures at some time.
     was_exceeded: bool,
     /// The insertions that D1 has carried out, by their time.
     inserted: BTreeSet<Timestamp>,
     was_inserted_late: bool,
+}
+
+impl Platform for World {
+    type Event = Event;
+    type Effect = Effect;
+    type Reply = Infallible;
+    type Request = Work;
+    type Pending = ();
+
+    fn step(&mut self, event: Event) -> Vec<Effect> {
+        self.machine.step(event, self.now).effects
+    }
+
+    fn carry_out(&mut self, effect: Effect, turn: &mut Turn<Self>) {
+        match effect {
+            Effect::SetAlarm(at) => turn.set_alarm(at),
+            Effect::Then(work) => turn.request(work),
+        }
+    }
+
+    fn set_alarm(&mut self, at: Timestamp) -> impl Future<Output = ()> {
+        if self.has_effects_left() {
+            let at = at.max(self.now);
+            self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
+        }
+        ready(())
+    }
+
+    fn reply(&mut self, reply: Infallible) {
+        match reply {}
+    }
+
+    fn send(&mut self, work: Work) {
+        if self.has_effects_left()
+            && let Err(problem) = self.carry_out_work(work)
+        {
+            self.problem.get_or_insert(problem);
+        }
+    }
 }
 
 impl World {
@@ -138,6 +184,8 @@ impl World {
             late_requests: vec![],
             late_calls: vec![],
             crash_in: None,
+            effects_left: 0,
+            problem: None,
             was_restored: false,
             was_exceeded: false,
             inserted: BTreeSet::new(),
@@ -145,48 +193,52 @@ impl World {
         }
     }
 
-    /// Lets the machine handle an event, and carries out the effects up to a crash.
+    /// Handles the turn of an event, up to a crash.
     pub fn step(&mut self, event: Event) -> Check {
-        let step = self.machine.step(event, self.now);
         let crash_in = self.crash_in.take();
-        let mut left = crash_in.unwrap_or(usize::MAX);
-        if let Some(at) = step.alarm.filter(|_| left > 0) {
-            let at = at.max(self.now);
-            self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
-        }
-        for effect in step.effects {
-            if left == 0 {
-                break;
-            }
-            left -= 1;
-            match effect {
-                Effect::Request(id, request) => {
-                    if !self.requests.is_empty() {
-                        return Err("two requests to D1 at a time".to_owned());
-                    }
-                    self.requests_sent += 1;
-                    self.requests.push(Pending { id, request, answer: None, sent_at: self.now });
-                }
-                Effect::Call(position, call) => {
-                    let batch = self.machine.batch().ok_or("a call without a batch")?;
-                    let target = &batch.targets[position as usize];
-                    let started = target.started.as_ref().ok_or("a call without a command")?;
-                    let checked_at = started.checked_at;
-                    let sent_at = self.now;
-                    self.calls.push(PendingCall { position, call, checked_at, sent_at });
-                }
-                Effect::Wipe => {
-                    (self.alarm, self.is_killed) = (None, false);
-                    if self.d1.batch.finished_at.is_none() && !self.d1.is_gone {
-                        return Err("a running batch is wiped".to_owned());
-                    }
-                }
-            }
+        self.effects_left = crash_in.unwrap_or(usize::MAX);
+        Turn::begin(self, event).end_at_once(self);
+        if let Some(problem) = self.problem.take() {
+            return Err(problem);
         }
         if crash_in.is_some() {
             self.crash();
         }
         self.check()
+    }
+
+    /// Whether another effect comes before the crash.
+    fn has_effects_left(&mut self) -> bool {
+        let has_left = self.effects_left > 0;
+        self.effects_left = self.effects_left.saturating_sub(1);
+        has_left
+    }
+
+    fn carry_out_work(&mut self, work: Work) -> Check {
+        match work {
+            Work::Request(id, request) => {
+                if !self.requests.is_empty() {
+                    return Err("two requests to D1 at a time".to_owned());
+                }
+                self.requests_sent += 1;
+                self.requests.push(Pending { id, request, answer: None, sent_at: self.now });
+            }
+            Work::Call(position, call) => {
+                let batch = self.machine.batch().ok_or("a call without a batch")?;
+                let target = &batch.targets[position as usize];
+                let started = target.started.as_ref().ok_or("a call without a command")?;
+                let checked_at = started.checked_at;
+                let sent_at = self.now;
+                self.calls.push(PendingCall { position, call, checked_at, sent_at });
+            }
+            Work::Wipe => {
+                (self.alarm, self.is_killed) = (None, false);
+                if self.d1.batch.finished_at.is_none() && !self.d1.is_gone {
+                    return Err("a running batch is wiped".to_owned());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The object loses its memory. Its earlier requests and calls may still arrive.

@@ -5,7 +5,7 @@ use farhand_domain::command::lifecycle::{Lifecycle, State};
 use farhand_domain::command::script::carrier::carrier_line;
 use farhand_domain::link::call::{CHECK_VALIDITY, Created, DeletedCommands, LinkResponse};
 use farhand_domain::link::event::{
-    Answer, BatchNotice, ConnectionKind, NextKey, Request, RequestId, ServerChange,
+    Answer, BatchNotice, ConnectionKind, NextKey, Request, ServerChange,
 };
 use farhand_domain::link::state::Plan;
 use farhand_domain::link::store::Store;
@@ -177,16 +177,13 @@ impl World {
     }
 
     /// Checks that at most one request of each kind in [`single`] is pending.
-    pub fn check_ask(&self, request: &Request, others: &[(RequestId, Box<Request>)]) -> Check {
+    pub fn check_request(&self, request: &Request) -> Check {
         let Some(kind) = single(request) else { return Ok(()) };
-        let under_way = self
+        let is_alone = self
             .d1_calls
             .iter()
             .filter(|d1_call| d1_call.is_awaited())
-            .map(|d1_call| &*d1_call.request);
-        let is_alone = under_way
-            .chain(others.iter().map(|(_, request)| &**request))
-            .all(|other| single(other) != Some(kind));
+            .all(|d1_call| single(&d1_call.request) != Some(kind));
         ensure!(is_alone, "two requests of the kind {kind} are pending");
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! A simulated world around the machine: a clock, D1, sockets, the alarm, callers and crashes. It
-//! carries out effects in the order of the shell: first it sends messages and closes connections,
-//! then it sets the alarm, replies to calls and sends requests to D1.
+//! A simulated world around the machine: a clock, D1, sockets, the alarm, callers and crashes.
+//! Like the Worker's object, it handles each event in a turn of `farhand_domain::turn`.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::ready;
 use std::time::Duration;
 
 use farhand_domain::agent::features::Features;
@@ -15,6 +15,7 @@ use farhand_domain::link::event::{
 use farhand_domain::link::machine::{Machine, Random, Settings};
 use farhand_domain::secret::SecretKey;
 use farhand_domain::time::Timestamp;
+use farhand_domain::turn::{Platform, Turn};
 use uuid::Uuid;
 
 use super::d1::D1;
@@ -128,6 +129,7 @@ pub struct World {
     /// The number of key changes.
     pub keys: u32,
     pub history: History,
+    pub turn: TurnState,
 }
 
 /// What the checks need from earlier steps.
@@ -206,26 +208,36 @@ impl Default for World {
             answered: None,
             keys: 0,
             history: History::default(),
+            turn: TurnState::default(),
         }
     }
 }
 
-/// Effects that are carried out after a step's turn.
-#[derive(Default)]
-struct Deferred {
-    alarm: Option<Timestamp>,
-    replies: Vec<(Ticket, LinkResponse)>,
-    requests: Vec<(RequestId, Box<Request>)>,
+/// What the world knows of a turn.
+pub struct TurnState {
+    /// Whether the alarm's handler waits for the requests to D1.
+    is_of_alarm: bool,
+    /// Whether a crash comes before the turn's writes are durable. Then no effect is carried out.
+    is_lost: bool,
+    /// The number of effects before a crash; `None`: no crash comes.
+    left: Option<u8>,
+    /// The commands that were sent.
+    sent: Vec<Uuid>,
+    /// Whether the machine wanted an alarm.
+    has_alarm: bool,
+    /// The first violation of an invariant.
+    check: Check,
 }
 
-/// Counts an effect. Returns false if the crash comes before it.
-fn has_effects_left(left: &mut Option<u8>) -> bool {
-    match left {
-        None => true,
-        Some(0) => false,
-        Some(left) => {
-            *left -= 1;
-            true
+impl Default for TurnState {
+    fn default() -> Self {
+        Self {
+            is_of_alarm: false,
+            is_lost: false,
+            left: None,
+            sent: vec![],
+            has_alarm: false,
+            check: Ok(()),
         }
     }
 }
@@ -234,6 +246,66 @@ impl D1Call {
     /// Whether the machine still waits for the answer.
     pub fn is_awaited(&self) -> bool {
         !self.is_timed_out && !self.is_abandoned
+    }
+}
+
+impl Platform for World {
+    type Event = Event;
+    type Effect = Effect;
+    type Reply = (Ticket, LinkResponse);
+    type Request = (RequestId, Box<Request>);
+    type Pending = ();
+
+    fn step(&mut self, event: Event) -> Vec<Effect> {
+        let wipes = self.store().wipes;
+        self.history.was_in_use = self.is_in_use();
+        let effects = self.link.step(event, self.input());
+        if self.turn.is_lost {
+            return vec![];
+        }
+        if self.store().wipes > wipes {
+            self.alarm = None;
+            self.d1_calls.iter_mut().for_each(|d1_call| d1_call.is_abandoned = true);
+        }
+        effects
+    }
+
+    fn carry_out(&mut self, effect: Effect, turn: &mut Turn<Self>) {
+        let check = self.try_effect(effect, turn);
+        self.note(check);
+    }
+
+    fn set_alarm(&mut self, at: Timestamp) -> impl Future<Output = ()> {
+        self.turn.has_alarm = true;
+        self.is_alarm_lost = !self.has_effects_left();
+        if !self.is_alarm_lost {
+            self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
+        }
+        ready(())
+    }
+
+    fn reply(&mut self, (ticket, answer): (Ticket, LinkResponse)) {
+        if self.has_effects_left() {
+            let check = self.try_reply(ticket, answer);
+            self.note(check);
+        }
+    }
+
+    fn send(&mut self, (id, request): (RequestId, Box<Request>)) {
+        if !self.has_effects_left() {
+            return;
+        }
+        let check = self.check_request(&request);
+        self.note(check);
+        self.d1_calls.push(D1Call {
+            id,
+            request,
+            sent_at: self.now,
+            answer: None,
+            is_timed_out: false,
+            is_abandoned: false,
+            is_of_alarm: self.turn.is_of_alarm,
+        });
     }
 }
 
@@ -269,7 +341,7 @@ impl World {
         }
     }
 
-    /// Lets the machine handle an event, carries out the effects, and checks the invariants.
+    /// Handles the turn of an event, and checks the invariants.
     pub fn step(&mut self, event: Event) -> Check {
         self.step_of(event, false)
     }
@@ -278,57 +350,24 @@ impl World {
     pub fn step_of(&mut self, event: Event, is_of_alarm: bool) -> Check {
         let crash = self.crash.take();
         let before = crash.filter(|crash| crash.after.is_none()).map(|_| self.store().clone());
-        // The number of effects before the crash.
-        let mut left = crash.and_then(|crash| crash.after);
         self.history.unsent.clear();
         self.history.is_fresh = false;
-        let (mut deferred, mut sent) = (Deferred::default(), vec![]);
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            let wipes = self.store().wipes;
-            self.history.was_in_use = self.is_in_use();
-            let effects = self.link.step(event, self.input());
-            if before.is_some() {
-                break;
-            }
-            if self.store().wipes > wipes {
-                self.alarm = None;
-                self.d1_calls.iter_mut().for_each(|d1_call| d1_call.is_abandoned = true);
-            }
-            for effect in effects {
-                events.extend(self.carry_out(effect, &mut deferred, &mut sent, &mut left)?);
-            }
-        }
+        self.turn = TurnState {
+            is_of_alarm,
+            is_lost: before.is_some(),
+            left: crash.and_then(|crash| crash.after),
+            ..TurnState::default()
+        };
+        let turn = Turn::begin(self, event);
         if let Some(before) = before {
             return self.crash_now(before, crash);
         }
-        self.check_order(&sent)?;
-        self.is_alarm_lost &= deferred.alarm.is_none() && self.store().state.is_some();
-        if let Some(at) = deferred.alarm {
-            if has_effects_left(&mut left) {
-                self.alarm = Some(self.alarm.map_or(at, |set| set.min(at)));
-            } else {
-                self.is_alarm_lost = true;
-            }
-        }
-        for (ticket, answer) in deferred.replies {
-            if has_effects_left(&mut left) {
-                self.reply(ticket, answer)?;
-            }
-        }
-        for (id, request) in deferred.requests {
-            if has_effects_left(&mut left) {
-                let sent_at = self.now;
-                self.d1_calls.push(D1Call {
-                    id,
-                    request,
-                    sent_at,
-                    answer: None,
-                    is_timed_out: false,
-                    is_abandoned: false,
-                    is_of_alarm,
-                });
-            }
+        self.turn.check =
+            std::mem::replace(&mut self.turn.check, Ok(())).and(self.check_order(&self.turn.sent));
+        turn.end_at_once(self);
+        std::mem::replace(&mut self.turn.check, Ok(()))?;
+        if !self.turn.has_alarm {
+            self.is_alarm_lost &= self.store().state.is_some();
         }
         self.is_alarm_running = self.d1_calls.iter().any(|d1_call| d1_call.is_of_alarm);
         if crash.is_some() {
@@ -337,15 +376,20 @@ impl World {
         self.check()
     }
 
-    /// Carries out an effect in the step's turn, or defers it. Returns the event that follows
-    /// immediately, if there is one.
-    fn carry_out(
-        &mut self,
-        effect: Effect,
-        deferred: &mut Deferred,
-        sent: &mut Vec<Uuid>,
-        left: &mut Option<u8>,
-    ) -> Result<Option<Event>, String> {
+    /// Whether another effect comes before the crash.
+    fn has_effects_left(&mut self) -> bool {
+        match &mut self.turn.left {
+            None => true,
+            Some(0) => false,
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+        }
+    }
+
+    /// Carries out an effect, or adds it to the turn.
+    fn try_effect(&mut self, effect: Effect, turn: &mut Turn<Self>) -> Check {
         match effect {
             Effect::Send { kind, generation, message, before } => {
                 self.check_may_send(kind, generation)?;
@@ -359,13 +403,12 @@ impl World {
                 }
                 if !leaves {
                     self.history.unsent.extend(before.as_ref().map(|before| before.command.id));
-                    return Ok(Some(Event::NotSent { generation, before }));
-                }
-                if let MessageToAgent::Command { command } = message
-                    && has_effects_left(left)
+                    turn.cause(Event::NotSent { generation, before });
+                } else if let MessageToAgent::Command { command } = message
+                    && self.has_effects_left()
                 {
                     self.check_send(&command)?;
-                    sent.push(command.id);
+                    self.turn.sent.push(command.id);
                 }
             }
             Effect::Close { kind, .. } => {
@@ -378,16 +421,13 @@ impl World {
             Effect::Accept { ticket, kind, generation, features } => {
                 self.accept(ticket, kind, generation, features)?;
             }
-            Effect::Reply(ticket, answer) => deferred.replies.push((ticket, answer)),
-            Effect::SetAlarm(at) => deferred.alarm = Some(at),
+            Effect::Reply(ticket, answer) => turn.reply((ticket, answer)),
+            Effect::SetAlarm(at) => turn.set_alarm(at),
             Effect::StartCallTimer(ticket, at) if at <= self.now => {
-                return Ok(Some(Event::CallTimer(ticket)));
+                turn.cause(Event::CallTimer(ticket));
             }
             Effect::StartCallTimer(ticket, at) => _ = self.call_timers.insert(ticket, at),
-            Effect::Request(id, request) => {
-                self.check_ask(&request, &deferred.requests)?;
-                deferred.requests.push((id, request));
-            }
+            Effect::Request(id, request) => turn.request((id, request)),
             Effect::RequestSeal(_) => {}
             Effect::NotifyBatch(notice) => self.check_notice(&notice)?,
             Effect::Log { event, error, .. } => {
@@ -397,7 +437,14 @@ impl World {
                 );
             }
         }
-        Ok(None)
+        Ok(())
+    }
+
+    /// Keeps the first violation of the turn.
+    fn note(&mut self, check: Check) {
+        if self.turn.check.is_ok() {
+            self.turn.check = check;
+        }
     }
 
     fn accept(
@@ -435,7 +482,7 @@ impl World {
         if self.is_confirmed() { self.revoke_other_keys(&key) } else { Ok(()) }
     }
 
-    fn reply(&mut self, ticket: Ticket, answer: LinkResponse) -> Check {
+    fn try_reply(&mut self, ticket: Ticket, answer: LinkResponse) -> Check {
         let call = self.calls.get_mut(&ticket).ok_or("an unknown call gets a reply")?;
         ensure!(
             call.answer.is_none(),

@@ -1,8 +1,9 @@
 //! The Durable Object of a batch. It starts the batch's commands, and follows them to their end.
 //!
 //! The state machine in `farhand_domain::batch` makes the decisions and never calls the platform.
-//! This module passes each event to the machine and carries out the effects. D1 is the machine's
-//! memory, so the object stores only its identity and the events for `stream/`.
+//! This module passes each event to the machine and carries out the effects, in the order of
+//! `farhand_domain::turn`. D1 is the machine's memory, so the object stores only its identity and the
+//! events for `stream/`.
 
 pub mod calls;
 mod d1;
@@ -10,6 +11,8 @@ mod data;
 mod log;
 
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::ops::Deref;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,11 +20,13 @@ use std::time::Duration;
 use farhand_domain::batch::command_id;
 use farhand_domain::batch::event::{
     Answer, CALL_TIMEOUT, Call, D1_TIMEOUT, Effect, Event, Position, Request as D1Request,
-    RequestId,
+    RequestId, Work,
 };
 use farhand_domain::batch::machine::Machine;
 use farhand_domain::error::Error;
 use farhand_domain::link::call::{BatchCommand, LinkRequest, UserAction};
+use farhand_domain::time::Timestamp;
+use farhand_domain::turn::{Platform, Turn};
 use futures_channel::oneshot;
 use futures_util::future::{self, Either};
 use serde_json::{Value, json};
@@ -45,12 +50,16 @@ const MAX_FOLLOW_MILLIS: u64 = 30_000;
 
 #[durable_object]
 pub struct Batch {
-    shell: Rc<BatchShell>,
+    shell: BatchShell,
 }
 
-/// Holds the machine. It is used through an `Rc`, because background tasks outlive the request that
+/// Acts for the machine. Background tasks have a clone of it, because they outlive the request that
 /// starts them.
-struct BatchShell {
+#[derive(Clone)]
+struct BatchShell(Rc<Shared>);
+
+/// What the clones share.
+struct Shared {
     state: State,
     env: Env,
     alarm: Alarm,
@@ -74,7 +83,7 @@ struct Inner {
 
 impl DurableObject for Batch {
     fn new(state: State, env: Env) -> Self {
-        let shell = BatchShell {
+        let shared = Shared {
             state,
             env,
             alarm: Alarm::default(),
@@ -83,7 +92,7 @@ impl DurableObject for Batch {
             is_storing: Cell::default(),
             cost: Cell::default(),
         };
-        Self { shell: Rc::new(shell) }
+        Self { shell: BatchShell(Rc::new(shared)) }
     }
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
@@ -129,6 +138,65 @@ impl DurableObject for Batch {
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
+impl Deref for BatchShell {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Platform for BatchShell {
+    type Event = Event;
+    type Effect = Effect;
+    type Reply = Infallible;
+    type Request = Work;
+    type Pending = Task;
+
+    fn step(&mut self, event: Event) -> Vec<Effect> {
+        let Some(Inner { identity, machine, log, data }) = &mut *self.inner.borrow_mut() else {
+            return Vec::new();
+        };
+        let now = platform::now();
+        let step = machine.step(event, now);
+        if let (Some(batch), Some(data)) = (machine.batch(), data) {
+            log.record(identity.batch, data.added_at, batch, step.changed, now);
+        }
+        step.effects
+    }
+
+    fn carry_out(&mut self, effect: Effect, turn: &mut Turn<Self>) {
+        match effect {
+            Effect::SetAlarm(at) => turn.set_alarm(at),
+            Effect::Then(work) => turn.request(work),
+        }
+    }
+
+    async fn set_alarm(&mut self, at: Timestamp) {
+        let set = self.alarm.set_by(&self.state.storage(), at, platform::now()).await;
+        if let Err(error) = set {
+            platform_log::error("alarm_not_set", json!({"batch": self.name()}), &error);
+        }
+    }
+
+    fn reply(&mut self, reply: Infallible) {
+        match reply {}
+    }
+
+    fn send(&mut self, work: Work) -> Task {
+        let shell = self.clone();
+        match work {
+            Work::Request(id, request) => Box::pin(shell.query(id, request)),
+            // A call may take long, so neither the alarm nor a request waits for it.
+            Work::Call(position, call) => {
+                self.state.wait_until(shell.call(position, call));
+                Box::pin(future::ready(()))
+            }
+            Work::Wipe => Box::pin(async move { shell.wipe().await }),
+        }
+    }
+}
+
 impl BatchShell {
     fn sql(&self) -> worker::SqlStorage {
         self.state.storage().sql()
@@ -162,44 +230,18 @@ impl BatchShell {
         log::store_identity(&self.sql(), &inner.identity)
     }
 
-    /// Handles an event up to the alarm. The remaining work continues in the background.
-    async fn start(self: &Rc<Self>, event: Event) {
+    /// Handles an event. Its requests continue in the background.
+    async fn start(&self, event: Event) {
         let work = self.clone().run(event).await;
         self.state.wait_until(work);
     }
 
-    /// Passes an event to the machine, and sets the alarm. The returned task carries out the
-    /// effects.
-    async fn run(self: Rc<Self>, event: Event) -> Task {
-        let now = platform::now();
-        let mut alarm = None;
-        let mut effects = Vec::new();
-        if let Some(Inner { identity, machine, log, data }) = &mut *self.inner.borrow_mut() {
-            let step = machine.step(event, now);
-            (alarm, effects) = (step.alarm, step.effects);
-            if let (Some(batch), Some(data)) = (machine.batch(), data) {
-                log.record(identity.batch, data.added_at, batch, step.changed, now);
-            }
-        }
+    /// Handles the turn of an event. The returned task waits for its requests.
+    async fn run(mut self, event: Event) -> Task {
+        let turn = Turn::begin(&mut self, event);
         self.store_log_soon();
-        if let Some(at) = alarm
-            && let Err(error) = self.alarm.set_by(&self.state.storage(), at, now).await
-        {
-            platform_log::error("alarm_not_set", json!({"batch": self.name()}), &error);
-        }
-        Box::pin(async move {
-            let mut requests = Vec::new();
-            for effect in effects {
-                match effect {
-                    Effect::Request(id, request) => requests.push(self.clone().query(id, request)),
-                    Effect::Call(position, call) => {
-                        self.state.wait_until(self.clone().call(position, call));
-                    }
-                    Effect::Wipe => self.wipe().await,
-                }
-            }
-            future::join_all(requests).await;
-        })
+        let requests = turn.end(&mut self).await;
+        Box::pin(async move { drop(future::join_all(requests).await) })
     }
 
     fn name(&self) -> Option<Uuid> {
@@ -207,7 +249,7 @@ impl BatchShell {
     }
 
     /// Sends a request to D1 and passes the answer to the machine.
-    async fn query(self: Rc<Self>, id: RequestId, request: D1Request) {
+    async fn query(self, id: RequestId, request: D1Request) {
         let answer = self.ask_d1(&request).await.map_err(|error| error.detail.into_owned());
         if let Err(error) = &answer {
             platform_log::error("batch_d1_failed", json!({"batch": self.name()}), error);
@@ -256,7 +298,7 @@ impl BatchShell {
     }
 
     /// Calls a server's object for a target, and passes the outcome to the machine.
-    async fn call(self: Rc<Self>, position: Position, call: Call) {
+    async fn call(self, position: Position, call: Call) {
         let outcome = match self.message(position, call) {
             Ok((server, message)) => {
                 let work = call_or_refusal::<Value>(&self.env, server, &message);
@@ -312,7 +354,7 @@ impl BatchShell {
     }
 
     /// Stores the collected events after a short time, and wakes the calls that wait for them.
-    fn store_log_soon(self: &Rc<Self>) {
+    fn store_log_soon(&self) {
         let is_unstored = self.inner.borrow().as_ref().is_some_and(|inner| inner.log.is_unstored());
         if !is_unstored || self.is_storing.replace(true) {
             return;

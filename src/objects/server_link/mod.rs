@@ -2,12 +2,8 @@
 //!
 //! All events of a server pass through its object, so they have a total order. The state machine in
 //! `farhand_domain::link` makes the decisions and never calls the platform. This module passes each
-//! event to the machine and carries out the effects that the machine returns. Only
-//! `LinkShell::carry_out` carries out effects, and only `LinkShell::query_d1` calls D1.
-//!
-//! The writes of one step to the object's SQLite database commit together, because there is no
-//! `await` between them. The platform delays all responses and requests of the object until these
-//! writes are durable.
+//! event to the machine and carries out the effects that the machine returns, in the order of
+//! `farhand_domain::turn`. Only `LinkShell::query_d1` calls D1.
 
 pub mod calls;
 mod chunk_sums;
@@ -19,7 +15,8 @@ mod store;
 mod tables;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -30,6 +27,7 @@ use farhand_domain::link::event::{
 };
 use farhand_domain::link::machine::{Machine, Settings};
 use farhand_domain::time::Timestamp;
+use farhand_domain::turn::{Platform, Turn};
 use futures_channel::oneshot;
 use futures_util::future::{self, Either};
 use serde_json::json;
@@ -55,12 +53,16 @@ const MAX_OPEN_COMMANDS: u64 = 200;
 
 #[durable_object]
 pub struct ServerLink {
-    shell: Rc<LinkShell>,
+    shell: LinkShell,
 }
 
-/// Holds the machine. It is used through an `Rc`, because background tasks outlive the request that
+/// Acts for the machine. Background tasks have a clone of it, because they outlive the request that
 /// starts them.
-struct LinkShell {
+#[derive(Clone)]
+struct LinkShell(Rc<Shared>);
+
+/// What the clones share.
+struct Shared {
     state: Rc<State>,
     env: Env,
     /// The machine; `None` until the first event.
@@ -80,17 +82,9 @@ enum CallOutcome {
     Socket(WebSocket),
 }
 
-/// The effects that need an `await`. [`LinkShell::run`] carries them out in the order of the fields.
-#[derive(Default)]
-struct AwaitedEffects {
-    alarm: Option<Timestamp>,
-    outcomes: Vec<(Ticket, CallOutcome)>,
-    requests: Vec<(RequestId, Box<D1Request>)>,
-}
-
 impl DurableObject for ServerLink {
     fn new(state: State, env: Env) -> Self {
-        let shell = LinkShell {
+        let shared = Shared {
             state: Rc::new(state),
             env,
             link: RefCell::default(),
@@ -99,7 +93,7 @@ impl DurableObject for ServerLink {
             calls: RefCell::default(),
             timers: RefCell::default(),
         };
-        Self { shell: Rc::new(shell) }
+        Self { shell: LinkShell(Rc::new(shared)) }
     }
 
     async fn fetch(&self, request: Request) -> worker::Result<Response> {
@@ -215,37 +209,109 @@ impl ServerLink {
     }
 }
 
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+impl Deref for LinkShell {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Platform for LinkShell {
+    type Event = Event;
+    type Effect = Effect;
+    type Reply = (Ticket, CallOutcome);
+    type Request = (RequestId, Box<D1Request>);
+    type Pending = Task;
+
+    fn step(&mut self, event: Event) -> Vec<Effect> {
+        let input = sockets::input(&self.state);
+        match &mut *self.link.borrow_mut() {
+            Some(link) => link.step(event, input),
+            none => {
+                let tables = Tables::new(self.state.clone(), self.alarm.clone());
+                let link = Machine::new(tables, self.settings(), Box::new(random), input);
+                none.insert(link).step(event, input)
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect, turn: &mut Turn<Self>) {
+        match effect {
+            Effect::Send { kind, generation, message, before } => {
+                if sockets::send(&self.state, kind, generation, &message).is_err() {
+                    turn.cause(Event::NotSent { generation, before });
+                }
+            }
+            Effect::Close { kind, code, reason } => sockets::close(&self.state, kind, code, reason),
+            Effect::Accept { ticket, kind, generation, features } => {
+                match sockets::accept(&self.state, kind, generation, features) {
+                    Ok(client) => turn.reply((ticket, CallOutcome::Socket(client))),
+                    Err(error) => {
+                        let failed = LinkResponse::Failed(error.to_string());
+                        turn.reply((ticket, CallOutcome::Answer(failed)));
+                        turn.cause(Event::Closed(generation));
+                    }
+                }
+            }
+            Effect::Reply(ticket, answer) => turn.reply((ticket, CallOutcome::Answer(answer))),
+            Effect::SetAlarm(at) => turn.set_alarm(at),
+            Effect::StartCallTimer(ticket, at) if at <= platform::now() => {
+                turn.cause(Event::CallTimer(ticket));
+            }
+            Effect::StartCallTimer(ticket, at) => self.set_timer(ticket, at),
+            Effect::Request(id, request) => turn.request((id, request)),
+            Effect::RequestSeal(workspace) => {
+                let env = self.env.clone();
+                self.state.wait_until(async move { audit_sealer::notify(&env, workspace).await });
+            }
+            Effect::NotifyBatch(notice) => {
+                let env = self.env.clone();
+                self.state.wait_until(async move { notify_batch(&env, notice).await });
+            }
+            Effect::Log { event, mut fields, error } => {
+                fields["server"] = json!(self.state.id().name());
+                log::error(event, fields, &error);
+            }
+        }
+    }
+
+    async fn set_alarm(&mut self, at: Timestamp) {
+        let set = self.alarm.set_by(&self.state.storage(), at, platform::now()).await;
+        if let Err(error) = set {
+            log::error("alarm_not_set", json!({"server": self.state.id().name()}), &error);
+        }
+    }
+
+    fn reply(&mut self, (ticket, outcome): (Ticket, CallOutcome)) {
+        self.timers.borrow_mut().remove(&ticket);
+        if let Some(call) = self.calls.borrow_mut().remove(&ticket) {
+            // This fails if the caller stopped waiting, which is harmless.
+            call.send(outcome).ok();
+        }
+    }
+
+    fn send(&mut self, (id, request): (RequestId, Box<D1Request>)) -> Task {
+        Box::pin(self.clone().query_d1(id, request))
+    }
+}
+
 impl LinkShell {
-    /// Passes an event to the machine immediately. The returned future carries out the awaited
-    /// effects.
-    fn run(self: Rc<Self>, event: Event) -> Pin<Box<dyn Future<Output = ()>>> {
-        let AwaitedEffects { alarm, outcomes, requests } = self.step(event);
+    /// Begins the turn of an event. The returned future ends it, and waits for its requests.
+    fn run(mut self, event: Event) -> Task {
+        let turn = Turn::begin(&mut self, event);
         Box::pin(async move {
-            if let Some(at) = alarm {
-                let set = self.alarm.set_by(&self.state.storage(), at, platform::now()).await;
-                if let Err(error) = set {
-                    log::error("alarm_not_set", json!({"server": self.state.id().name()}), &error);
-                }
-            }
-            // The alarm is set before any response. After a crash, the alarm continues the work of
-            // requests that got a response.
-            for (ticket, outcome) in outcomes {
-                self.timers.borrow_mut().remove(&ticket);
-                if let Some(call) = self.calls.borrow_mut().remove(&ticket) {
-                    // This fails if the caller stopped waiting, which is harmless.
-                    call.send(outcome).ok();
-                }
-            }
-            let queries =
-                requests.into_iter().map(|(id, request)| self.clone().query_d1(id, request));
-            future::join_all(queries).await;
+            let requests = turn.end(&mut self).await;
+            future::join_all(requests).await;
         })
     }
 
     /// Sends a request to D1 and passes the response to the machine. After [`D1_TIMEOUT`] the
     /// machine gets a failure. If the request ends later, it gets [`Event::EndedLate`]. The
     /// machine ignores responses to requests that it sent before a wipe.
-    async fn query_d1(self: Rc<Self>, id: RequestId, request: Box<D1Request>) {
+    async fn query_d1(self, id: RequestId, request: Box<D1Request>) {
         let env = self.env.clone();
         let query = Box::pin(async move {
             let answer = d1::query(&env, &request).await.map_err(|error| error.detail.into_owned());
@@ -265,77 +331,7 @@ impl LinkShell {
         self.run(Event::Answered { id, answer }).await;
     }
 
-    /// Passes an event to the machine, carries out the effects that need no `await`, and returns
-    /// the remaining effects.
-    fn step(self: &Rc<Self>, event: Event) -> AwaitedEffects {
-        let mut awaited = AwaitedEffects::default();
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            let input = sockets::input(&self.state);
-            let mut link = self.link.borrow_mut();
-            let effects = match &mut *link {
-                Some(link) => link.step(event, input),
-                none => {
-                    let tables = Tables::new(self.state.clone(), self.alarm.clone());
-                    let link = Machine::new(tables, self.settings(), Box::new(random), input);
-                    none.insert(link).step(event, input)
-                }
-            };
-            drop(link);
-            for effect in effects {
-                if let Some(event) = self.carry_out(effect, &mut awaited) {
-                    events.push_back(event);
-                }
-            }
-        }
-        awaited
-    }
-
-    /// Carries out an effect, or adds it to `awaited` if it needs an `await`. If the effect causes
-    /// an event, returns that event.
-    fn carry_out(self: &Rc<Self>, effect: Effect, awaited: &mut AwaitedEffects) -> Option<Event> {
-        match effect {
-            Effect::Send { kind, generation, message, before } => {
-                let sent = sockets::send(&self.state, kind, generation, &message);
-                return sent.is_err().then_some(Event::NotSent { generation, before });
-            }
-            Effect::Close { kind, code, reason } => sockets::close(&self.state, kind, code, reason),
-            Effect::Accept { ticket, kind, generation, features } => {
-                match sockets::accept(&self.state, kind, generation, features) {
-                    Ok(client) => awaited.outcomes.push((ticket, CallOutcome::Socket(client))),
-                    Err(error) => {
-                        let failed = LinkResponse::Failed(error.to_string());
-                        awaited.outcomes.push((ticket, CallOutcome::Answer(failed)));
-                        return Some(Event::Closed(generation));
-                    }
-                }
-            }
-            Effect::Reply(ticket, answer) => {
-                awaited.outcomes.push((ticket, CallOutcome::Answer(answer)));
-            }
-            Effect::SetAlarm(at) => awaited.alarm = Some(at),
-            Effect::StartCallTimer(ticket, at) if at <= platform::now() => {
-                return Some(Event::CallTimer(ticket));
-            }
-            Effect::StartCallTimer(ticket, at) => self.set_timer(ticket, at),
-            Effect::Request(id, request) => awaited.requests.push((id, request)),
-            Effect::RequestSeal(workspace) => {
-                let env = self.env.clone();
-                self.state.wait_until(async move { audit_sealer::notify(&env, workspace).await });
-            }
-            Effect::NotifyBatch(notice) => {
-                let env = self.env.clone();
-                self.state.wait_until(async move { notify_batch(&env, notice).await });
-            }
-            Effect::Log { event, mut fields, error } => {
-                fields["server"] = json!(self.state.id().name());
-                log::error(event, fields, &error);
-            }
-        }
-        None
-    }
-
-    fn set_timer(self: &Rc<Self>, ticket: Ticket, at: Timestamp) {
+    fn set_timer(&self, ticket: Ticket, at: Timestamp) {
         let (stop, stopped) = oneshot::channel();
         self.timers.borrow_mut().insert(ticket, stop);
         // Rounded up: the timer has whole milliseconds and must not end before `at`.
