@@ -23,6 +23,7 @@
 //! - `limits`: quotas, throttles, and how full the database is.
 //! - `command`: commands, their life and output, and scripts.
 //! - `access`: callers, tokens, access control lists and permissions.
+//! - `turn`: the order in which the object of a state machine acts.
 //! - `link`: the object of a server, as a state machine.
 //! - `batch`: requests for batches, and a batch as a state machine.
 //! - `schedule`: due times, and what happens at one.

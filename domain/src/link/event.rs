@@ -113,9 +113,7 @@ pub enum Event {
     CallTimer(Ticket),
 }
 
-/// An output of the machine. The shell carries out the effects after the step's writes. First it
-/// carries out the effects that need no `await`, in their order. Then it sets the alarm, replies to
-/// calls, and sends the requests to D1.
+/// An output of the machine. [`crate::turn`] has the order in which effects are carried out.
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Send a message. If that fails, [`Event::NotSent`] follows immediately.
