@@ -1,14 +1,14 @@
 import { describe, expect, test, vi } from "vitest";
 import { asProblem, problemOf } from "../src/api/problem";
 import type { Command } from "../src/api/queries";
-import { timesOf } from "../src/pages/audit/count";
+import { timesOf } from "../src/pages/audit/event";
 import { runAgain } from "../src/pages/run/address";
 import { asFarhand } from "../src/pages/run/as-farhand";
 import { requestOf, type Draft } from "../src/pages/run/request";
 import { onlyServer, targetsInAddress } from "../src/pages/run/targets";
 import { summary } from "../src/pages/run/preview";
 import { labelsOf } from "../src/pages/server/edit";
-import { queryOf } from "../src/pages/servers/page";
+import { queryOf } from "../src/pages/servers/query";
 import { withPolicy } from "../src/pages/servers/policy";
 import { complete } from "../src/ui/selector";
 import { curl, quoted } from "../src/ui/same";

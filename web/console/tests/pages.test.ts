@@ -1,7 +1,7 @@
 // The logic of the pages about batches, schedules, scripts, tokens and sessions.
 import { describe, expect, test } from "vitest";
 import { difference } from "../src/pages/batch/difference";
-import { toggled } from "../src/pages/batch/groups";
+import { toggled } from "../src/pages/batch/outputs";
 import { changed, countStates, reasonOf, type Target } from "../src/pages/batch/targets";
 import { DEFAULTS, queryOf } from "../src/pages/history/query";
 import { draftOf as scheduleDraft, emptyDraft, requestOf } from "../src/pages/schedule/draft";

@@ -143,6 +143,12 @@ export const users = (query: ListQuery<"/api/iam/users/">) =>
     queryFn: ({ signal }) => read(api.GET("/api/iam/users/", { params: { query }, signal })),
   });
 
+// The queries behind the counts of the rail. The overview shows the same numbers.
+export const connectedServers = () => servers({ is_connected: true, page_size: 1 });
+export const offlineServers = () => servers({ is_connected: false, page_size: 1 });
+export const runningCommands = () => commands({ state: "sent,acked", page_size: 8 });
+export const runningBatches = () => batches({ state: "running,stopping", page_size: 1 });
+
 /**
  * Staff manage servers, groups, scripts and ordinary users. Superusers can do all that staff can.
  */

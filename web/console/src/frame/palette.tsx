@@ -5,7 +5,7 @@ import { useNavigate } from "react-router";
 import { isStaff, me, servers } from "../api/queries";
 import { OWN_LINE } from "../pages/run/targets";
 import { Dialog } from "../ui/dialog";
-import { offered } from "./rail";
+import { offered } from "./offered";
 
 interface Entry {
   readonly id: string;

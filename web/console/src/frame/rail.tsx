@@ -3,9 +3,10 @@ import { useId } from "react";
 import { NavLink } from "react-router";
 import { isStaff, me } from "../api/queries";
 import { useSession } from "../api/session";
-import { pages, type PageRow } from "../pages";
+import type { PageRow } from "../pages";
 import { number } from "../ui/words";
 import { useCounts } from "./counts";
+import { offered } from "./offered";
 import { openPalette } from "./palette";
 import { signOut, signOutEverywhere } from "./sign-out";
 import { useTheme, type Theme } from "./theme";
@@ -15,10 +16,6 @@ const THEMES: readonly (readonly [Theme, string])[] = [["system", "Like the syst
 
 /** The workspace's name: the first label of the host name. An IP address contains no workspace. */
 const workspace = () => (/^[\d.:[\]]+$|^localhost$/.test(location.hostname) ? "Farhand" : location.hostname.split(".")[0]);
-
-/** The pages that the user may open, in one part of the rail or in both. */
-export const offered = (staff: boolean, rail?: PageRow["rail"]) =>
-  pages.filter((page) => page.rail !== undefined && (rail === undefined || page.rail === rail) && (staff || !page.isForStaff));
 
 /** The navigation: a rail at the left, on a phone a bar at the bottom. */
 export function Rail() {

@@ -4,7 +4,7 @@ import { Button } from "../../ui/button";
 import { State } from "../../ui/state";
 import { Time } from "../../ui/time";
 import { useAttention } from "../../ui/use-attention";
-import { lookOfOutcome, type AuditEvent } from "./page";
+import { lookOfOutcome, type AuditEvent } from "./event";
 
 interface DetailsProps {
   event: AuditEvent;

@@ -6,7 +6,8 @@ import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { toast } from "../../ui/toasts";
 import { number, plural } from "../../ui/words";
-import type { AuditEvent, AuditQuery } from "./page";
+import type { AuditEvent } from "./event";
+import type { AuditQuery } from "./query";
 
 const PAGE_SIZE = 100;
 /** The newest events of a longer list. `farhand audit list` and the API have the others. */

@@ -1,6 +1,6 @@
 import { useState } from "react";
 import { useQuery } from "@tanstack/react-query";
-import { api, read, type Schema } from "../../api/client";
+import { api, read } from "../../api/client";
 import { isStaff, me } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { usePages } from "../../live/use-pages";
@@ -17,16 +17,14 @@ import { Time } from "../../ui/time";
 import { TimeInput } from "../../ui/time-input";
 import { number } from "../../ui/words";
 import { textOf } from "../history/query";
-import { timesOf } from "./count";
 import { EventDetails } from "./details";
+import { lookOfOutcome, timesOf, type AuditEvent } from "./event";
 import { Export } from "./export";
+import { DEFAULTS, queryOf, type Filter } from "./query";
 import { useVerify } from "./verify";
 import "./page.css";
 
-export type AuditEvent = Schema<"AuditEvent">;
 const PAGE_SIZE = 100;
-const DEFAULTS = { actor: "", action: "", object: "", outcome: "", since: "", until: "" };
-type Filter = typeof DEFAULTS;
 const OUTCOMES = [["", "Every outcome"], ["success", "Success"], ["failure", "Failure"], ["denied", "Denied"]] as const;
 /** Actions that are offered as completions. Any other can be typed. */
 const ACTIONS = [
@@ -35,18 +33,6 @@ const ACTIONS = [
   "schedule.run", "schedule.update", "script.create", "script.delete", "script.update", "server.approve", "server.create", "server.delete", "server.register", "server.rotate_key", "server.update", "session.delete",
   "session.login", "session.logout", "user.change_password", "user.create", "user.delete", "user.request_reset", "user.reset_password", "user.set_password", "user.update",
 ];
-
-export const lookOfOutcome = (outcome: AuditEvent["outcome"]) => (outcome === "success" ? "success" : outcome === "denied" ? "cancelled" : "failed");
-
-export type AuditQuery = ReturnType<typeof queryOf>;
-const queryOf = ({ actor, action, object, outcome, since, until }: Filter) => ({
-  ...(actor && { actor }),
-  ...(action && { action }),
-  ...(object && { object }),
-  ...(outcome && { outcome: outcome as AuditEvent["outcome"] }),
-  ...(since && { occurred_at__gte: since }),
-  ...(until && { occurred_at__lt: until }),
-});
 
 const columnsFor = (open: (event: AuditEvent) => void): readonly Column<AuditEvent>[] => [
   { name: "time", title: "When", width: "136px", cell: ({ occurred_at }) => <Time at={occurred_at} form="second" /> },

@@ -6,7 +6,7 @@ import { command as commandQuery } from "../../api/queries";
 import { plain } from "../../output/text";
 import { Loading } from "../../ui/answers";
 import { plural } from "../../ui/words";
-import type { Group } from "./groups";
+import type { Group } from "./outputs";
 
 const CONTEXT = 3;
 const TIMEOUT_MS = 2_000;

@@ -1,33 +1,17 @@
-import { queryOptions, useQuery } from "@tanstack/react-query";
+import { useQuery } from "@tanstack/react-query";
 import { lazy, Suspense, useState } from "react";
-import { api, read, type Schema } from "../../api/client";
 import { live, type Batch } from "../../api/queries";
 import { Answer, Loading } from "../../ui/answers";
 import { State } from "../../ui/state";
 import { plural } from "../../ui/words";
 import { OutputText } from "./output-text";
+import { keyOf, outputs, toggled, type Group } from "./outputs";
 import { hasEnded } from "./targets";
 
-export type Group = Schema<"BatchOutput">;
 const Difference = lazy(() => import("./difference"));
 
-const PAGE_SIZE = 50;
 /** Maximum number of servers of a group that are named. */
 const NAMED = 6;
-
-const outputs = (id: string) =>
-  queryOptions({
-    queryKey: ["batch", id, "outputs"],
-    queryFn: ({ signal }) => read(api.GET("/api/events/batches/{id}/outputs/", { params: { path: { id }, query: { page_size: PAGE_SIZE } }, signal })),
-  });
-
-/** Names a group in the address. */
-export const keyOf = ({ state, exit_code, output_sha256 }: Group) => [state, exit_code ?? "", output_sha256?.slice(0, 12) ?? ""].join(".");
-
-/** The groups to compare after a click: at most two, the newest click last. */
-export function toggled(keys: readonly string[], key: string): readonly string[] {
-  return keys.includes(key) ? keys.filter((one) => one !== key) : [...keys, key].slice(-2);
-}
 
 interface GroupsProps {
   batch: Batch;

@@ -16,12 +16,10 @@ import { Since, WithTimes } from "../../ui/time";
 import { bytes, duration, leftOut } from "../../ui/words";
 import { runAgain } from "../run/address";
 import { OWN_LINE } from "../run/targets";
+import { hasEnded } from "./state";
 import { Stop } from "./stop";
 import { Timeline } from "./timeline";
 import "./page.css";
-
-/** The states in which a command has not ended. A stuck command may still get a result. */
-export const hasEnded = ({ state }: CommandObject) => !["scheduled", "queued", "sent", "acked"].includes(state);
 
 export default function Command() {
   const { id = "" } = useParams();

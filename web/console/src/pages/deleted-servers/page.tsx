@@ -7,11 +7,11 @@ import { ActionError, Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Dialog } from "../../ui/dialog";
 import { errorsFor, TextField } from "../../ui/field";
+import { Labels } from "../../ui/labels";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { Time } from "../../ui/time";
 import { toast } from "../../ui/toasts";
-import { Labels } from "../servers/page";
 import "../servers/page.css";
 
 const PAGE_SIZE = 200;

@@ -8,9 +8,8 @@ import { Confirm } from "../../ui/dialog";
 import { errorsFor, SelectField } from "../../ui/field";
 import { UserField } from "../../ui/user-input";
 import { plural } from "../../ui/words";
-import { memberships, type Role } from "./page";
+import { memberships, type Membership, type Role } from "./memberships";
 
-type Membership = Schema<"Membership">;
 /** The number of members that are shown at first, and the number that each click adds. */
 const STEP = 50;
 const ROLES: readonly (readonly [Role, string])[] = [["member", "Member"], ["manager", "Manager"], ["owner", "Owner"]];

@@ -14,29 +14,15 @@ import { ServerChips } from "../../ui/server-chips";
 import { toast } from "../../ui/toasts";
 import { useEdits } from "../../ui/use-edits";
 import { Members } from "./members";
+import { memberships } from "./memberships";
 import "../users/page.css";
 
 type GroupObject = Schema<"Group">;
-export type Role = Schema<"Membership">["role"];
 
 const group = (id: number) =>
   queryOptions({
     queryKey: ["group", id],
     queryFn: ({ signal }) => read(api.GET("/api/iam/groups/{id}/", { params: { path: { id } }, signal })),
-  });
-
-/** All memberships of a group. */
-export const memberships = (id: number) =>
-  queryOptions({
-    queryKey: ["group", id, "memberships"],
-    queryFn: async ({ signal }) => {
-      const found: Schema<"Membership">[] = [];
-      for (let page = 1; ; page += 1) {
-        const { count, results } = await read(api.GET("/api/iam/memberships/", { params: { query: { group: id, page, page_size: 100 } }, signal }));
-        found.push(...results);
-        if (found.length >= count || results.length === 0) return found;
-      }
-    },
   });
 
 export default function Group() {

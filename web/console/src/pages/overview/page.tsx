@@ -1,7 +1,6 @@
 import { useQuery, type UseQueryResult } from "@tanstack/react-query";
 import { Link } from "react-router";
-import { commands, isStaff, live, me, schedules, type Page as Listed } from "../../api/queries";
-import { connectedServers, offlineServers, runningCommands } from "../../frame/counts";
+import { commands, connectedServers, isStaff, live, me, offlineServers, runningCommands, schedules, type Page as Listed } from "../../api/queries";
 import { useNow } from "../../live/clock";
 import { Answer, Empty } from "../../ui/answers";
 import { LinkButton } from "../../ui/button";

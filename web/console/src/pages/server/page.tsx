@@ -5,12 +5,13 @@ import { commands, groups as groupsQuery, isStaff, live, me, server as serverQue
 import { Answer } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { CommandList } from "../../ui/command-list";
+import { Labels } from "../../ui/labels";
 import { Page, PageAnswer } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
+import { stateOf, system } from "../../ui/server-words";
 import { State } from "../../ui/state";
 import { Time } from "../../ui/time";
 import { bytes } from "../../ui/words";
-import { Labels, stateOf, system } from "../servers/page";
 import { MEANINGS, MODES } from "../servers/policy";
 import { Approve } from "./approve";
 import { DeleteServer, RotateKey } from "./danger";

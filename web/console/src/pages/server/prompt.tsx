@@ -11,7 +11,7 @@ import { Button } from "../../ui/button";
 import { State } from "../../ui/state";
 import { Since, WithTimes } from "../../ui/time";
 import { duration } from "../../ui/words";
-import { hasEnded } from "../command/page";
+import { hasEnded } from "../command/state";
 import { Stop } from "../command/stop";
 
 /**

@@ -1,8 +1,8 @@
 import type { Problem } from "../../api/problem";
 import { useTyped } from "../../live/use-typed";
 import { SelectorInput } from "../../ui/selector-input";
-import type { Filter } from "./page";
 import { MODES } from "./policy";
+import type { Filter } from "./query";
 
 interface FiltersProps {
   filter: Filter;

@@ -7,8 +7,10 @@ import { usePages } from "../../live/use-pages";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { Dialog } from "../../ui/dialog";
+import { Labels } from "../../ui/labels";
 import { Page } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
+import { stateOf, system } from "../../ui/server-words";
 import { Mark } from "../../ui/state";
 import { Table, type Column } from "../../ui/table";
 import { Time } from "../../ui/time";
@@ -16,29 +18,12 @@ import { number } from "../../ui/words";
 import { AddServer } from "./add-server";
 import { Filters } from "./filters";
 import { MEANINGS, modeOf } from "./policy";
+import { DEFAULTS, queryOf } from "./query";
 import { SelectionBar } from "./selection-bar";
 import { useSelection } from "./use-selection";
 import "./page.css";
 
 const PAGE_SIZE = 200;
-const DEFAULTS = { search: "", label: "", state: "", policy: "", ordering: "name" };
-export type Filter = typeof DEFAULTS;
-
-/** The state of a server: one that awaits approval runs no commands. */
-export const stateOf = ({ registration, is_connected }: Server) => (registration === "pending" ? "approval" : is_connected ? "connected" : "offline");
-
-/** The operating system, short: `Debian 12`. */
-export const system = ({ os_name, os_version }: Server) => [os_name?.replace(" GNU/Linux", ""), os_version].filter(Boolean).join(" ");
-
-/** The query parameters of a filter. */
-export const queryOf = ({ search, label, state, policy, ordering }: Filter) => ({
-  ordering,
-  ...(search && { search }),
-  ...(label && { label }),
-  ...(state && { is_connected: state === "connected" }),
-  ...(modeOf(policy) && { policy: modeOf(policy) }),
-});
-
 /** The columns of the list. `groupNames` are the names of groups by their ids. */
 const columnsOf = (groupNames: ReadonlyMap<number, string>): readonly Column<Server>[] => [
   {
@@ -70,20 +55,6 @@ const columnsOf = (groupNames: ReadonlyMap<number, string>): readonly Column<Ser
   { name: "agent", title: "Agent", width: "72px", card: "none", cell: ({ agent_version }) => agent_version ?? "–" },
   { name: "seen", title: "Last seen", width: "88px", orderBy: "last_seen_at", card: "end", cell: ({ is_connected, last_seen_at }) => (is_connected ? "now" : last_seen_at ? <Time at={last_seen_at} /> : <span className="muted">never</span>) },
 ];
-
-export function Labels({ labels }: { labels: Record<string, string> }) {
-  const texts = Object.entries(labels).map(([key, value]) => (value === "" ? key : `${key}=${value}`));
-  if (texts.length === 0) return null;
-  return (
-    <span className="chips" title={texts.join("\n")}>
-      {texts.map((text) => (
-        <span key={text} className="chip">
-          {text}
-        </span>
-      ))}
-    </span>
-  );
-}
 
 export default function Servers() {
   const [filter, setFilter] = useAddress(DEFAULTS);

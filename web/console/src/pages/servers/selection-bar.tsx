@@ -6,7 +6,7 @@ import { Button } from "../../ui/button";
 import { number, plural } from "../../ui/words";
 import { targetsInAddress, type RunState } from "../run/targets";
 import { DeleteSelected } from "./delete-selected";
-import { queryOf, type Filter } from "./page";
+import { queryOf, type Filter } from "./query";
 import type { Selected } from "./use-selection";
 
 /** Maximum number of targets of a batch (contract 13.2). */
