@@ -2,6 +2,7 @@
 import type { paths } from "#schema";
 import { QueryCache, QueryClient, keepPreviousData, queryOptions } from "@tanstack/react-query";
 import { reportConnection } from "../live/connection";
+import { MOST_ON_A_PAGE, readAll, type Page } from "./all";
 import { api, read, type Schema } from "./client";
 import { asProblem } from "./problem";
 
@@ -12,10 +13,8 @@ export type Schedule = Schema<"Schedule">;
 export type User = Schema<"User">;
 /** The query parameters of a list. */
 export type ListQuery<Path extends keyof paths> = paths[Path] extends { get: { parameters: { query?: infer Query } } } ? NonNullable<Query> : never;
-export interface Page<Item> {
-  readonly count: number;
-  readonly results: readonly Item[];
-}
+
+export type { Page };
 
 /** How often visible data is read again, unless a stream keeps it current (contract 16.3). */
 export const POLL_MS = 5_000;
@@ -43,6 +42,15 @@ export const queryClient = new QueryClient({
 
 /** The options of a query that is read again while its page is visible. */
 export const live = { refetchInterval: POLL_MS, refetchIntervalInBackground: false, placeholderData: keepPreviousData } as const;
+
+/**
+ * The same for a list that is read whole. A list of many pages is read less often, so that the
+ * number of requests stays the same.
+ */
+export const liveAll = {
+  ...live,
+  refetchInterval: ({ state }: { state: { data: Page<unknown> | undefined } }) => POLL_MS * Math.max(1, Math.ceil((state.data?.results.length ?? 0) / MOST_ON_A_PAGE)),
+} as const;
 
 export const me = () =>
   queryOptions({
@@ -112,23 +120,26 @@ export const scripts = (query: ListQuery<"/api/events/scripts/">) =>
     queryFn: ({ signal }) => read(api.GET("/api/events/scripts/", { params: { query }, signal })),
   });
 
-const MOST_ON_A_PAGE = 100;
-
-/**
- * All scripts, to choose one by its name. A workspace has at most 1,000 by default (contract 11.4).
- */
+/** All scripts by name. */
 export const allScripts = () =>
   queryOptions({
     queryKey: ["scripts", "all"],
-    queryFn: async ({ signal }) => {
-      const found: Schema<"ScriptSummary">[] = [];
-      for (let page = 1; ; page += 1) {
-        const { count, results } = await read(api.GET("/api/events/scripts/", { params: { query: { page, page_size: MOST_ON_A_PAGE } }, signal }));
-        found.push(...results);
-        if (found.length >= count || results.length === 0) return found.sort((one, other) => one.name.localeCompare(other.name));
-      }
+    queryFn: async ({ signal }): Promise<Page<Schema<"ScriptSummary">>> => {
+      const { count, results } = await readAll((query) => read(api.GET("/api/events/scripts/", { params: { query }, signal })));
+      return { count, results: [...results].sort((one, other) => one.name.localeCompare(other.name)) };
     },
-    staleTime: 60_000,
+  });
+
+export const allGroups = () =>
+  queryOptions({
+    queryKey: ["groups", "all"],
+    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/iam/groups/", { params: { query }, signal }))),
+  });
+
+export const allSchedules = () =>
+  queryOptions({
+    queryKey: ["schedules", "all"],
+    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/events/schedules/", { params: { query }, signal }))),
   });
 
 export const script = (id: string) =>

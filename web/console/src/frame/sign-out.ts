@@ -1,3 +1,4 @@
+import { MOST_ON_A_PAGE } from "../api/all";
 import { api, read } from "../api/client";
 import * as session from "../api/session";
 import { asProblem } from "../api/problem";
@@ -14,7 +15,7 @@ export async function signOut() {
 export async function signOutEverywhere() {
   try {
     for (;;) {
-      const { results } = await read(api.GET("/api/auth/sessions/", { params: { query: { page_size: 100 } } }));
+      const { results } = await read(api.GET("/api/auth/sessions/", { params: { query: { page_size: MOST_ON_A_PAGE } } }));
       const others = results.filter(({ current }) => !current);
       if (others.length === 0) break;
       await Promise.all(others.map(({ id }) => read(api.DELETE("/api/auth/sessions/{id}/", { params: { path: { id } } }))));

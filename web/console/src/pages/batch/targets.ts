@@ -1,6 +1,7 @@
 // The targets of a batch, kept current by its stream.
 import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useMemo, useRef, useState } from "react";
+import { readAll, type PageQuery } from "../../api/all";
 import { api, read, type Schema } from "../../api/client";
 import { batch as batchQuery, type Batch } from "../../api/queries";
 import { useStream } from "../../live/use-stream";
@@ -27,12 +28,8 @@ const allTargets = (id: string) =>
   queryOptions({
     queryKey: ["batch", id, "targets"],
     queryFn: async ({ signal }) => {
-      const found: Target[] = [];
-      for (let page = 1; ; page += 1) {
-        const { count, results } = await read(api.GET("/api/events/batches/{id}/targets/", { params: { path: { id }, query: { page, page_size: PAGE_SIZE } }, signal }));
-        found.push(...results);
-        if (found.length >= count || results.length === 0) return found;
-      }
+      const readPage = (query: PageQuery) => read(api.GET("/api/events/batches/{id}/targets/", { params: { path: { id }, query }, signal }));
+      return (await readAll(readPage, { keyOf: ({ server }) => server, pageSize: PAGE_SIZE, most: Infinity })).results;
     },
     // The stream has the changes.
     staleTime: Infinity,

@@ -1,25 +1,34 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { queryOptions, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
 import { Link } from "react-router";
+import { readAll } from "../../api/all";
 import { api, read } from "../../api/client";
-import { isStaff, live, me, servers, type Server } from "../../api/queries";
+import { isStaff, liveAll, me, type Server } from "../../api/queries";
 import { ActionError, Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Dialog } from "../../ui/dialog";
 import { errorsFor, TextField } from "../../ui/field";
 import { Labels } from "../../ui/labels";
+import { LeftOut } from "../../ui/left-out";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { Time } from "../../ui/time";
 import { toast } from "../../ui/toasts";
 import "../servers/page.css";
 
-const PAGE_SIZE = 200;
+/** Maximum of `page_size` of lists of servers (contract 3.7). */
+const PAGE_SIZE = 1_000;
+
+const deletedServers = () =>
+  queryOptions({
+    queryKey: ["servers", "deleted"],
+    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/servers/", { params: { query: { ...query, deleted: true } }, signal })), { pageSize: PAGE_SIZE }),
+  });
 
 export default function DeletedServers() {
   const user = useQuery(me()).data;
   const staff = isStaff(user);
-  const query = useQuery({ ...servers({ deleted: true, page_size: PAGE_SIZE }), ...live, enabled: staff });
+  const query = useQuery({ ...deletedServers(), ...liveAll, enabled: staff });
   const heading = (
     <>
       <Link to="/servers">Servers</Link> / Deleted
@@ -31,15 +40,18 @@ export default function DeletedServers() {
         <Empty title="Only staff see deleted servers">Ask the staff of this workspace to undelete a server.</Empty>
       ) : (
         <Answer query={query}>
-          {({ results }) =>
-            results.length === 0 ? (
+          {(list) =>
+            list.results.length === 0 ? (
               <Empty title="There is no deleted server">A deleted server can be undeleted for some days.</Empty>
             ) : (
-              <ul className="panel rows" aria-label="Deleted servers">
-                {results.map((server) => (
+              <>
+<ul className="panel rows" aria-label="Deleted servers">
+                {list.results.map((server) => (
                   <Row key={server.id} server={server} />
                 ))}
               </ul>
+<LeftOut of={list} what="deleted server" />
+</>
             )
           }
         </Answer>

@@ -1,7 +1,7 @@
 import { useMutation, useQueries, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
 import { api, read, type Schema } from "../../api/client";
-import { live, users, type User } from "../../api/queries";
+import { liveAll, users, type User } from "../../api/queries";
 import { ActionError, Answer } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
@@ -26,9 +26,9 @@ interface MembersProps {
  * 5.4).
  */
 export function Members({ group: { id }, role, user }: MembersProps) {
-  const query = useQuery({ ...memberships(id), ...live });
+  const query = useQuery({ ...memberships(id), ...liveAll });
   const [most, setMost] = useState(STEP);
-  const shown = query.data?.slice(0, most) ?? [];
+  const shown = query.data?.results.slice(0, most) ?? [];
   // A membership has only the id of its user.
   const names = useQueries({
     queries: shown.map(({ user: userId }) => ({
@@ -41,15 +41,15 @@ export function Members({ group: { id }, role, user }: MembersProps) {
     <section className="panel" aria-label="Members">
       <h2>Members</h2>
       <Answer query={query}>
-        {(list) => (
+        {({ results }) => (
           <ul className="rows">
             {shown.map((membership, index) => (
               <Member key={membership.id} membership={membership} name={names[index]?.data?.username ?? "…"} role={role} isSelf={membership.user === user?.id} />
             ))}
-            {list.length > most && (
+            {results.length > most && (
               <li className="rows-head">
                 <Button look="quiet" onClick={() => setMost(most + STEP)}>
-                  and {plural(list.length - most, "more member")}
+                  and {plural(results.length - most, "more member")}
                 </Button>
               </li>
             )}

@@ -1,19 +1,13 @@
 import { queryOptions } from "@tanstack/react-query";
+import { readAll } from "../../api/all";
 import { api, read, type Schema } from "../../api/client";
 
 export type Membership = Schema<"Membership">;
 export type Role = Membership["role"];
 
-/** All memberships of a group. */
+/** The memberships of a group. */
 export const memberships = (id: number) =>
   queryOptions({
     queryKey: ["group", id, "memberships"],
-    queryFn: async ({ signal }) => {
-      const found: Membership[] = [];
-      for (let page = 1; ; page += 1) {
-        const { count, results } = await read(api.GET("/api/iam/memberships/", { params: { query: { group: id, page, page_size: 100 } }, signal }));
-        found.push(...results);
-        if (found.length >= count || results.length === 0) return found;
-      }
-    },
+    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/iam/memberships/", { params: { query: { ...query, group: id } }, signal })), { most: Infinity }),
   });

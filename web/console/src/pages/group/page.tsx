@@ -38,7 +38,7 @@ export default function Group() {
 function Shown({ group: found }: { group: GroupObject }) {
   const user = useQuery(me()).data;
   const staff = isStaff(user);
-  const own = useQuery(memberships(found.id)).data?.find((one) => one.user === user?.id)?.role;
+  const own = useQuery(memberships(found.id)).data?.results.find((one) => one.user === user?.id)?.role;
   const { id, name, display_name, description } = found;
   return (
     <Page title={visible(display_name || name)} actions={(staff || own === "owner") && <Delete group={found} />}>

@@ -1,11 +1,12 @@
 import { useQuery, type UseQueryResult } from "@tanstack/react-query";
 import { Link } from "react-router";
-import { commands, connectedServers, isStaff, live, me, offlineServers, runningCommands, schedules, type Page as Listed } from "../../api/queries";
+import { allSchedules, commands, connectedServers, isStaff, live, liveAll, me, offlineServers, runningCommands, type Page as Listed } from "../../api/queries";
 import { useNow } from "../../live/clock";
 import { Answer, Empty } from "../../ui/answers";
 import { LinkButton } from "../../ui/button";
 import { CommandList } from "../../ui/command-list";
 import { CronWords } from "../../ui/cron";
+import { LeftOut } from "../../ui/left-out";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { State } from "../../ui/state";
@@ -115,15 +116,16 @@ function FailedLately() {
 }
 
 function NextSchedules() {
-  const query = useQuery({ ...schedules({ page_size: 100 }), ...live });
+  const query = useQuery({ ...allSchedules(), ...liveAll });
   return (
     <section className="panel">
       <h2>Next schedules</h2>
       <Answer query={query}>
-        {({ results }) => {
-          const next = results.filter(({ next_runs }) => next_runs.length > 0).sort((one, other) => Date.parse(one.next_runs[0]!) - Date.parse(other.next_runs[0]!));
+        {(all) => {
+          const next = all.results.filter(({ next_runs }) => next_runs.length > 0).sort((one, other) => Date.parse(one.next_runs[0]!) - Date.parse(other.next_runs[0]!));
           if (next.length === 0) return <p className="panel-body muted">No schedule has a next run.</p>;
           return (
+            <>
             <ul className="next">
               {next.slice(0, NEXT).map((schedule) => (
                 <li key={schedule.id}>
@@ -135,6 +137,8 @@ function NextSchedules() {
                 </li>
               ))}
             </ul>
+            <LeftOut of={all} what="schedule" />
+            </>
           );
         }}
       </Answer>

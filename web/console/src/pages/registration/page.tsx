@@ -1,12 +1,14 @@
 import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useCallback, useState } from "react";
+import { readAll } from "../../api/all";
 import { api, read, type Schema } from "../../api/client";
 import { isRefused } from "../../api/problem";
-import { isStaff, live, me } from "../../api/queries";
+import { isStaff, liveAll, me } from "../../api/queries";
 import { useNow } from "../../live/clock";
 import { Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm, Dialog } from "../../ui/dialog";
+import { LeftOut } from "../../ui/left-out";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { State } from "../../ui/state";
@@ -21,14 +23,14 @@ type RegistrationToken = Schema<"RegistrationToken">;
 const registrationTokens = () =>
   queryOptions({
     queryKey: ["registration-tokens"],
-    queryFn: ({ signal }) => read(api.GET("/api/servers/registration-tokens/", { params: { query: { page_size: 100 } }, signal })),
+    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/servers/registration-tokens/", { params: { query }, signal }))),
   });
 
 export default function Registration() {
   const client = useQueryClient();
   const user = useQuery(me()).data;
   const staff = isStaff(user);
-  const query = useQuery({ ...registrationTokens(), ...live, enabled: staff });
+  const query = useQuery({ ...registrationTokens(), ...liveAll, enabled: staff });
   const [isAdding, setIsAdding] = useState(false);
   const close = useCallback(() => {
     setIsAdding(false);
@@ -54,15 +56,18 @@ export default function Registration() {
     >
       <p className="muted note-row">With such a token, the agents of new servers add themselves.</p>
       <Answer query={query}>
-        {({ results }) =>
-          results.length === 0 ? (
+        {(list) =>
+          list.results.length === 0 ? (
             <Empty title="There is no registration token">Create one under “Add servers”, for many servers.</Empty>
           ) : (
-            <ul className="panel rows" aria-label="Registration tokens">
-              {results.map((token) => (
+            <>
+<ul className="panel rows" aria-label="Registration tokens">
+              {list.results.map((token) => (
                 <Row key={token.id} token={token} />
               ))}
             </ul>
+<LeftOut of={list} what="registration token" />
+</>
           )
         }
       </Answer>

@@ -1,8 +1,10 @@
 import { useQuery } from "@tanstack/react-query";
 import { useId, useState } from "react";
-import { groups as groupsQuery, servers as serversQuery } from "../../api/queries";
+import { allGroups, servers as serversQuery } from "../../api/queries";
+import { useAll } from "../../live/use-all";
 import { useSettled } from "../../live/use-settled";
 import { errorsFor, Field } from "../../ui/field";
+import { LeftOut } from "../../ui/left-out";
 import { SelectorInput } from "../../ui/selector-input";
 import { number } from "../../ui/words";
 import type { Targets } from "./targets";
@@ -19,7 +21,7 @@ const SUGGESTIONS = 20;
 
 /** Which servers: by name, by group, by a selector of labels, or all. */
 export function TargetFields({ targets, onChange, error }: TargetFieldsProps) {
-  const groups = useQuery({ ...groupsQuery({ page_size: 100 }), staleTime: 60_000 }).data?.results ?? [];
+  const groups = useAll(allGroups());
   const toggle = (id: number) => onChange({ ...targets, groups: targets.groups.includes(id) ? targets.groups.filter((one) => one !== id) : [...targets.groups, id] });
   return (
     <fieldset className="targets">
@@ -29,17 +31,18 @@ export function TargetFields({ targets, onChange, error }: TargetFieldsProps) {
         <span className="field-label">Labels</span>
         <SelectorInput value={targets.selector} onChange={(selector) => onChange({ ...targets, selector })} errors={errorsFor(error, "selector")} />
       </div>
-      {groups.length > 0 && (
+      {groups.results.length > 0 && (
         <div className="field">
           <span className="field-label">Groups</span>
           <span className="row-of">
-            {groups.map(({ id, display_name, name }) => (
+            {groups.results.map(({ id, display_name, name }) => (
               <label key={id} className="check">
                 <input type="checkbox" checked={targets.groups.includes(id)} onChange={() => toggle(id)} />
                 {display_name || name}
               </label>
             ))}
           </span>
+          <LeftOut of={groups} what="group" />
         </div>
       )}
       <label className="check">

@@ -1,11 +1,13 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useId, useState, type FormEvent } from "react";
 import { api, read } from "../../api/client";
-import { schedule as scheduleQuery, script as scriptQuery, scripts as scriptsQuery, type Schedule } from "../../api/queries";
+import { allScripts, schedule as scheduleQuery, script as scriptQuery, type Schedule } from "../../api/queries";
+import { useAll } from "../../live/use-all";
 import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { useCronWords } from "../../ui/cron";
 import { errorsFor, Field, SelectField, TextField } from "../../ui/field";
+import { leftOutOf } from "../../ui/left-out";
 import { ParamFields } from "../../ui/script-params";
 import { Time } from "../../ui/time";
 import { TargetFields } from "../run/target-fields";
@@ -154,12 +156,12 @@ function Zone({ value, onChange, errors }: { value: string; onChange: (zone: str
 
 /** A line, or a script with its parameters. */
 function What({ draft, onChange, error, keepsParams }: PartProps & { keepsParams: boolean }) {
-  const scripts = useQuery({ ...scriptsQuery({ page_size: 100 }), staleTime: 60_000 }).data?.results ?? [];
+  const scripts = useAll(allScripts());
   const script = useQuery({ ...scriptQuery(draft.script), enabled: draft.kind === "script" && draft.script !== "" }).data;
   if (draft.kind === "argv") return <p className="muted">What it runs was set as separate words, which this form leaves as they are.</p>;
   return (
     <div className="schedule-what">
-      {scripts.length > 0 && (
+      {scripts.results.length > 0 && (
         <div className="row-of" role="radiogroup" aria-label="What to run">
           {(["line", "script"] as const).map((kind) => (
             <label key={kind} className="check">
@@ -175,7 +177,7 @@ function What({ draft, onChange, error, keepsParams }: PartProps & { keepsParams
         </Field>
       ) : (
         <div className="options">
-          <SelectField label="Script" required options={[["", "Choose a script"], ...scripts.map(({ id, name }) => [id, name] as const)]} value={draft.script} errors={errorsFor(error, "script")} onChange={(event) => onChange({ script: event.target.value, params: {}, version: "" })} />
+          <SelectField label="Script" required hint={leftOutOf(scripts, "script")} options={[["", "Choose a script"], ...scripts.results.map(({ id, name }) => [id, name] as const)]} value={draft.script} errors={errorsFor(error, "script")} onChange={(event) => onChange({ script: event.target.value, params: {}, version: "" })} />
           {script && (
             <>
               <SelectField label="Version" options={[["", "The latest at each run"], ...Array.from({ length: script.version }, (_, index) => [String(script.version - index), `Version ${script.version - index}`] as const)]} value={draft.version} errors={errorsFor(error, "script_version")} onChange={(event) => onChange({ version: event.target.value })} />

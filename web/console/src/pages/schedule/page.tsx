@@ -2,8 +2,9 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { Link, useNavigate, useParams } from "react-router";
 import { api, read, type Schema } from "../../api/client";
-import { groups as groupsQuery, live, schedule as scheduleQuery, script as scriptQuery, type Schedule as ScheduleObject } from "../../api/queries";
+import { live, schedule as scheduleQuery, script as scriptQuery, type Schedule as ScheduleObject } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
+import { useGroupNames } from "../../live/use-all";
 import { usePages } from "../../live/use-pages";
 import { visible } from "../../output/visible";
 import { ActionError, Empty, Failure, Loading } from "../../ui/answers";
@@ -136,11 +137,11 @@ const OVERLAP = { skip: "skip the new run", allow: "start both", queue: "start i
 function Facts({ schedule }: { schedule: ScheduleObject }) {
   const { cron, timezone, targets, username, timeout, max_concurrency, max_errors, on_offline, misfire, overlap, starts_at, ends_at, owner, updated_at } = schedule;
   const words = useCronWords(cron);
-  const groups = useQuery({ ...groupsQuery({ page_size: 100 }), staleTime: 60_000 }).data?.results ?? [];
+  const groupNames = useGroupNames();
   const selected = [
     targets.all && "all servers",
     ...(targets.servers ?? []),
-    ...(targets.groups ?? []).map((id) => `group ${groups.find((group) => group.id === id)?.name ?? id}`),
+    ...(targets.groups ?? []).map((id) => `group ${groupNames.get(id) ?? id}`),
     targets.selector,
   ].filter(Boolean);
   const facts: readonly (readonly [string, React.ReactNode])[] = [

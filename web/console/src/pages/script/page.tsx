@@ -1,8 +1,9 @@
 import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { Link, useNavigate, useParams } from "react-router";
+import { readAll } from "../../api/all";
 import { api, read, type Schema } from "../../api/client";
-import { isStaff, live, me, script as scriptQuery } from "../../api/queries";
+import { isStaff, live, liveAll, me, script as scriptQuery } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { visible } from "../../output/visible";
 import { Answer, Empty, Loading } from "../../ui/answers";
@@ -10,6 +11,7 @@ import { Button, LinkButton } from "../../ui/button";
 import { Copy } from "../../ui/copy";
 import { Confirm } from "../../ui/dialog";
 import { Source } from "../../ui/editor";
+import { LeftOut } from "../../ui/left-out";
 import { Page, PageAnswer } from "../../ui/page";
 import { quoted, Same } from "../../ui/same";
 import { Time } from "../../ui/time";
@@ -27,7 +29,7 @@ const DEFAULTS = { version: "", edit: "", run: "" };
 const versions = (id: string) =>
   queryOptions({
     queryKey: ["script", id, "versions"],
-    queryFn: ({ signal }) => read(api.GET("/api/events/scripts/{id}/versions/", { params: { path: { id }, query: { page_size: 100 } }, signal })),
+    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/events/scripts/{id}/versions/", { params: { path: { id }, query }, signal })), { keyOf: ({ version }) => version }),
   });
 
 const versionOf = (id: string, version: number) =>
@@ -147,14 +149,15 @@ function Parameters({ parameters }: { parameters: Version["params"] }) {
 }
 
 function Versions({ id, shown }: { id: string; shown: number }) {
-  const query = useQuery({ ...versions(id), ...live });
+  const query = useQuery({ ...versions(id), ...liveAll });
   return (
     <section className="panel" aria-label="Versions">
       <h2>Versions</h2>
       <Answer query={query}>
-        {({ results }) => (
+        {(list) => (
+<>
           <ol className="versions">
-            {results.map(({ version, author, added_at }) => (
+            {list.results.map(({ version, author, added_at }) => (
               <li key={version}>
                 <Link to={`?version=${version}`} aria-current={version === shown ? "true" : undefined}>
                   Version {version}
@@ -165,6 +168,8 @@ function Versions({ id, shown }: { id: string; shown: number }) {
               </li>
             ))}
           </ol>
+<LeftOut of={list} what="version" />
+</>
         )}
       </Answer>
     </section>

@@ -1,7 +1,8 @@
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
 import { useParams } from "react-router";
-import { commands, groups as groupsQuery, isStaff, live, me, server as serverQuery, type Server as ServerObject } from "../../api/queries";
+import { commands, isStaff, live, me, server as serverQuery, type Server as ServerObject } from "../../api/queries";
+import { useGroupNames } from "../../live/use-all";
 import { Answer } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
 import { CommandList } from "../../ui/command-list";
@@ -74,8 +75,8 @@ function Shown({ server }: { server: ServerObject }) {
 }
 
 function Facts({ server }: { server: ServerObject }) {
-  const groups = useQuery({ ...groupsQuery({ page_size: 100 }), staleTime: 60_000 }).data?.results ?? [];
-  const names = server.groups.map((id) => groups.find((group) => group.id === id)?.display_name || `group ${id}`);
+  const groupNames = useGroupNames();
+  const names = server.groups.map((id) => groupNames.get(id) ?? `group ${id}`);
   const facts: readonly (readonly [string, React.ReactNode])[] = [
     ["System", system(server) || "–"],
     ["Address", <span className="mono">{server.remote_ip ?? "–"}</span>],

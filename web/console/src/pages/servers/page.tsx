@@ -1,8 +1,9 @@
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useCallback, useState } from "react";
 import { Link } from "react-router";
-import { groups as groupsQuery, isStaff, me, servers, type Server } from "../../api/queries";
+import { isStaff, me, servers, type Server } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
+import { useGroupNames } from "../../live/use-all";
 import { usePages } from "../../live/use-pages";
 import { Empty, Failure, Loading } from "../../ui/answers";
 import { Button, LinkButton } from "../../ui/button";
@@ -48,7 +49,7 @@ const columnsOf = (groupNames: ReadonlyMap<number, string>): readonly Column<Ser
     ),
   },
   { name: "labels", title: "Labels", width: "minmax(0, 2fr)", card: "line", cell: ({ labels }) => <Labels labels={labels} /> },
-  ...(groupNames.size > 0 ? [{ name: "groups", title: "Groups", width: "minmax(0, 1fr)", cell: ({ groups }: Server) => groups.map((id) => groupNames.get(id) ?? id).join(", ") }] : []),
+  ...(groupNames.size > 0 ? [{ name: "groups", title: "Groups", width: "minmax(0, 1fr)", cell: ({ groups }: Server) => groups.map((id) => groupNames.get(id) ?? `group ${id}`).join(", ") }] : []),
   { name: "system", title: "System", width: "minmax(0, 1fr)", cell: system },
   { name: "load", title: "Load", width: "56px", card: "none", cell: ({ load }) => <span className="number">{load === null ? "–" : load.toFixed(2)}</span> },
   { name: "address", title: "Address", width: "128px", card: "none", cell: ({ remote_ip }) => <span className="mono">{remote_ip ?? "–"}</span> },
@@ -61,8 +62,7 @@ export default function Servers() {
   const [isAdding, setIsAdding] = useState(false);
   const client = useQueryClient();
   const staff = isStaff(useQuery(me()).data);
-  const groups = useQuery({ ...groupsQuery({ page_size: 100 }), staleTime: 60_000 }).data?.results ?? [];
-  const groupNames = new Map(groups.map(({ id, name, display_name }) => [id, display_name || name]));
+  const groupNames = useGroupNames();
   const query = queryOf(filter);
   const list = usePages<Server>(PAGE_SIZE, (page) => servers({ ...query, page, page_size: PAGE_SIZE }));
   const selection = useSelection(list.at);

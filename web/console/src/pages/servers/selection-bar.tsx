@@ -1,5 +1,6 @@
 import { useMutation } from "@tanstack/react-query";
 import { useNavigate } from "react-router";
+import { readAll, type PageQuery } from "../../api/all";
 import { queryClient, servers, type Server } from "../../api/queries";
 import { ActionError } from "../../ui/answers";
 import { Button } from "../../ui/button";
@@ -14,13 +15,9 @@ const MAX_TARGETS = 5_000;
 const PAGE_SIZE = 1_000;
 
 /** Reads all servers of a filter, up to the limit of a batch. */
-async function all(filter: Filter): Promise<Server[]> {
-  const found: Server[] = [];
-  for (let page = 1; ; page += 1) {
-    const { count, results } = await queryClient.fetchQuery(servers({ ...queryOf(filter), ordering: "name", page, page_size: PAGE_SIZE }));
-    found.push(...results);
-    if (found.length >= Math.min(count, MAX_TARGETS) || results.length === 0) return found.slice(0, MAX_TARGETS);
-  }
+async function all(filter: Filter): Promise<readonly Server[]> {
+  const readPage = (page: PageQuery) => queryClient.fetchQuery(servers({ ...queryOf(filter), ordering: "name", ...page }));
+  return (await readAll(readPage, { pageSize: PAGE_SIZE, most: MAX_TARGETS })).results;
 }
 
 /** What can be done with the selected servers. */

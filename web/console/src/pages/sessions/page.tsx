@@ -1,13 +1,15 @@
 import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
+import { readAll } from "../../api/all";
 import { api, read, type Schema } from "../../api/client";
-import { live } from "../../api/queries";
+import { liveAll } from "../../api/queries";
 import { useSession } from "../../api/session";
 import { signOut, signOutEverywhere } from "../../frame/sign-out";
 import { visible } from "../../output/visible";
 import { Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
+import { LeftOut } from "../../ui/left-out";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { Time } from "../../ui/time";
@@ -19,11 +21,11 @@ type Session = Schema<"Session">;
 const sessions = () =>
   queryOptions({
     queryKey: ["sessions"],
-    queryFn: ({ signal }) => read(api.GET("/api/auth/sessions/", { params: { query: { page_size: 100 } }, signal })),
+    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/auth/sessions/", { params: { query }, signal }))),
   });
 
 export default function Sessions() {
-  const query = useQuery({ ...sessions(), ...live });
+  const query = useQuery({ ...sessions(), ...liveAll });
   const [isAsking, setIsAsking] = useState(false);
   const kind = useSession().session?.kind;
   return (
@@ -41,15 +43,18 @@ export default function Sessions() {
     >
       <p className="muted note-row">Where you are signed in. A session ends 14 days after its last use.</p>
       <Answer query={query}>
-        {({ results }) =>
-          results.length === 0 ? (
+        {(list) =>
+          list.results.length === 0 ? (
             <Empty title="You have no sessions">You use an API token.</Empty>
           ) : (
-            <ul className="panel rows" aria-label="Sessions">
-              {results.map((session) => (
+            <>
+<ul className="panel rows" aria-label="Sessions">
+              {list.results.map((session) => (
                 <Row key={session.id} session={session} />
               ))}
             </ul>
+<LeftOut of={list} what="session" />
+</>
           )
         }
       </Answer>

@@ -1,6 +1,7 @@
-import { useQuery } from "@tanstack/react-query";
-import { scripts as scriptsQuery } from "../../api/queries";
+import { allScripts } from "../../api/queries";
+import { useAll } from "../../live/use-all";
 import { Field, TextField } from "../../ui/field";
+import { LeftOut } from "../../ui/left-out";
 import { SelectorInput } from "../../ui/selector-input";
 import { ServerChips } from "../../ui/server-chips";
 import type { Draft } from "./acl";
@@ -12,7 +13,7 @@ interface AclFieldsProps {
 
 /** The limits of a token. An empty field sets no limit. */
 export function AclFields({ draft, onChange }: AclFieldsProps) {
-  const scripts = useQuery({ ...scriptsQuery({ page_size: 100 }), staleTime: 60_000 }).data?.results ?? [];
+  const scripts = useAll(allScripts());
   const toggle = (id: string) => onChange({ scripts: draft.scripts.includes(id) ? draft.scripts.filter((one) => one !== id) : [...draft.scripts, id] });
   const patterns = (name: "commands" | "argv", label: string, hint: string, placeholder: string) => (
     <Field label={label} hint={hint}>
@@ -33,17 +34,18 @@ export function AclFields({ draft, onChange }: AclFieldsProps) {
       <TextField label="Accounts" placeholder="deploy, www-data" hint="Commands run only as these." value={draft.usernames} onChange={(event) => onChange({ usernames: event.target.value })} />
       <TextField label="From networks" placeholder="192.0.2.0/24" value={draft.networks} onChange={(event) => onChange({ networks: event.target.value })} />
       <TextField label="Most servers in a batch" type="number" min={1} max={5_000} placeholder="5000" value={draft.maxTargets} onChange={(event) => onChange({ maxTargets: event.target.value })} />
-      {scripts.length > 0 && (
+      {scripts.results.length > 0 && (
         <div className="field" role="group" aria-label="Scripts">
           <span className="field-name">Scripts</span>
           <span className="row-of">
-            {scripts.map(({ id, name }) => (
+            {scripts.results.map(({ id, name }) => (
               <label key={id} className="check">
                 <input type="checkbox" checked={draft.scripts.includes(id)} onChange={() => toggle(id)} />
                 {name}
               </label>
             ))}
           </span>
+          <LeftOut of={scripts} what="script" />
         </div>
       )}
       <div className="row-of acl-wide">

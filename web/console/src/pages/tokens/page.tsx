@@ -1,13 +1,15 @@
 import { queryOptions, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
+import { readAll } from "../../api/all";
 import { api, read, type Schema } from "../../api/client";
 import { isRefused } from "../../api/problem";
-import { live } from "../../api/queries";
+import { liveAll } from "../../api/queries";
 import { useAddress } from "../../live/use-address";
 import { useNow } from "../../live/clock";
 import { ActionError, Answer, Empty } from "../../ui/answers";
 import { Button } from "../../ui/button";
 import { Confirm } from "../../ui/dialog";
+import { LeftOut } from "../../ui/left-out";
 import { Page } from "../../ui/page";
 import { Same } from "../../ui/same";
 import { State } from "../../ui/state";
@@ -24,12 +26,12 @@ const DEFAULTS = { new: "", open: "" };
 const tokens = () =>
   queryOptions({
     queryKey: ["tokens"],
-    queryFn: ({ signal }) => read(api.GET("/api/auth/tokens/", { params: { query: { page_size: 100 } }, signal })),
+    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/auth/tokens/", { params: { query }, signal }))),
   });
 
 export default function Tokens() {
   const [view, setView] = useAddress(DEFAULTS);
-  const query = useQuery({ ...tokens(), ...live });
+  const query = useQuery({ ...tokens(), ...liveAll });
   const isCreating = view.new !== "";
   return (
     <Page
@@ -47,15 +49,18 @@ export default function Tokens() {
         <p className="muted">A token lets a program act for you: as much as you can do, or less.</p>
         {isCreating && !isRefused(query.error) && <CreateToken onClose={() => setView({ new: "" })} />}
         <Answer query={query}>
-          {({ results }) =>
-            results.length === 0 ? (
+          {(list) =>
+            list.results.length === 0 ? (
               !isCreating && <Empty title="You have no tokens">Create one for each program, so that you can revoke it alone.</Empty>
             ) : (
-              <ul className="panel rows" aria-label="Tokens">
-                {results.map((token) => (
+              <>
+<ul className="panel rows" aria-label="Tokens">
+                {list.results.map((token) => (
                   <Row key={token.id} token={token} isOpen={view.open === token.id} onOpen={(isOpen) => setView({ open: isOpen ? token.id : "" })} />
                 ))}
               </ul>
+<LeftOut of={list} what="token" />
+</>
             )
           }
         </Answer>
