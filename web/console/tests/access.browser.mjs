@@ -39,7 +39,10 @@ test("a token is limited, tried out, used, disabled and revoked", async () => {
   await page.getByLabel("From networks").fill("not-a-network");
   await visit.isAccessible("form of a token");
   await page.getByRole("button", { name: "Create the token" }).click();
-  await page.locator(".action-error").getByText(/networks/).waitFor();
+  await page
+    .locator(".action-error")
+    .getByText(/networks/)
+    .waitFor();
   assert.equal((await workspace.admin.get("/api/auth/tokens/")).count, 0);
   await page.getByLabel("From networks").fill("");
   await page.getByRole("button", { name: "Create the token" }).click();
@@ -120,7 +123,12 @@ test("the own names, address and password are changed", async () => {
   await page.getByText("Your password is changed. Your other sessions have ended.").waitFor();
   await page.getByRole("link", { name: "Your sessions" }).click();
   await page.getByText("this session").waitFor();
-  const login = (candidate) => fetch(`${workspace.url}/api/auth/login/`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ username: "ada", password: candidate }) });
+  const login = (candidate) =>
+    fetch(`${workspace.url}/api/auth/login/`, {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ username: "ada", password: candidate }),
+    });
   assert.deepEqual([(await login(PASSWORD)).status, (await login(next)).status], [403, 200]);
   await visit.end();
 });
@@ -200,7 +208,9 @@ test("a group is created, gets members and servers, and is deleted", async () =>
   await members.getByLabel("Username").fill("ken");
   await members.getByRole("button", { name: "Add" }).click();
   await members.getByLabel("Role of ken").selectOption("manager");
-  await eventually("ken is a manager", async () => (await workspace.admin.get(`/api/iam/memberships/?group=${id}`)).results.some(({ role }) => role === "manager"));
+  await eventually("ken is a manager", async () =>
+    (await workspace.admin.get(`/api/iam/memberships/?group=${id}`)).results.some(({ role }) => role === "manager"),
+  );
   await members.getByRole("button", { name: "Leave the group" }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Leave" }).click();
   await page.getByRole("dialog").getByRole("alert").waitFor();

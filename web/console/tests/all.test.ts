@@ -9,14 +9,23 @@ const listOf = (count: number) => {
   const asked: number[] = [];
   const readPage = ({ page, page_size }: PageQuery) => {
     asked.push(page);
-    const results = Array.from({ length: Math.max(0, Math.min(page_size, count - (page - 1) * page_size)) }, (_, index) => ({ id: (page - 1) * page_size + index + 1 }));
+    const results = Array.from({ length: Math.max(0, Math.min(page_size, count - (page - 1) * page_size)) }, (_, index) => ({
+      id: (page - 1) * page_size + index + 1,
+    }));
     return Promise.resolve({ count, results });
   };
   return { asked, readPage };
 };
 
 describe("a list that is read whole", () => {
-  test.each([[0, 1], [1, 1], [100, 1], [101, 2], [230, 3], [1_000, 10]])("%i items are on %i pages", async (count, pages) => {
+  test.each([
+    [0, 1],
+    [1, 1],
+    [100, 1],
+    [101, 2],
+    [230, 3],
+    [1_000, 10],
+  ])("%i items are on %i pages", async (count, pages) => {
     const { asked, readPage } = listOf(count);
     const { results, count: all } = await readAll(readPage);
     expect(results.map(({ id }) => id)).toEqual(Array.from({ length: count }, (_, index) => index + 1));
@@ -44,7 +53,8 @@ describe("a list that is read whole", () => {
   });
 
   test("a list that becomes shorter ends, and other errors are reported", async () => {
-    const failing = (status: number, on: number) => (query: PageQuery) => (query.page === on ? Promise.reject(new Problem(status, null, "no")) : listOf(150).readPage(query));
+    const failing = (status: number, on: number) => (query: PageQuery) =>
+      query.page === on ? Promise.reject(new Problem(status, null, "no")) : listOf(150).readPage(query);
     expect((await readAll(failing(404, 2))).results).toHaveLength(100);
     await expect(readAll(failing(404, 1))).rejects.toThrow("no");
     await expect(readAll(failing(500, 2))).rejects.toThrow("no");

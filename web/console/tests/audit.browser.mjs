@@ -36,8 +36,14 @@ test("what a user does is in the audit log, which is filtered, verified and save
   await page.getByRole("button", { name: "Download" }).click();
   const download = await saving;
   assert.match(download.suggestedFilename(), /^audit-\d{4}-\d\d-\d\d\.jsonl$/);
-  const events = readFileSync(await download.path(), "utf8").trimEnd().split("\n").map((line) => JSON.parse(line));
-  assert.deepEqual(events.map(({ action, outcome, object }) => [action, outcome, object.name]), [["api_token.create", "success", "for the log"]]);
+  const events = readFileSync(await download.path(), "utf8")
+    .trimEnd()
+    .split("\n")
+    .map((line) => JSON.parse(line));
+  assert.deepEqual(
+    events.map(({ action, outcome, object }) => [action, outcome, object.name]),
+    [["api_token.create", "success", "for the log"]],
+  );
 
   await page.getByRole("button", { name: "Clear the filters" }).click();
   await page.getByLabel("Outcome").selectOption("Denied");
@@ -69,12 +75,22 @@ test("an event that is opened from the end of a long list comes into view on a p
   await last.getByRole("button").click();
   const event = page.getByRole("complementary", { name: "Event" });
   await event.getByText("server node-0").waitFor();
-  await eventually("the event is visible", () => event.evaluate((element) => element.getBoundingClientRect().top >= 0 && element.getBoundingClientRect().top < innerHeight));
+  await eventually("the event is visible", () =>
+    event.evaluate((element) => element.getBoundingClientRect().top >= 0 && element.getBoundingClientRect().top < innerHeight),
+  );
   await visit.end();
 });
 
 test("a registration token is listed with its limits, and revoked", async () => {
-  const token = await workspace.admin.post("/api/servers/registration-tokens/", { name: "rollout", uses: 3, name_pattern: "web-*", networks: ["192.0.2.0/24"], approval: true, labels: { env: "prod" }, expires_at: null });
+  const token = await workspace.admin.post("/api/servers/registration-tokens/", {
+    name: "rollout",
+    uses: 3,
+    name_pattern: "web-*",
+    networks: ["192.0.2.0/24"],
+    approval: true,
+    labels: { env: "prod" },
+    expires_at: null,
+  });
   const visit = await Visit.start(browser, workspace);
   const { page } = visit;
   await page.goto("/registration");
@@ -101,7 +117,11 @@ test("other users than staff read neither", async () => {
   const rail = page.getByRole("navigation", { name: "Pages" });
   assert.equal(await rail.getByRole("link", { name: /^(?:Audit|Registration tokens)$/ }).count(), 0);
   const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session")).token);
-  const statuses = await Promise.all(["/api/audit/events/", "/api/servers/registration-tokens/"].map(async (path) => (await fetch(`${workspace.url}${path}`, { headers: { Authorization: `token="${token}"` } })).status));
+  const statuses = await Promise.all(
+    ["/api/audit/events/", "/api/servers/registration-tokens/"].map(
+      async (path) => (await fetch(`${workspace.url}${path}`, { headers: { Authorization: `token="${token}"` } })).status,
+    ),
+  );
   assert.deepEqual(statuses, [403, 403]);
   await visit.end();
 });

@@ -21,7 +21,10 @@ const start = (line, fields = {}) => workspace.admin.post("/api/events/batches/"
 /** Runs a batch that fails on exactly one of the two servers, because the agents share a machine. */
 async function divided(name) {
   const folder = `/tmp/farhand-${workspace.slug}-${name.replaceAll(" ", "-")}`;
-  const { id } = await start(`sleep 0.2; if mkdir ${folder} 2>/dev/null; then sleep 1; rmdir ${folder}; printf 'disk 30%%\\nfine\\n'; else printf 'disk 98%%\\nfine\\n'; exit 2; fi`, { name });
+  const { id } = await start(
+    `sleep 0.2; if mkdir ${folder} 2>/dev/null; then sleep 1; rmdir ${folder}; printf 'disk 30%%\\nfine\\n'; else printf 'disk 98%%\\nfine\\n'; exit 2; fi`,
+    { name },
+  );
   return eventually("the end of the batch", async () => {
     const batch = await batchOf(id);
     return batch.finished_at && batch;
@@ -125,7 +128,11 @@ test("the filters of the history are in the address", async () => {
   await page.goto("/history");
   await visit.signIn();
   const rows = page.getByRole("table", { name: "Commands" }).getByRole("row");
-  const shows = (...lines) => eventually(`the history shows ${lines}`, async () => (await page.getByRole("table", { name: "Commands" }).locator("a.mono").allInnerTexts()).join() === lines.join());
+  const shows = (...lines) =>
+    eventually(
+      `the history shows ${lines}`,
+      async () => (await page.getByRole("table", { name: "Commands" }).locator("a.mono").allInnerTexts()).join() === lines.join(),
+    );
   await rows.getByText("echo two").waitFor();
   await page.getByLabel("Search").fill("echo");
   await page.getByLabel("Exit code").fill("3");

@@ -18,7 +18,15 @@ export const launch = () => chromium.launch({ executablePath: process.env.FARHAN
 /** A window of a browser, whose console must stay empty: it would show violations of the policy. */
 export class Visit {
   static async start(browser, workspace, { width = 1440, height = 900, scheme = "light", ...options } = {}) {
-    const context = await browser.newContext({ baseURL: workspace.url, viewport: { width, height }, colorScheme: scheme, reducedMotion: "reduce", locale: "en-GB", timezoneId: "Asia/Seoul", ...options });
+    const context = await browser.newContext({
+      baseURL: workspace.url,
+      viewport: { width, height },
+      colorScheme: scheme,
+      reducedMotion: "reduce",
+      locale: "en-GB",
+      timezoneId: "Asia/Seoul",
+      ...options,
+    });
     await context.grantPermissions(["clipboard-read", "clipboard-write"], { origin: workspace.url });
     const visit = new Visit();
     visit.context = context;

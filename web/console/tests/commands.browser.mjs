@@ -30,7 +30,10 @@ test("sign in, run a command with live output, kill it", async () => {
   const dialog = page.getByRole("dialog", { name: "Kill the command on web-1?" });
   await dialog.getByText("sleep 600").waitFor();
   await dialog.getByRole("button", { name: "Kill" }).click();
-  await page.getByText(/^failed with exit code/).first().waitFor();
+  await page
+    .getByText(/^failed with exit code/)
+    .first()
+    .waitFor();
   // The arrow key brings the line back.
   await page.getByLabel("Command for web-1").press("ArrowUp");
   assert.equal(await page.getByLabel("Command for web-1").inputValue(), "echo begun; sleep 600");
@@ -60,13 +63,23 @@ test("a refused run says why, and keeps what was typed", async () => {
   await visit.signIn();
   await page.getByLabel("Command", { exact: true }).fill("uptime");
   await page.getByLabel("Selector of labels").fill("env=prod,,");
-  await page.getByRole("group").getByText(/position/).first().waitFor();
+  await page
+    .getByRole("group")
+    .getByText(/position/)
+    .first()
+    .waitFor();
   await page.getByLabel("Selector of labels").fill("env=nowhere");
-  await page.getByRole("alert").getByText(/No server/).waitFor();
+  await page
+    .getByRole("alert")
+    .getByText(/No server/)
+    .waitFor();
   assert.ok(await page.getByRole("button", { name: "Run", exact: true }).isDisabled());
   await page.getByLabel("Selector of labels").fill("");
   await page.getByLabel("Servers", { exact: true }).fill("no-such-server,");
-  await page.getByText(/no-such-server/).nth(1).waitFor();
+  await page
+    .getByText(/no-such-server/)
+    .nth(1)
+    .waitFor();
   assert.equal(await page.getByLabel("Command", { exact: true }).inputValue(), "uptime");
   await visit.end();
 });
@@ -156,11 +169,16 @@ test("hostile output is shown harmless", async () => {
   // The view has visible lines only.
   await page.locator(".output-area").evaluate((area) => (area.scrollTop = 0));
   await eventually("all lines", async () => {
-    for (const [number, text] of await page.locator(".output-line").evaluateAll((rows) => rows.map((row) => [Number(row.dataset.index), row.querySelector(".output-text").textContent]))) shown.set(number, text);
+    for (const [number, text] of await page
+      .locator(".output-line")
+      .evaluateAll((rows) => rows.map((row) => [Number(row.dataset.index), row.querySelector(".output-text").textContent])))
+      shown.set(number, text);
     await page.locator(".output-area").evaluate((area) => (area.scrollTop += 200));
     return shown.size >= ATTACKS.length;
   });
-  const wrong = ATTACKS.flatMap(({ name, shown: wanted }, index) => (shown.get(index) === wanted ? [] : [`${name}: ${JSON.stringify(shown.get(index))} is not ${JSON.stringify(wanted)}`]));
+  const wrong = ATTACKS.flatMap(({ name, shown: wanted }, index) =>
+    shown.get(index) === wanted ? [] : [`${name}: ${JSON.stringify(shown.get(index))} is not ${JSON.stringify(wanted)}`],
+  );
   assert.deepEqual(wrong, []);
   assert.equal(await page.locator(".output-text a, .output img, .output script, .output svg, .output style").count(), 0);
   assert.equal(dialogs, 0);

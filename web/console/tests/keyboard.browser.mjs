@@ -66,7 +66,10 @@ test("sign in, run, watch, kill and search without a mouse", async () => {
   await page.getByRole("dialog").waitFor();
   await tabTo(page, "Kill");
   await page.keyboard.press("Enter");
-  await page.getByText(/^failed with exit code/).first().waitFor();
+  await page
+    .getByText(/^failed with exit code/)
+    .first()
+    .waitFor();
   await tabTo(page, "Search the output");
   await page.keyboard.type("needle");
   await page.locator(".output-line.current").getByText("the needle").waitFor();
@@ -86,9 +89,26 @@ test("the focus goes through the page in reading order", async () => {
     await page.keyboard.press("Tab");
     order.push(await focused(page));
   }
-  const wanted = ["Skip to the page", "Go to…Ctrl K", "Overview", "Run", "Settings", "boss⌄", "Add servers", "Search", "Selector of labels", "State", "Select web-1", "web-1"];
+  const wanted = [
+    "Skip to the page",
+    "Go to…Ctrl K",
+    "Overview",
+    "Run",
+    "Settings",
+    "boss⌄",
+    "Add servers",
+    "Search",
+    "Selector of labels",
+    "State",
+    "Select web-1",
+    "web-1",
+  ];
   const places = wanted.map((name) => order.findIndex((at) => at === name || (name === "boss⌄" && at.startsWith("boss"))));
-  assert.deepEqual(places, [...places].sort((one, other) => one - other), order.join(" → "));
+  assert.deepEqual(
+    places,
+    [...places].sort((one, other) => one - other),
+    order.join(" → "),
+  );
   assert.ok(!places.includes(-1), `${wanted[places.indexOf(-1)]} is not in ${order.join(" → ")}`);
   // The skip link leads behind the rail.
   await page.reload();

@@ -28,8 +28,22 @@ async function withMany(page, path, itemAt, count = MANY) {
 }
 
 const groupAt = (id) => ({ id, name: `group-${id}`, display_name: "", description: "", servers: [], num_members: 1 });
-const scriptAt = (index) => ({ id: SCRIPT.slice(0, -3) + String(index).padStart(3, "0"), name: `script-${String(index).padStart(4, "0")}`, description: "", version: 1, params: [] });
-const tokenAt = (index) => ({ id: SCRIPT.slice(0, -3) + String(index).padStart(3, "0"), name: `token-${index}`, enabled: true, acl: null, expires_at: null, last_used_at: null, added_at: "2026-11-01T00:00:00+00:00" });
+const scriptAt = (index) => ({
+  id: SCRIPT.slice(0, -3) + String(index).padStart(3, "0"),
+  name: `script-${String(index).padStart(4, "0")}`,
+  description: "",
+  version: 1,
+  params: [],
+});
+const tokenAt = (index) => ({
+  id: SCRIPT.slice(0, -3) + String(index).padStart(3, "0"),
+  name: `token-${index}`,
+  enabled: true,
+  acl: null,
+  expires_at: null,
+  last_used_at: null,
+  added_at: "2026-11-01T00:00:00+00:00",
+});
 
 test("every script and group can be chosen, and every name is found", async () => {
   const visit = await Visit.start(browser, workspace);
@@ -52,7 +66,11 @@ test("every script and group can be chosen, and every name is found", async () =
   await page.getByRole("checkbox", { name: `group-${MANY}`, exact: true }).waitFor();
 
   await page.goto("/tokens?new=true");
-  await page.getByRole("group", { name: "Scripts" }).getByRole("checkbox").nth(MANY - 1).waitFor();
+  await page
+    .getByRole("group", { name: "Scripts" })
+    .getByRole("checkbox")
+    .nth(MANY - 1)
+    .waitFor();
   assert.equal(await page.getByRole("list", { name: "Tokens" }).getByRole("listitem").count(), MANY);
 
   await page.goto("/servers");

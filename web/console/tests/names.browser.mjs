@@ -22,7 +22,13 @@ before(async () => {
   const script = await admin.post("/api/events/scripts/", { name: HTML, description: HTML, interpreter: "/bin/sh", body: `echo '${HTML}'\n`, params: [] });
   await admin.post("/api/auth/tokens/", { name: HTML, expires_at: null });
   await admin.post("/api/servers/registration-tokens/", { name: HTML, uses: 1 });
-  await admin.post("/api/iam/users/", { username: "mallory", email: "mallory@example.com", password: "correct-horse-battery-9", first_name: HTML.slice(0, 30), last_name: "<b>x</b>" });
+  await admin.post("/api/iam/users/", {
+    username: "mallory",
+    email: "mallory@example.com",
+    password: "correct-horse-battery-9",
+    first_name: HTML.slice(0, 30),
+    last_name: "<b>x</b>",
+  });
   facts = { server, group, command, batch, schedule, script };
 });
 after(() => browser?.close());
@@ -62,7 +68,12 @@ test("hostile names, labels and lines are shown harmless on every page", async (
   for (const [address, text] of PAGES) {
     const path = address(facts);
     await page.goto(path);
-    await page.getByRole("main").getByText(text).first().waitFor({ state: "attached" }).catch(() => broken.push(`${path} does not show ${text}`));
+    await page
+      .getByRole("main")
+      .getByText(text)
+      .first()
+      .waitFor({ state: "attached" })
+      .catch(() => broken.push(`${path} does not show ${text}`));
     const injected = await page.locator("#root img, #root script, #root b").count();
     const hidden = await page.evaluate(() => /[\u202a-\u202e\u2066-\u2069\u200b\u001b]/.exec(document.querySelector("main").innerText + document.title)?.[0]);
     if (injected > 0) broken.push(`${path} has an element from a text`);

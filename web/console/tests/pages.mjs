@@ -26,13 +26,36 @@ async function fillOthers(workspace, servers) {
   const { admin, slug } = workspace;
   const ann = await workspace.user("ann", { first_name: "Ann" });
   await workspace.user("joe", { is_staff: true });
-  const group = await admin.post("/api/iam/groups/", { name: "web", display_name: "Web team", description: "They run the web servers", servers: servers.map(({ id }) => id) });
+  const group = await admin.post("/api/iam/groups/", {
+    name: "web",
+    display_name: "Web team",
+    description: "They run the web servers",
+    servers: servers.map(({ id }) => id),
+  });
   await admin.post("/api/iam/memberships/", { group: group.id, user: ann.id, role: "manager" });
-  const script = await admin.post("/api/events/scripts/", { name: "clean up", description: "Deletes old files of a folder", body: CLEAN_UP, params: [{ name: "FOLDER", type: "string", required: true }, { name: "DAYS", type: "integer", default: 30 }] });
+  const script = await admin.post("/api/events/scripts/", {
+    name: "clean up",
+    description: "Deletes old files of a folder",
+    body: CLEAN_UP,
+    params: [
+      { name: "FOLDER", type: "string", required: true },
+      { name: "DAYS", type: "integer", default: 30 },
+    ],
+  });
   await admin.patch(`/api/events/scripts/${script.id}/`, { body: CLEAN_UP.replace("-delete", "-print -delete") });
-  const schedule = await admin.post("/api/events/schedules/", { name: "nightly backup", cron: "30 2 * * mon-fri", timezone: "Asia/Seoul", targets: { selector: "role=db" }, line: "backup.sh --all" });
+  const schedule = await admin.post("/api/events/schedules/", {
+    name: "nightly backup",
+    cron: "30 2 * * mon-fri",
+    timezone: "Asia/Seoul",
+    targets: { selector: "role=db" },
+    line: "backup.sh --all",
+  });
   await admin.post("/api/events/schedules/", { name: "log rotation", cron: "0 4 * * sun", targets: { all: true }, line: "logrotate /etc/logrotate.conf" });
-  const token = await admin.post("/api/auth/tokens/", { name: "deploy", expires_at: null, acl: { commands: ["systemctl restart -- app-*"], selector: "role=web" } });
+  const token = await admin.post("/api/auth/tokens/", {
+    name: "deploy",
+    expires_at: null,
+    acl: { commands: ["systemctl restart -- app-*"], selector: "role=web" },
+  });
   await admin.post("/api/auth/tokens/", { name: "dashboard", expires_at: new Date(Date.now() + 30 * 86_400_000).toISOString(), acl: { read_only: true } });
   await admin.post("/api/servers/registration-tokens/", { name: "rollout", uses: 20, name_pattern: "web-*", labels: { env: "prod" } });
   // The agents share a machine, so the first of them takes the folder and the other one fails.

@@ -11,7 +11,17 @@ import { aclOf, limitsOf, NO_LIMITS } from "../src/pages/tokens/acl";
 import { laterThan, weeksOf } from "../src/ui/calendar-days";
 import { valuesOf } from "../src/ui/script-params";
 
-const TARGET: Target = { server: "s", server_name: "web-1", command: null, state: "pending", exit_code: null, elapsed_time: null, started_at: null, handled_at: null, reason: null };
+const TARGET: Target = {
+  server: "s",
+  server_name: "web-1",
+  command: null,
+  state: "pending",
+  exit_code: null,
+  elapsed_time: null,
+  started_at: null,
+  handled_at: null,
+  reason: null,
+};
 
 describe("batch", () => {
   const change = (state: Target["state"]) => ({ server: "s", server_name: "web-1", command: "c", state, exit_code: null });
@@ -50,7 +60,13 @@ describe("batch", () => {
 describe("history", () => {
   test("only filters that are set are sent", () => {
     expect(queryOf(DEFAULTS, undefined)).toEqual({ ordering: "-scheduled_at" });
-    expect(queryOf({ ...DEFAULTS, exit: "0", only: "orphaned", state: "failed,stuck" }, 7)).toEqual({ ordering: "-scheduled_at", exit_code: 0, requested_by: 7, requested_by_isnull: true, state: "failed,stuck" });
+    expect(queryOf({ ...DEFAULTS, exit: "0", only: "orphaned", state: "failed,stuck" }, 7)).toEqual({
+      ordering: "-scheduled_at",
+      exit_code: 0,
+      requested_by: 7,
+      requested_by_isnull: true,
+      state: "failed,stuck",
+    });
     // Half a number is not a filter yet.
     expect(queryOf({ ...DEFAULTS, exit: "-" }, undefined)).not.toHaveProperty("exit_code");
   });
@@ -60,7 +76,11 @@ describe("schedules", () => {
   const address = new URLSearchParams("line=uptime&selector=env=prod&groups=1,x,2&servers=a,b");
 
   test("a form is filled in from the address", () => {
-    expect(emptyDraft(address)).toMatchObject({ kind: "line", line: "uptime", targets: { servers: ["a", "b"], groups: [1, 2], selector: "env=prod", all: false } });
+    expect(emptyDraft(address)).toMatchObject({
+      kind: "line",
+      line: "uptime",
+      targets: { servers: ["a", "b"], groups: [1, 2], selector: "env=prod", all: false },
+    });
     expect(emptyDraft(new URLSearchParams("script=7")).kind).toBe("script");
   });
 
@@ -73,7 +93,26 @@ describe("schedules", () => {
   });
 
   test("the words of a schedule without a shell are left as they are", () => {
-    const schedule = { name: "n", cron: "@daily", timezone: "UTC", line: null, argv: ["ls", "-l"], script: null, script_version: null, targets: { all: true }, username: null, timeout: 60, max_concurrency: 50, max_errors: null, ramp: false, on_offline: "skip", misfire: "skip", overlap: "skip", starts_at: null, ends_at: null };
+    const schedule = {
+      name: "n",
+      cron: "@daily",
+      timezone: "UTC",
+      line: null,
+      argv: ["ls", "-l"],
+      script: null,
+      script_version: null,
+      targets: { all: true },
+      username: null,
+      timeout: 60,
+      max_concurrency: 50,
+      max_errors: null,
+      ramp: false,
+      on_offline: "skip",
+      misfire: "skip",
+      overlap: "skip",
+      starts_at: null,
+      ends_at: null,
+    };
     const request = requestOf(scheduleDraft(schedule as unknown as Parameters<typeof scheduleDraft>[0]), []);
     expect(request).not.toHaveProperty("line");
     expect(request).not.toHaveProperty("argv");
@@ -103,7 +142,11 @@ describe("scripts", () => {
   });
 
   test("values have their types, and an empty one is none", () => {
-    const parameters = [{ name: "A", type: "integer" as const, required: false }, { name: "B", type: "boolean" as const, required: false }, { name: "C", type: "string" as const, required: false }];
+    const parameters = [
+      { name: "A", type: "integer" as const, required: false },
+      { name: "B", type: "boolean" as const, required: false },
+      { name: "C", type: "string" as const, required: false },
+    ];
     expect(valuesOf(parameters, { A: "7", B: "true", C: "" })).toEqual({ A: 7, B: true });
     expect(valuesOf(parameters, { A: "9007199254740993" })).toEqual({ A: "9007199254740993" });
   });
@@ -116,9 +159,26 @@ describe("tokens", () => {
   });
 
   test("lists are split at lines, words at blanks", () => {
-    const acl = aclOf({ ...NO_LIMITS, commands: "ls *\n\n df -h \n", argv: "df  -h ...", usernames: "deploy, www-data", networks: "192.0.2.0/24 2001:db8::/32", maxTargets: "5", isReadOnly: true });
-    expect(acl).toEqual({ commands: ["ls *", "df -h"], argv: [["df", "-h", "..."]], usernames: ["deploy", "www-data"], networks: ["192.0.2.0/24", "2001:db8::/32"], max_targets: 5, read_only: true });
-    expect(limitsOf(acl).join("; ")).toBe("only reads; lines like ls *, df -h; programs like df -h ...; as deploy, www-data; from 192.0.2.0/24, 2001:db8::/32; at most 5 targets in a batch");
+    const acl = aclOf({
+      ...NO_LIMITS,
+      commands: "ls *\n\n df -h \n",
+      argv: "df  -h ...",
+      usernames: "deploy, www-data",
+      networks: "192.0.2.0/24 2001:db8::/32",
+      maxTargets: "5",
+      isReadOnly: true,
+    });
+    expect(acl).toEqual({
+      commands: ["ls *", "df -h"],
+      argv: [["df", "-h", "..."]],
+      usernames: ["deploy", "www-data"],
+      networks: ["192.0.2.0/24", "2001:db8::/32"],
+      max_targets: 5,
+      read_only: true,
+    });
+    expect(limitsOf(acl).join("; ")).toBe(
+      "only reads; lines like ls *, df -h; programs like df -h ...; as deploy, www-data; from 192.0.2.0/24, 2001:db8::/32; at most 5 targets in a batch",
+    );
   });
 
   test("an empty list allows nothing", () => {

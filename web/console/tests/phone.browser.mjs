@@ -49,7 +49,10 @@ test("a command can be killed from the end of a long output", async () => {
   assert.ok(box && box.y >= 0 && box.y + box.height < 844, JSON.stringify(box));
   await kill.tap();
   await page.getByRole("dialog").getByRole("button", { name: "Kill" }).tap();
-  await page.getByText(/^failed with exit code/).first().waitFor();
+  await page
+    .getByText(/^failed with exit code/)
+    .first()
+    .waitFor();
   await visit.end();
 });
 

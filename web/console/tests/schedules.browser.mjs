@@ -76,7 +76,10 @@ test("a change that another user made first is not overwritten unseen", async ()
   await page.getByLabel("Name", { exact: true }).fill("mine");
   await workspace.admin.patch(`/api/events/schedules/${schedule.id}/`, { cron: "@hourly" });
   await page.getByRole("button", { name: "Save" }).click();
-  await page.getByRole("alert").getByText(/was changed .*while this form was open/).waitFor();
+  await page
+    .getByRole("alert")
+    .getByText(/was changed .*while this form was open/)
+    .waitFor();
   assert.equal((await schedules()).find(({ id }) => id === schedule.id).name, "rotation");
   await page.getByRole("button", { name: "Save" }).click();
   await page.getByRole("heading", { level: 1, name: "mine" }).waitFor();
@@ -85,7 +88,10 @@ test("a change that another user made first is not overwritten unseen", async ()
   await page.getByLabel("Text").fill("echo mine\n");
   await workspace.admin.patch(`/api/events/scripts/${script.id}/`, { body: "echo theirs\n" });
   await page.getByRole("button", { name: /^Save as version/ }).click();
-  await page.getByRole("alert").getByText(/Version 2 was saved while this form was open/).waitFor();
+  await page
+    .getByRole("alert")
+    .getByText(/Version 2 was saved while this form was open/)
+    .waitFor();
   assert.equal((await workspace.admin.get(`/api/events/scripts/${script.id}/`)).body, "echo theirs\n");
   await page.getByRole("button", { name: "Save as version 3" }).click();
   await page.getByRole("heading", { name: "Version 3" }).waitFor();
@@ -114,7 +120,10 @@ test("a script is created, changed, run with parameters and deleted", async () =
   await page.getByRole("button", { name: "Create the script" }).click();
   await page.getByRole("heading", { level: 1, name: "greet" }).waitFor();
   const id = idIn(page);
-  assert.deepEqual((await workspace.admin.get(`/api/events/scripts/${id}/`)).params.map(({ name, type, required }) => [name, type, required]), [["WHO", "string", true]]);
+  assert.deepEqual(
+    (await workspace.admin.get(`/api/events/scripts/${id}/`)).params.map(({ name, type, required }) => [name, type, required]),
+    [["WHO", "string", true]],
+  );
 
   await page.getByRole("button", { name: "Change" }).click();
   await page.getByLabel("Text").fill("echo good evening $PARAM_WHO\n");

@@ -36,13 +36,16 @@ const { Workspace } = await import("./service.mjs");
 /** A picture as WebP, which the browser can write. */
 async function compressed(png) {
   const page = await browser.newPage();
-  const text = await page.evaluate(async (address) => {
-    const image = await createImageBitmap(await (await fetch(address)).blob());
-    const canvas = new OffscreenCanvas(image.width, image.height);
-    canvas.getContext("2d").drawImage(image, 0, 0);
-    const blob = await canvas.convertToBlob({ type: "image/webp", quality: 0.92 });
-    return new Promise((done) => Object.assign(new FileReader(), { onload: ({ target }) => done(target.result.split(",")[1]) }).readAsDataURL(blob));
-  }, `data:image/png;base64,${png.toString("base64")}`);
+  const text = await page.evaluate(
+    async (address) => {
+      const image = await createImageBitmap(await (await fetch(address)).blob());
+      const canvas = new OffscreenCanvas(image.width, image.height);
+      canvas.getContext("2d").drawImage(image, 0, 0);
+      const blob = await canvas.convertToBlob({ type: "image/webp", quality: 0.92 });
+      return new Promise((done) => Object.assign(new FileReader(), { onload: ({ target }) => done(target.result.split(",")[1]) }).readAsDataURL(blob));
+    },
+    `data:image/png;base64,${png.toString("base64")}`,
+  );
   await page.close();
   return Buffer.from(text, "base64");
 }

@@ -17,7 +17,10 @@ after(() => browser?.close());
 
 /** Waits until the list shows these servers, in this order. */
 const shows = (page, ...names) =>
-  eventually(`the list shows ${names}`, async () => (await page.getByRole("table", { name: "Servers" }).getByRole("link").allInnerTexts()).join() === names.join());
+  eventually(
+    `the list shows ${names}`,
+    async () => (await page.getByRole("table", { name: "Servers" }).getByRole("link").allInnerTexts()).join() === names.join(),
+  );
 
 test("the list is filtered, sorted, and in the address", async () => {
   const visit = await Visit.start(browser, workspace);
@@ -44,7 +47,10 @@ test("the list is filtered, sorted, and in the address", async () => {
   await page.getByRole("button", { name: "Show all servers" }).click();
   await page.getByRole("link", { name: "db-1" }).waitFor();
   await page.getByLabel("Selector of labels").fill("role==web=");
-  await page.locator(".toolbar .error").getByText(/position/).waitFor();
+  await page
+    .locator(".toolbar .error")
+    .getByText(/position/)
+    .waitFor();
   await page.getByLabel("Selector of labels").fill("");
   await page.getByLabel("State", { exact: true }).selectOption("offline");
   await page.getByRole("link", { name: "web-1" }).waitFor({ state: "detached" });
@@ -183,7 +189,10 @@ test("a registration token for many servers", async () => {
   await page.getByRole("button", { name: "Create the token" }).click();
   assert.match(await page.getByLabel("Install line").innerText(), /^ curl .*FARHAND_REGISTRATION_TOKEN=[A-Za-z0-9]{128} sh/);
   const { results } = await workspace.admin.get("/api/servers/registration-tokens/");
-  assert.deepEqual(results.map(({ name, uses }) => [name, uses]), [["rollout", 3]]);
+  assert.deepEqual(
+    results.map(({ name, uses }) => [name, uses]),
+    [["rollout", 3]],
+  );
   await visit.end();
 });
 

@@ -17,7 +17,7 @@ const PATIENCE_MS = 30_000;
 
 /** Waits until `look` returns something other than undefined, null and false. */
 export async function eventually(what, look, ms = PATIENCE_MS) {
-  for (const until = Date.now() + ms; Date.now() < until; ) {
+  for (const until = Date.now() + ms; Date.now() < until;) {
     const found = await look();
     if (found) return found;
     await new Promise((go) => setTimeout(go, 50));
@@ -26,7 +26,9 @@ export async function eventually(what, look, ms = PATIENCE_MS) {
 }
 
 /** Node.js does not resolve names below localhost, Chromium and the agent do. */
-const local = new Agent({ connect: { lookup: (_name, { all }, found) => (all ? found(null, [{ address: "127.0.0.1", family: 4 }]) : found(null, "127.0.0.1", 4)) } });
+const local = new Agent({
+  connect: { lookup: (_name, { all }, found) => (all ? found(null, [{ address: "127.0.0.1", family: 4 }]) : found(null, "127.0.0.1", 4)) },
+});
 
 /** Like the global `fetch`, on this machine. */
 export const fetch = (url, options) => fetchWith(url, { ...options, dispatcher: local });
@@ -136,9 +138,15 @@ export class Proxy {
     proxy.server = createServer((socket) => {
       if (proxy.isCut) return socket.destroy();
       const service = connect(Number(port), "127.0.0.1");
-      for (const [from, to] of [[socket, service], [service, socket]]) {
+      for (const [from, to] of [
+        [socket, service],
+        [service, socket],
+      ]) {
         proxy.sockets.add(from);
-        from.on("error", () => to.destroy()).on("close", () => to.destroy()).pipe(to);
+        from
+          .on("error", () => to.destroy())
+          .on("close", () => to.destroy())
+          .pipe(to);
       }
     });
     await new Promise((listening) => proxy.server.listen(0, "127.0.0.1", listening));

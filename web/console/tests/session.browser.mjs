@@ -120,8 +120,11 @@ test("what a user may not do is not offered, and is refused if forced", async ()
   await page.goto(`/servers/${id}`);
   await page.getByRole("heading", { name: "Not found" }).waitFor();
   const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session")).token);
-  const forced = await fetch(`${workspace.url}/api/servers/`, { method: "POST", headers: { Authorization: `token="${token}"`, "Content-Type": "application/json" }, body: JSON.stringify({ name: "mine" }) });
+  const forced = await fetch(`${workspace.url}/api/servers/`, {
+    method: "POST",
+    headers: { Authorization: `token="${token}"`, "Content-Type": "application/json" },
+    body: JSON.stringify({ name: "mine" }),
+  });
   assert.equal(forced.status, 403);
   await visit.end();
 });
-

@@ -18,10 +18,29 @@ after(() => browser?.close());
 
 /** A server as the list has it. */
 const serverAt = (index) => ({
-  id: `01936d3e-7a00-7000-8000-${String(index).padStart(12, "0")}`, name: `node-${String(index).padStart(4, "0")}`, is_connected: index % 7 !== 0, remote_ip: "10.0.0.1",
-  platform: "debian", os_name: "Debian GNU/Linux", os_version: "12", agent_version: "0.2.0", cpu_logical_cores: 4, physical_memory: 8_589_934_592, load: 0.4, policy: null, owner: null, groups: [],
-  registration: "active", fingerprint: null, connected_at: null, last_seen_at: null, identity_conflict_at: null, default_username: null, labels: { env: "prod", zone: `z${index % 9}` },
-  added_at: "2026-11-01T00:00:00+00:00", updated_at: "2026-11-01T00:00:00+00:00",
+  id: `01936d3e-7a00-7000-8000-${String(index).padStart(12, "0")}`,
+  name: `node-${String(index).padStart(4, "0")}`,
+  is_connected: index % 7 !== 0,
+  remote_ip: "10.0.0.1",
+  platform: "debian",
+  os_name: "Debian GNU/Linux",
+  os_version: "12",
+  agent_version: "0.2.0",
+  cpu_logical_cores: 4,
+  physical_memory: 8_589_934_592,
+  load: 0.4,
+  policy: null,
+  owner: null,
+  groups: [],
+  registration: "active",
+  fingerprint: null,
+  connected_at: null,
+  last_seen_at: null,
+  identity_conflict_at: null,
+  default_username: null,
+  labels: { env: "prod", zone: `z${index % 9}` },
+  added_at: "2026-11-01T00:00:00+00:00",
+  updated_at: "2026-11-01T00:00:00+00:00",
 });
 
 /** Answers requests for servers from a fleet that no test machine could register in time. */

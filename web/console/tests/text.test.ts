@@ -7,7 +7,9 @@ describe("attacks", () => {
   test("there are at least 40", () => expect(ATTACKS.length).toBeGreaterThanOrEqual(40));
 
   test.each(ATTACKS.map((attack) => [attack.name, attack] as const))("%s", (_, { output, shown }) => {
-    const text = pieces(output, "").map((piece) => piece.text).join("");
+    const text = pieces(output, "")
+      .map((piece) => piece.text)
+      .join("");
     expect(text).toBe(shown);
     expect(plain(output)).toBe(shown);
   });
@@ -40,7 +42,9 @@ describe("no line takes long", () => {
   });
 
   test("nothing of a line with too many looks is lost", () => {
-    const text = pieces("\u001b[31ma\u001b[32mb".repeat(2_000), "").map((piece) => piece.text).join("");
+    const text = pieces("\u001b[31ma\u001b[32mb".repeat(2_000), "")
+      .map((piece) => piece.text)
+      .join("");
     expect(text).toBe("ab".repeat(2_000));
   });
 });

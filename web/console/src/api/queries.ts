@@ -49,7 +49,8 @@ export const live = { refetchInterval: POLL_MS, refetchIntervalInBackground: fal
  */
 export const liveAll = {
   ...live,
-  refetchInterval: ({ state }: { state: { data: Page<unknown> | undefined } }) => POLL_MS * Math.max(1, Math.ceil((state.data?.results.length ?? 0) / MOST_ON_A_PAGE)),
+  refetchInterval: ({ state }: { state: { data: Page<unknown> | undefined } }) =>
+    POLL_MS * Math.max(1, Math.ceil((state.data?.results.length ?? 0) / MOST_ON_A_PAGE)),
 } as const;
 
 export const me = () =>

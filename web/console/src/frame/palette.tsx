@@ -77,7 +77,14 @@ function Search({ onDone }: { onDone: () => void }) {
       />
       <ul id={list} role="listbox" aria-label="Results">
         {entries.map((entry, index) => (
-          <li key={entry.id} id={`${list}-${index}`} role="option" aria-selected={index === chosen} onMouseMove={() => setActive(index)} onClick={() => go(entry)}>
+          <li
+            key={entry.id}
+            id={`${list}-${index}`}
+            role="option"
+            aria-selected={index === chosen}
+            onMouseMove={() => setActive(index)}
+            onClick={() => go(entry)}
+          >
             <span>{entry.text}</span>
             {entry.note && <span className="muted">{entry.note}</span>}
           </li>
@@ -97,7 +104,15 @@ function useEntries(text: string): Entry[] {
   const toPages = offered(staff)
     .filter(({ name }) => name.toLowerCase().includes(words))
     .map(({ path, name, key }) => ({ id: path, text: name, to: path, ...(key && { note: `g ${key}` }) }));
-  const toServers = text === "" ? [] : (found.data?.results ?? []).map(({ id, name, is_connected }) => ({ id, text: name, note: is_connected ? "server, connected" : "server, offline", to: `/servers/${id}` }));
+  const toServers =
+    text === ""
+      ? []
+      : (found.data?.results ?? []).map(({ id, name, is_connected }) => ({
+          id,
+          text: name,
+          note: is_connected ? "server, connected" : "server, offline",
+          to: `/servers/${id}`,
+        }));
   const run = text === "" ? [] : [{ id: "run", text: `Run: ${text}`, note: "choose servers", to: `/run?line=${encodeURIComponent(text)}` }];
   return [...toPages, ...toServers, ...run];
 }

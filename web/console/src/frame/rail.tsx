@@ -12,7 +12,11 @@ import { signOut, signOutEverywhere } from "./sign-out";
 import { useTheme, type Theme } from "./theme";
 
 const MENU = "account-menu";
-const THEMES: readonly (readonly [Theme, string])[] = [["system", "Like the system"], ["light", "Light"], ["dark", "Dark"]];
+const THEMES: readonly (readonly [Theme, string])[] = [
+  ["system", "Like the system"],
+  ["light", "Light"],
+  ["dark", "Dark"],
+];
 
 /** The workspace's name: the first label of the host name. An IP address contains no workspace. */
 const workspace = () => (/^[\d.:[\]]+$|^localhost$/.test(location.hostname) ? "Farhand" : location.hostname.split(".")[0]);

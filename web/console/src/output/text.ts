@@ -109,7 +109,10 @@ const LEVELS = [0, 95, 135, 175, 215, 255];
 function rgbOf(name: string | null, truecolor: string | null): string | null {
   if (truecolor) return truecolor;
   const index = Number(/^ansi-palette-(\d+)$/.exec(name ?? "")?.[1] ?? -1);
-  if (index >= 232) return Array(3).fill((index - 232) * 10 + 8).join(", ");
+  if (index >= 232)
+    return Array(3)
+      .fill((index - 232) * 10 + 8)
+      .join(", ");
   if (index >= 16) {
     const cube = index - 16;
     return [Math.floor(cube / 36), Math.floor(cube / 6) % 6, cube % 6].map((level) => LEVELS[level]).join(", ");

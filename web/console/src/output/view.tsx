@@ -164,7 +164,11 @@ const Line = memo(function Line({ text, styles }: { text: string; styles: string
   return (
     <bdi dir="ltr" className="output-text">
       {pieces(text, styles).map(({ text: part, look, color, ground }, index) => (
-        <span key={index} className={look || undefined} style={color || ground ? { ...(color && { color: `rgb(${color})` }), ...(ground && { background: `rgb(${ground})` }) } : undefined}>
+        <span
+          key={index}
+          className={look || undefined}
+          style={color || ground ? { ...(color && { color: `rgb(${color})` }), ...(ground && { background: `rgb(${ground})` }) } : undefined}
+        >
           {part}
         </span>
       ))}

@@ -7,7 +7,13 @@ type Look = "primary" | "plain" | "danger" | "quiet";
 export function Button({ look = "plain", isBusy = false, children, ...rest }: ComponentProps<"button"> & { look?: Look; isBusy?: boolean }) {
   const { onClick, type = "button", ...others } = rest;
   return (
-    <button {...others} type={type} className={`button ${look} ${rest.className ?? ""}`} aria-disabled={isBusy || undefined} onClick={(event) => (isBusy ? event.preventDefault() : onClick?.(event))}>
+    <button
+      {...others}
+      type={type}
+      className={`button ${look} ${rest.className ?? ""}`}
+      aria-disabled={isBusy || undefined}
+      onClick={(event) => (isBusy ? event.preventDefault() : onClick?.(event))}
+    >
       {children}
     </button>
   );

@@ -16,7 +16,15 @@ export function CommandList({ commands, isOfOneServer = false }: { commands: rea
             {visible(command.line)}
           </Link>
           {!isOfOneServer && <span className="ellipsis">{command.server_name}</span>}
-          <span className="muted number">{command.state === "acked" && command.acked_at ? <Since at={command.acked_at} /> : command.elapsed_time === null ? "" : duration(command.elapsed_time)}</span>
+          <span className="muted number">
+            {command.state === "acked" && command.acked_at ? (
+              <Since at={command.acked_at} />
+            ) : command.elapsed_time === null ? (
+              ""
+            ) : (
+              duration(command.elapsed_time)
+            )}
+          </span>
           <span className="muted">
             <Time at={command.scheduled_at} />
           </span>

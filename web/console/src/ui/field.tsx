@@ -42,7 +42,13 @@ export function TextField({ label, hint, errors, ...input }: Common & ComponentP
   );
 }
 
-export function SelectField({ label, hint, errors, options, ...select }: Common & ComponentProps<"select"> & { options: readonly (readonly [string, string])[] }) {
+export function SelectField({
+  label,
+  hint,
+  errors,
+  options,
+  ...select
+}: Common & ComponentProps<"select"> & { options: readonly (readonly [string, string])[] }) {
   return (
     <Field label={label} hint={hint} errors={errors}>
       {(ids) => (

@@ -10,9 +10,7 @@ export function MoreFilters({ inUse, children }: { inUse: number; children: Reac
   if (!isNarrow) return children;
   return (
     <details className="more-filters unfold">
-      <summary>
-        More filters{inUse > 0 && `, ${inUse} in use`}
-      </summary>
+      <summary>More filters{inUse > 0 && `, ${inUse} in use`}</summary>
       <div className="toolbar">{children}</div>
     </details>
   );

@@ -44,7 +44,14 @@ export function ParamFields({ parameters, texts, onChange, errors }: ParamFields
           const options = type === "boolean" ? ["true", "false"] : (choices ?? []);
           return <SelectField key={name} {...common} options={[["", none], ...options.map((option) => [option, option] as const)]} />;
         }
-        return <TextField key={name} {...common} inputMode={type === "integer" ? "numeric" : "text"} placeholder={preset === undefined ? (type === "integer" ? "a whole number" : "") : String(preset)} />;
+        return (
+          <TextField
+            key={name}
+            {...common}
+            inputMode={type === "integer" ? "numeric" : "text"}
+            placeholder={preset === undefined ? (type === "integer" ? "a whole number" : "") : String(preset)}
+          />
+        );
       })}
       {ofNone.map((error) => (
         <p key={error} className="error">

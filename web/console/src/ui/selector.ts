@@ -17,5 +17,9 @@ export function complete(text: string, labels: readonly (readonly [string, strin
   const pairs = labels.map(([key, value]) => `${key}=${value}`);
   const keys = labels.map(([key]) => key);
   const options = term.includes("=") ? pairs : [...keys, ...pairs];
-  return [...new Set(options)].filter((option) => option.startsWith(term) && option !== term).sort().slice(0, MAX_COMPLETIONS).map((option) => before + option);
+  return [...new Set(options)]
+    .filter((option) => option.startsWith(term) && option !== term)
+    .sort()
+    .slice(0, MAX_COMPLETIONS)
+    .map((option) => before + option);
 }

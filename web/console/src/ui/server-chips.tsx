@@ -39,7 +39,11 @@ export function ServerChips({ ids, onChange, isReadOnly = false }: ServerChipsPr
           and {plural(ids.length - limit, "more", "more")}
         </Button>
       )}
-      {isReadOnly ? ids.length === 0 && <span className="muted">none</span> : <ServerPicker value="" onChange={(id) => !ids.includes(id) && onChange([...ids, id])} />}
+      {isReadOnly ? (
+        ids.length === 0 && <span className="muted">none</span>
+      ) : (
+        <ServerPicker value="" onChange={(id) => !ids.includes(id) && onChange([...ids, id])} />
+      )}
     </div>
   );
 }

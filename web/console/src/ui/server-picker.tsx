@@ -56,7 +56,21 @@ export function ServerPicker({ value, onChange, className }: ServerPickerProps) 
   }
   return (
     <span className={className}>
-      <input type="text" aria-label="Server" placeholder="Server" list={list} autoComplete="off" autoCapitalize="none" spellCheck={false} value={text} aria-invalid={isUnknown || undefined} title={isUnknown ? "No server has this name" : undefined} onChange={change} onKeyDown={onKey} onBlur={() => setIsComplete(true)} />
+      <input
+        type="text"
+        aria-label="Server"
+        placeholder="Server"
+        list={list}
+        autoComplete="off"
+        autoCapitalize="none"
+        spellCheck={false}
+        value={text}
+        aria-invalid={isUnknown || undefined}
+        title={isUnknown ? "No server has this name" : undefined}
+        onChange={change}
+        onKeyDown={onKey}
+        onBlur={() => setIsComplete(true)}
+      />
       <datalist id={list}>
         {suggestions.map(({ id, name }) => (
           <option key={id} value={name} />

@@ -50,7 +50,13 @@ export function Table<Row>({ label, columns, count, at, keyOf, nameOf, onRange, 
   useLayoutEffect(() => {
     if (body.current) setOffset(body.current.getBoundingClientRect().top + window.scrollY);
   }, [isNarrow]);
-  const virtualizer = useWindowVirtualizer({ count, estimateSize: () => (isNarrow ? CARD_HEIGHT : ROW_HEIGHT), overscan: 8, scrollMargin: offset, useFlushSync: false });
+  const virtualizer = useWindowVirtualizer({
+    count,
+    estimateSize: () => (isNarrow ? CARD_HEIGHT : ROW_HEIGHT),
+    overscan: 8,
+    scrollMargin: offset,
+    useFlushSync: false,
+  });
   const items = virtualizer.getVirtualItems();
   const [first, last] = [items[0]?.index ?? 0, items.at(-1)?.index ?? 0];
   useEffect(() => onRange?.(first, last), [onRange, first, last]);
@@ -85,7 +91,13 @@ export function Table<Row>({ label, columns, count, at, keyOf, nameOf, onRange, 
               className={`row ${row && selection?.has(keyOf(row)) ? "selected" : ""}`}
               style={{ transform: `translateY(${start - offset}px)` }}
             >
-              {row ? <Cells row={row} index={index} columns={columns} selection={selection} keyOf={keyOf} nameOf={nameOf} mark={markOf?.(row)} /> : <span role="cell" className="cell muted">…</span>}
+              {row ? (
+                <Cells row={row} index={index} columns={columns} selection={selection} keyOf={keyOf} nameOf={nameOf} mark={markOf?.(row)} />
+              ) : (
+                <span role="cell" className="cell muted">
+                  …
+                </span>
+              )}
             </div>
           );
         })}

@@ -24,4 +24,5 @@ export function Since({ at }: { at: string }) {
 const ISO = /(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))/;
 
 /** A sentence of the service, with its times in the viewer's zone. */
-export const WithTimes = ({ text }: { text: string }) => text.split(ISO).map((part, index) => (index % 2 === 1 ? <Time key={index} at={part} form="second" /> : visible(part)));
+export const WithTimes = ({ text }: { text: string }) =>
+  text.split(ISO).map((part, index) => (index % 2 === 1 ? <Time key={index} at={part} form="second" /> : visible(part)));

@@ -27,7 +27,17 @@ export function UserField({ label, value, onChange, className }: UserInputProps)
   const found = useQuery({ ...users({ search, page_size: SUGGESTIONS }), staleTime: 60_000 });
   return (
     <span className={className}>
-      <input type="text" aria-label={label} placeholder={label} list={list} autoComplete="off" autoCapitalize="none" spellCheck={false} value={value} onChange={(event) => onChange(event.target.value)} />
+      <input
+        type="text"
+        aria-label={label}
+        placeholder={label}
+        list={list}
+        autoComplete="off"
+        autoCapitalize="none"
+        spellCheck={false}
+        value={value}
+        onChange={(event) => onChange(event.target.value)}
+      />
       <datalist id={list}>
         {(found.data?.results ?? []).map(({ id, username }) => (
           <option key={id} value={username} />

@@ -10,12 +10,25 @@ export function relative(time: number, now: number): string {
   const size = Math.abs(seconds);
   if (size < 5) return "now";
   const text =
-    size < MINUTE ? `${size} s` : size < HOUR ? `${Math.floor(size / MINUTE)} min` : size < DAY ? `${Math.floor(size / HOUR)} h` : `${Math.floor(size / DAY)} d`;
+    size < MINUTE
+      ? `${size} s`
+      : size < HOUR
+        ? `${Math.floor(size / MINUTE)} min`
+        : size < DAY
+          ? `${Math.floor(size / HOUR)} h`
+          : `${Math.floor(size / DAY)} d`;
   return seconds > 0 ? `${text} ago` : `in ${text}`;
 }
 
 const exactFormat = new Intl.DateTimeFormat(undefined, {
-  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, timeZoneName: "short",
+  year: "numeric",
+  month: "short",
+  day: "numeric",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  fractionalSecondDigits: 3,
+  timeZoneName: "short",
 });
 const secondsFormat = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const shortFormat = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });

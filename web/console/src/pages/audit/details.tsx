@@ -13,7 +13,14 @@ interface DetailsProps {
 }
 
 /** The page of an object, if it has one. */
-const PAGES: Record<string, string> = { command: "/commands/", batch: "/batches/", server: "/servers/", schedule: "/schedules/", script: "/scripts/", group: "/groups/" };
+const PAGES: Record<string, string> = {
+  command: "/commands/",
+  batch: "/batches/",
+  server: "/servers/",
+  schedule: "/schedules/",
+  script: "/scripts/",
+  group: "/groups/",
+};
 
 /** Everything that an audit event has. */
 export function EventDetails({ event, onClose, onFilter }: DetailsProps) {
@@ -25,7 +32,18 @@ export function EventDetails({ event, onClose, onFilter }: DetailsProps) {
     ["Outcome", <State state={lookOfOutcome(outcome)}>{outcome}</State>],
     ["Actor", `${visible(actor.name ?? "–")} (${actor.type})`],
     ["Credential", credential ? `${credential.type} ${credential.id ?? ""}` : "none"],
-    ["Object", object ? path ? <Link to={`${path}${object.id}`}>{`${object.type} ${visible(object.name ?? object.id ?? "")}`}</Link> : `${object.type} ${visible(object.name ?? object.id ?? "")}` : "–"],
+    [
+      "Object",
+      object ? (
+        path ? (
+          <Link to={`${path}${object.id}`}>{`${object.type} ${visible(object.name ?? object.id ?? "")}`}</Link>
+        ) : (
+          `${object.type} ${visible(object.name ?? object.id ?? "")}`
+        )
+      ) : (
+        "–"
+      ),
+    ],
     ["Address", <span className="mono">{remote_ip ?? "–"}</span>],
     ["Request", <span className="mono">{request_id ?? "–"}</span>],
     ["Entry", link === null ? "not sealed yet" : link],

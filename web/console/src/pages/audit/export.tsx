@@ -39,7 +39,11 @@ export function Export({ query, count }: { query: AuditQuery; count: number }) {
     onSuccess: ({ events, count: all }) => {
       const lines = events.map((event) => `${JSON.stringify(event)}\n`);
       saveFile(new Blob(lines, { type: "application/jsonl" }), `audit-${new Date().toISOString().slice(0, 10)}.jsonl`);
-      toast(all > events.length ? `The newest ${number(events.length)} of ${plural(all, "event")} are saved.` : `${plural(events.length, "event is", "events are")} saved.`);
+      toast(
+        all > events.length
+          ? `The newest ${number(events.length)} of ${plural(all, "event")} are saved.`
+          : `${plural(events.length, "event is", "events are")} saved.`,
+      );
     },
   });
   const wasStopped = controller.current?.signal.aborted === true;

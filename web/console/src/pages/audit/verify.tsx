@@ -12,7 +12,7 @@ const PROBLEMS = { missing: "is missing", altered: "was altered", foreign: "belo
 /** Verifies the whole chain, in steps of what one request verifies. */
 async function verify(onProgress: (links: number) => void): Promise<Verified & { total: number }> {
   let total = 0;
-  for (let first: number | null = null; ; ) {
+  for (let first: number | null = null; ;) {
     const step: Verified = await read(api.POST("/api/audit/verify/", { body: first === null ? {} : { first_link: first } }));
     total += step.links;
     onProgress(total);
@@ -48,7 +48,8 @@ export function useVerify() {
 }
 
 function words({ valid, total, unsealed, first_broken }: Verified & { total: number }) {
-  if (!valid && first_broken) return `Entry ${number(first_broken.link)} ${PROBLEMS[first_broken.problem]}. ${plural(total, "entry before it is", "entries before it are")} as they were sealed.`;
+  if (!valid && first_broken)
+    return `Entry ${number(first_broken.link)} ${PROBLEMS[first_broken.problem]}. ${plural(total, "entry before it is", "entries before it are")} as they were sealed.`;
   const rest = unsealed > 0 ? ` ${plural(unsealed, "newer event is", "newer events are")} not sealed yet.` : "";
   return `${plural(total, "entry is", "entries are")} as they were sealed.${rest}`;
 }

@@ -21,7 +21,9 @@ export function Actions({ batch }: { batch: Batch }) {
   const running = counts.sent + counts.running;
   const retried = counts.total - counts.success;
   const end = async (kill: boolean) => {
-    const changed = await read(kill ? api.POST("/api/events/batches/{id}/kill/", { params: { path } }) : api.POST("/api/events/batches/{id}/cancel/", { params: { path } }));
+    const changed = await read(
+      kill ? api.POST("/api/events/batches/{id}/kill/", { params: { path } }) : api.POST("/api/events/batches/{id}/cancel/", { params: { path } }),
+    );
     client.setQueryData(batchQuery(batch.id).queryKey, changed);
     void client.invalidateQueries({ queryKey: ["batches"] });
   };

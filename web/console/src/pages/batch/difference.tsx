@@ -25,7 +25,9 @@ export function difference(left: string, right: string): Line[] | null {
   return patch.hunks.flatMap(({ oldStart, lines }, index): Line[] => [
     ...(index > 0 || oldStart > 1 ? [{ kind: "gap", text: `line ${oldStart}` } as const] : []),
     // A backslash begins a note about the end of the file.
-    ...lines.filter((line) => !line.startsWith("\\")).map((line): Line => ({ kind: line.startsWith("-") ? "left" : line.startsWith("+") ? "right" : "same", text: line.slice(1) })),
+    ...lines
+      .filter((line) => !line.startsWith("\\"))
+      .map((line): Line => ({ kind: line.startsWith("-") ? "left" : line.startsWith("+") ? "right" : "same", text: line.slice(1) })),
   ]);
 }
 

@@ -74,7 +74,16 @@ export function Grid({ targets, selected, onSelect }: GridProps) {
         }}
       >
         {targets.map(({ server, server_name, state }, index) => (
-          <Cell key={server} id={`${id}-${index}`} index={index} name={server_name} state={state} isNamed={isNamed} isActive={index === current} isSelected={server === selected} />
+          <Cell
+            key={server}
+            id={`${id}-${index}`}
+            index={index}
+            name={server_name}
+            state={state}
+            isNamed={isNamed}
+            isActive={index === current}
+            isSelected={server === selected}
+          />
         ))}
       </div>
       <p className="target-note muted" aria-hidden="true">
@@ -109,7 +118,16 @@ interface CellProps {
 const Cell = memo(function Cell({ id, index, name, state, isNamed, isActive, isSelected }: CellProps) {
   const { tone, word } = lookOf(state);
   return (
-    <div id={id} role="option" aria-selected={isSelected} aria-label={`${name}: ${word}`} data-index={index} data-state={state} title={`${name}: ${word}`} className={`target tone-${tone} ${isActive ? "active" : ""}`}>
+    <div
+      id={id}
+      role="option"
+      aria-selected={isSelected}
+      aria-label={`${name}: ${word}`}
+      data-index={index}
+      data-state={state}
+      title={`${name}: ${word}`}
+      className={`target tone-${tone} ${isActive ? "active" : ""}`}
+    >
       <Mark state={state} />
       {isNamed && <span className="ellipsis">{name}</span>}
     </div>

@@ -44,10 +44,19 @@ export function Groups({ batch, initial, onCompare, onSelect }: GroupsProps) {
               </header>
               <ul className="groups">
                 {results.map((group) => (
-                  <OneGroup key={keyOf(group)} group={group} isAlone={results.length === 1} isCompared={compared.includes(keyOf(group))} onCompare={() => toggle(keyOf(group))} onSelect={onSelect} />
+                  <OneGroup
+                    key={keyOf(group)}
+                    group={group}
+                    isAlone={results.length === 1}
+                    isCompared={compared.includes(keyOf(group))}
+                    onCompare={() => toggle(keyOf(group))}
+                    onSelect={onSelect}
+                  />
                 ))}
               </ul>
-              {count > results.length && <p className="panel-body muted">{plural(count - results.length, "smaller group is", "smaller groups are")} not shown.</p>}
+              {count > results.length && (
+                <p className="panel-body muted">{plural(count - results.length, "smaller group is", "smaller groups are")} not shown.</p>
+              )}
               {chosen.length === 2 && (
                 <Suspense fallback={<Loading what="Comparing" />}>
                   <Difference left={chosen[0]!} right={chosen[1]!} />
@@ -100,7 +109,11 @@ function OneGroup({ group, isAlone, isCompared, onCompare, onSelect }: OneGroupP
           {count > named.length && <span className="muted">and {plural(count - named.length, "more", "more")}</span>}
         </span>
       </div>
-      {result ? <OutputText text={result} label={`Output of ${who}`} /> : <p className="muted">{result === null ? "It never started here." : "There was no output."}</p>}
+      {result ? (
+        <OutputText text={result} label={`Output of ${who}`} />
+      ) : (
+        <p className="muted">{result === null ? "It never started here." : "There was no output."}</p>
+      )}
       {result_truncated && <p className="muted">This is the start of a longer output.</p>}
     </li>
   );

@@ -5,11 +5,14 @@ import { pieces, stylesAfter, type Piece } from "../../output/text";
 export function OutputText({ text, label }: { text: string; label: string }) {
   const lines = useMemo(() => {
     let styles = "";
-    return text.replace(/\n$/, "").split("\n").map((line): Piece[] => {
-      const shown = pieces(line, styles);
-      styles = stylesAfter(styles, line);
-      return shown;
-    });
+    return text
+      .replace(/\n$/, "")
+      .split("\n")
+      .map((line): Piece[] => {
+        const shown = pieces(line, styles);
+        styles = stylesAfter(styles, line);
+        return shown;
+      });
   }, [text]);
   return (
     <pre className="output output-text-short" tabIndex={0} role="region" aria-label={label}>

@@ -66,7 +66,15 @@ function Shown({ batch }: { batch: BatchObject }) {
         <Progress counts={counts} only={view.only} onOnly={(only) => setView({ only })} />
         <div className={`batch-columns ${selected ? "split" : ""}`}>
           <div>
-            <Answer query={query}>{(all) => (shown.length > 0 ? <Grid targets={shown} selected={view.server} onSelect={select} /> : <p className="muted">{all.length === 0 ? "You can access none of its servers." : "No server is in this state."}</p>)}</Answer>
+            <Answer query={query}>
+              {(all) =>
+                shown.length > 0 ? (
+                  <Grid targets={shown} selected={view.server} onSelect={select} />
+                ) : (
+                  <p className="muted">{all.length === 0 ? "You can access none of its servers." : "No server is in this state."}</p>
+                )
+              }
+            </Answer>
             {targets && !isComplete && <p className="muted">You cannot access {plural(batch.counts.total - targets.length, "further server")} of it.</p>}
           </div>
           {selected && <TargetOutput target={selected} mayStop={mayChange} onClose={() => setView({ server: "" })} />}

@@ -48,7 +48,11 @@ export function TargetOutput({ target, mayStop, onClose }: TargetOutputProps) {
           <WithTimes text={reason} />
         </p>
       )}
-      {command ? <Live key={command} id={command} isLive={["queued", "sent", "running"].includes(state)} /> : !reason && <p className="muted">It has not started here.</p>}
+      {command ? (
+        <Live key={command} id={command} isLive={["queued", "sent", "running"].includes(state)} />
+      ) : (
+        !reason && <p className="muted">It has not started here.</p>
+      )}
     </section>
   );
 }

@@ -16,7 +16,18 @@ const PAGE_SIZE = 1_000;
 const SHOWN_EVERY_MS = 100;
 
 /** Every state in the order in which a target reaches them. The ended ones come last. */
-export const STATES = ["pending", "queued", "sent", "running", "success", "failed", "expired", "stuck", "cancelled", "skipped"] as const satisfies readonly TargetState[];
+export const STATES = [
+  "pending",
+  "queued",
+  "sent",
+  "running",
+  "success",
+  "failed",
+  "expired",
+  "stuck",
+  "cancelled",
+  "skipped",
+] as const satisfies readonly TargetState[];
 
 export const hasEnded = ({ state }: Pick<Batch, "state">) => state === "finished" || state === "cancelled";
 

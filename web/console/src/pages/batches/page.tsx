@@ -21,7 +21,13 @@ import "./page.css";
 const PAGE_SIZE = 100;
 const DEFAULTS = { name: "", state: "", by: "", schedule: "" };
 type Filter = typeof DEFAULTS;
-const STATES = [["", "Every state"], ["running,stopping", "Running"], ["scheduled", "Scheduled"], ["finished", "Finished"], ["cancelled", "Cancelled"]] as const;
+const STATES = [
+  ["", "Every state"],
+  ["running,stopping", "Running"],
+  ["scheduled", "Scheduled"],
+  ["finished", "Finished"],
+  ["cancelled", "Cancelled"],
+] as const;
 
 /** How a batch went, in words: `3 of 40 servers failed`. */
 function outcome({ counts, state }: Batch): string {
@@ -46,7 +52,13 @@ const columns: readonly Column<Batch>[] = [
       </Link>
     ),
   },
-  { name: "line", title: "Command", width: "minmax(0, 2fr)", card: "none", cell: ({ name, line }) => name && <span className="mono muted">{visible(line)}</span> },
+  {
+    name: "line",
+    title: "Command",
+    width: "minmax(0, 2fr)",
+    card: "none",
+    cell: ({ name, line }) => name && <span className="mono muted">{visible(line)}</span>,
+  },
   { name: "progress", title: "Progress", width: "110px", card: "none", cell: ({ counts }) => <Bar counts={counts} /> },
   { name: "outcome", title: "Outcome", width: "minmax(0, 1.4fr)", cell: outcome },
   { name: "by", title: "By", width: "minmax(0, 0.7fr)", cell: ({ requested_by }) => requested_by?.username ?? "–" },
@@ -79,7 +91,11 @@ export default function Batches() {
         <Loading />
       ) : count === 0 ? (
         <Empty title={isFiltered ? "No batch matches" : "No batch has run"}>
-          {isFiltered ? <Button onClick={() => setFilter(DEFAULTS)}>Show all batches</Button> : <p>A batch runs one command on many servers, and shows which of them answered differently.</p>}
+          {isFiltered ? (
+            <Button onClick={() => setFilter(DEFAULTS)}>Show all batches</Button>
+          ) : (
+            <p>A batch runs one command on many servers, and shows which of them answered differently.</p>
+          )}
         </Empty>
       ) : (
         <Table label="Batches" columns={columns} count={count} at={list.at} keyOf={({ id }) => id} onRange={list.show} markOf={({ state }) => state} />
@@ -87,7 +103,11 @@ export default function Batches() {
       <Same
         method="GET"
         path={`/api/events/batches/?${textOf(query)}`}
-        farhand={filter.by || schedule ? `farhand api GET ${quoted(`/api/events/batches/?${textOf(query)}`)}` : ["farhand batch list", state && `--state ${state}`, name && `--name ${quoted(name)}`].filter(Boolean).join(" ")}
+        farhand={
+          filter.by || schedule
+            ? `farhand api GET ${quoted(`/api/events/batches/?${textOf(query)}`)}`
+            : ["farhand batch list", state && `--state ${state}`, name && `--name ${quoted(name)}`].filter(Boolean).join(" ")
+        }
       />
     </Page>
   );

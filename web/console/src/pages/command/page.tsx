@@ -50,7 +50,9 @@ function Shown({ command }: { command: CommandObject }) {
         <span className="command-heading">
           <Link to={`/servers/${command.server}`}>{command.server_name}</Link>
           <span className="command-state">
-            <State state={command.state}>{command.exit_code !== null && command.exit_code !== 0 ? `failed with exit code ${command.exit_code}` : undefined}</State>
+            <State state={command.state}>
+              {command.exit_code !== null && command.exit_code !== 0 ? `failed with exit code ${command.exit_code}` : undefined}
+            </State>
             {command.state === "acked" && command.acked_at && <Since at={command.acked_at} />}
           </span>
         </span>
@@ -89,7 +91,13 @@ function Shown({ command }: { command: CommandObject }) {
       )}
       <Output buffer={buffer} isLive={isLive} nothing={nothing(command, isLive)} hasLinks onDownload={() => save.mutate()}>
         <span className="output-live" role="status">
-          {stream === "cut" ? "Connection lost. It continues when the service answers." : isLive && command.state === "acked" ? "live" : isDownloaded ? "Downloaded" : ""}
+          {stream === "cut"
+            ? "Connection lost. It continues when the service answers."
+            : isLive && command.state === "acked"
+              ? "live"
+              : isDownloaded
+                ? "Downloaded"
+                : ""}
         </span>
       </Output>
       {problem && <ActionError error={problem} />}

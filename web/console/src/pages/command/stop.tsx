@@ -13,7 +13,12 @@ export function Stop({ command }: { command: Command }) {
   const { id, server_name } = command;
   const isWaiting = command.status.cancellable;
   const stop = useMutation({
-    mutationFn: () => read(isWaiting ? api.POST("/api/events/commands/{id}/cancel/", { params: { path: { id } } }) : api.POST("/api/events/commands/{id}/kill/", { params: { path: { id } } })),
+    mutationFn: () =>
+      read(
+        isWaiting
+          ? api.POST("/api/events/commands/{id}/cancel/", { params: { path: { id } } })
+          : api.POST("/api/events/commands/{id}/kill/", { params: { path: { id } } }),
+      ),
     onSettled: () => client.invalidateQueries({ queryKey: commandQuery(id).queryKey }),
   });
   return (

@@ -22,7 +22,8 @@ const PAGE_SIZE = 1_000;
 const deletedServers = () =>
   queryOptions({
     queryKey: ["servers", "deleted"],
-    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/servers/", { params: { query: { ...query, deleted: true } }, signal })), { pageSize: PAGE_SIZE }),
+    queryFn: ({ signal }) =>
+      readAll((query) => read(api.GET("/api/servers/", { params: { query: { ...query, deleted: true } }, signal })), { pageSize: PAGE_SIZE }),
   });
 
 export default function DeletedServers() {
@@ -45,13 +46,13 @@ export default function DeletedServers() {
               <Empty title="There is no deleted server">A deleted server can be undeleted for some days.</Empty>
             ) : (
               <>
-<ul className="panel rows" aria-label="Deleted servers">
-                {list.results.map((server) => (
-                  <Row key={server.id} server={server} />
-                ))}
-              </ul>
-<LeftOut of={list} what="deleted server" />
-</>
+                <ul className="panel rows" aria-label="Deleted servers">
+                  {list.results.map((server) => (
+                    <Row key={server.id} server={server} />
+                  ))}
+                </ul>
+                <LeftOut of={list} what="deleted server" />
+              </>
             )
           }
         </Answer>

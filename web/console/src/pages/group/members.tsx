@@ -12,7 +12,11 @@ import { memberships, type Membership, type Role } from "./memberships";
 
 /** The number of members that are shown at first, and the number that each click adds. */
 const STEP = 50;
-const ROLES: readonly (readonly [Role, string])[] = [["member", "Member"], ["manager", "Manager"], ["owner", "Owner"]];
+const ROLES: readonly (readonly [Role, string])[] = [
+  ["member", "Member"],
+  ["manager", "Manager"],
+  ["owner", "Owner"],
+];
 
 interface MembersProps {
   group: Schema<"Group">;
@@ -44,7 +48,13 @@ export function Members({ group: { id }, role, user }: MembersProps) {
         {({ results }) => (
           <ul className="rows">
             {shown.map((membership, index) => (
-              <Member key={membership.id} membership={membership} name={names[index]?.data?.username ?? "…"} role={role} isSelf={membership.user === user?.id} />
+              <Member
+                key={membership.id}
+                membership={membership}
+                name={names[index]?.data?.username ?? "…"}
+                role={role}
+                isSelf={membership.user === user?.id}
+              />
             ))}
             {results.length > most && (
               <li className="rows-head">
@@ -104,7 +114,13 @@ function Member({ membership, name, role, isSelf }: { membership: Membership; na
           <ActionError error={change.error} />
         </div>
       )}
-      <Confirm title={isSelf ? "Leave the group?" : `Remove ${name}?`} isOpen={isAsking} onClose={() => setIsAsking(false)} verb={isSelf ? "Leave" : `Remove ${name}`} action={remove}>
+      <Confirm
+        title={isSelf ? "Leave the group?" : `Remove ${name}?`}
+        isOpen={isAsking}
+        onClose={() => setIsAsking(false)}
+        verb={isSelf ? "Leave" : `Remove ${name}`}
+        action={remove}
+      >
         <p>{isSelf ? "You lose" : `${name} loses`} the access to the servers of this group, unless another group gives it.</p>
       </Confirm>
     </li>
@@ -137,7 +153,15 @@ function AddMember({ group, role }: { group: number; role: Role }) {
         <span className="field-name">Add a user</span>
         <UserField label="Username" value={username} onChange={setUsername} />
       </div>
-      {role === "owner" && <SelectField label="Role" options={ROLES} value={given} errors={errorsFor(add.error, "role")} onChange={(event) => setGiven(event.target.value as Role)} />}
+      {role === "owner" && (
+        <SelectField
+          label="Role"
+          options={ROLES}
+          value={given}
+          errors={errorsFor(add.error, "role")}
+          onChange={(event) => setGiven(event.target.value as Role)}
+        />
+      )}
       <Button type="submit" isBusy={add.isPending}>
         Add
       </Button>

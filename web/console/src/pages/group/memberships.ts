@@ -9,5 +9,6 @@ export type Role = Membership["role"];
 export const memberships = (id: number) =>
   queryOptions({
     queryKey: ["group", id, "memberships"],
-    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/iam/memberships/", { params: { query: { ...query, group: id } }, signal })), { most: Infinity }),
+    queryFn: ({ signal }) =>
+      readAll((query) => read(api.GET("/api/iam/memberships/", { params: { query: { ...query, group: id } }, signal })), { most: Infinity }),
   });

@@ -22,11 +22,23 @@ const PAGE_SIZE = 100;
 const DEFAULTS = { search: "", new: "" };
 
 const columns: readonly Column<Group>[] = [
-  { name: "name", title: "Name", width: "minmax(0, 1fr)", card: "title", cell: ({ id, name, display_name }) => <Link to={`/groups/${id}`}>{visible(display_name || name)}</Link> },
+  {
+    name: "name",
+    title: "Name",
+    width: "minmax(0, 1fr)",
+    card: "title",
+    cell: ({ id, name, display_name }) => <Link to={`/groups/${id}`}>{visible(display_name || name)}</Link>,
+  },
   { name: "key", title: "Key", width: "minmax(0, 0.8fr)", card: "none", cell: ({ name }) => <span className="mono">{name}</span> },
   { name: "members", title: "Members", width: "120px", cell: ({ num_members }) => plural(num_members, "member") },
   { name: "servers", title: "Servers", width: "120px", cell: ({ servers }) => plural(servers.length, "server") },
-  { name: "description", title: "Description", width: "minmax(0, 2fr)", card: "none", cell: ({ description }) => <span className="muted">{visible(description)}</span> },
+  {
+    name: "description",
+    title: "Description",
+    width: "minmax(0, 2fr)",
+    card: "none",
+    cell: ({ description }) => <span className="muted">{visible(description)}</span>,
+  },
 ];
 
 export default function Groups() {
@@ -92,8 +104,24 @@ function CreateGroup({ onClose }: { onClose: () => void }) {
     <section className="panel user-panel" aria-label="Create a group">
       <h2>Create a group</h2>
       <form className="panel-body user-form" onSubmit={submit}>
-        <TextField label="Key" required autoFocus autoCapitalize="none" placeholder="web" hint="Lower-case letters, digits, hyphens, underscores and dots." value={name} errors={errorsFor(create.error, "name")} onChange={(event) => setName(event.target.value)} />
-        <TextField label="Name" placeholder="Web team" value={display} errors={errorsFor(create.error, "display_name")} onChange={(event) => setDisplay(event.target.value)} />
+        <TextField
+          label="Key"
+          required
+          autoFocus
+          autoCapitalize="none"
+          placeholder="web"
+          hint="Lower-case letters, digits, hyphens, underscores and dots."
+          value={name}
+          errors={errorsFor(create.error, "name")}
+          onChange={(event) => setName(event.target.value)}
+        />
+        <TextField
+          label="Name"
+          placeholder="Web team"
+          value={display}
+          errors={errorsFor(create.error, "display_name")}
+          onChange={(event) => setDisplay(event.target.value)}
+        />
         <div className="user-wide">
           <ActionError error={create.error} />
           <div className="row-of">

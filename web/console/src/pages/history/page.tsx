@@ -19,7 +19,11 @@ import { duration, number } from "../../ui/words";
 import { asFarhand, DEFAULTS, ONLY, queryOf, STATES, textOf, type Filter } from "./query";
 
 const PAGE_SIZE = 100;
-const SHELLS = [["", "Every shell"], ["system", "Shell of the system"], ["internal", "Internal"]] as const;
+const SHELLS = [
+  ["", "Every shell"],
+  ["system", "Shell of the system"],
+  ["internal", "Internal"],
+] as const;
 
 const columns: readonly Column<Command>[] = [
   { name: "state", title: "State", width: "104px", cell: ({ state }) => <State state={state} /> },
@@ -38,7 +42,14 @@ const columns: readonly Column<Command>[] = [
   { name: "by", title: "By", width: "minmax(0, 0.8fr)", cell: ({ requested_by }) => requested_by?.username ?? <span className="muted">deleted user</span> },
   { name: "as", title: "As", width: "minmax(0, 0.6fr)", card: "none", cell: ({ username }) => username },
   { name: "exit", title: "Exit", width: "44px", card: "none", cell: ({ exit_code }) => <span className="number">{exit_code ?? ""}</span> },
-  { name: "ran", title: "Ran", width: "64px", card: "none", cell: ({ state, acked_at, elapsed_time }) => (state === "acked" && acked_at ? <Since at={acked_at} /> : elapsed_time === null ? "" : <span className="number">{duration(elapsed_time)}</span>) },
+  {
+    name: "ran",
+    title: "Ran",
+    width: "64px",
+    card: "none",
+    cell: ({ state, acked_at, elapsed_time }) =>
+      state === "acked" && acked_at ? <Since at={acked_at} /> : elapsed_time === null ? "" : <span className="number">{duration(elapsed_time)}</span>,
+  },
   { name: "due", title: "Due", width: "88px", orderBy: "scheduled_at", card: "end", cell: ({ scheduled_at }) => <Time at={scheduled_at} /> },
   { name: "ended", title: "Ended", width: "88px", orderBy: "handled_at", card: "none", cell: ({ handled_at }) => <Time at={handled_at} /> },
 ];
@@ -54,7 +65,11 @@ export default function History() {
   const count = isReady ? list.count : isUnknown ? 0 : undefined;
   const isFiltered = Object.entries(DEFAULTS).some(([name, value]) => name !== "ordering" && filter[name as keyof Filter] !== value);
   return (
-    <Page title="History" heading={<>History {count !== undefined && <span className="muted">{number(count)}</span>}</>} actions={isFiltered && <Button onClick={() => setFilter({ ...DEFAULTS, ordering: filter.ordering })}>Clear the filters</Button>}>
+    <Page
+      title="History"
+      heading={<>History {count !== undefined && <span className="muted">{number(count)}</span>}</>}
+      actions={isFiltered && <Button onClick={() => setFilter({ ...DEFAULTS, ordering: filter.ordering })}>Clear the filters</Button>}
+    >
       <Filters filter={filter} onChange={setFilter} />
       {list.problem ? (
         <Failure problem={list.problem} retry={list.retry} />
@@ -63,7 +78,17 @@ export default function History() {
       ) : count === 0 ? (
         <Nothing isFiltered={isFiltered} unknown={isUnknown ? filter.by : null} />
       ) : (
-        <Table label="Commands" columns={columns} count={count} at={list.at} keyOf={({ id }) => id} onRange={list.show} ordering={filter.ordering} onOrdering={(ordering) => setFilter({ ordering })} markOf={({ state }) => state} />
+        <Table
+          label="Commands"
+          columns={columns}
+          count={count}
+          at={list.at}
+          keyOf={({ id }) => id}
+          onRange={list.show}
+          ordering={filter.ordering}
+          onOrdering={(ordering) => setFilter({ ordering })}
+          markOf={({ state }) => state}
+        />
       )}
       <Same method="GET" path={`/api/events/commands/?${textOf(query)}`} farhand={asFarhand(filter, query)} />
     </Page>
@@ -83,15 +108,41 @@ function Filters({ filter, onChange }: { filter: Filter; onChange: (changes: Par
     ));
   return (
     <div className="toolbar" role="search">
-      <input className="grow" type="search" aria-label="Search" placeholder="Server, line or user" value={search} onChange={(event) => setSearch(event.target.value)} />
+      <input
+        className="grow"
+        type="search"
+        aria-label="Search"
+        placeholder="Server, line or user"
+        value={search}
+        onChange={(event) => setSearch(event.target.value)}
+      />
       <ServerPicker className="narrow" value={filter.server} onChange={(server) => onChange({ server })} />
       <select className="narrow" aria-label="State" value={filter.state} onChange={(event) => onChange({ state: event.target.value })}>
         {options(states)}
       </select>
       <MoreFilters inUse={[filter.by, filter.as, filter.exit, filter.since, filter.until, filter.shell, filter.only].filter((value) => value !== "").length}>
         <UserInput className="narrow" label="Requested by" value={filter.by} onChange={(by) => onChange({ by })} />
-        <input className="narrow" type="text" aria-label="Account" placeholder="Account" autoComplete="off" autoCapitalize="none" spellCheck={false} value={account} onChange={(event) => setAccount(event.target.value)} />
-        <input className="narrow" type="text" inputMode="numeric" aria-label="Exit code" placeholder="Exit code" autoComplete="off" value={exit} onChange={(event) => setExit(event.target.value)} />
+        <input
+          className="narrow"
+          type="text"
+          aria-label="Account"
+          placeholder="Account"
+          autoComplete="off"
+          autoCapitalize="none"
+          spellCheck={false}
+          value={account}
+          onChange={(event) => setAccount(event.target.value)}
+        />
+        <input
+          className="narrow"
+          type="text"
+          inputMode="numeric"
+          aria-label="Exit code"
+          placeholder="Exit code"
+          autoComplete="off"
+          value={exit}
+          onChange={(event) => setExit(event.target.value)}
+        />
         <TimeInput label="Since" value={filter.since} onChange={(since) => onChange({ since })} />
         <TimeInput label="Until" value={filter.until} onChange={(until) => onChange({ until })} />
         <select className="narrow" aria-label="Shell" value={filter.shell} onChange={(event) => onChange({ shell: event.target.value })}>

@@ -2,7 +2,21 @@
 import type { ListQuery } from "../../api/queries";
 import { quoted } from "../../ui/same";
 
-export const DEFAULTS = { search: "", server: "", state: "", by: "", as: "", exit: "", since: "", until: "", batch: "", schedule: "", shell: "", only: "", ordering: "-scheduled_at" };
+export const DEFAULTS = {
+  search: "",
+  server: "",
+  state: "",
+  by: "",
+  as: "",
+  exit: "",
+  since: "",
+  until: "",
+  batch: "",
+  schedule: "",
+  shell: "",
+  only: "",
+  ordering: "-scheduled_at",
+};
 export type Filter = typeof DEFAULTS;
 export type CommandQuery = ListQuery<"/api/events/commands/">;
 
@@ -31,7 +45,10 @@ export const ONLY: readonly (readonly [string, string])[] = [
 ];
 
 /** The query of a filter. `user` is the id of the user whose name is in `by`. */
-export function queryOf({ search, server, state, as, exit, since, until, batch, schedule, shell, only, ordering }: Filter, user: number | undefined): CommandQuery {
+export function queryOf(
+  { search, server, state, as, exit, since, until, batch, schedule, shell, only, ordering }: Filter,
+  user: number | undefined,
+): CommandQuery {
   return {
     ordering,
     ...(search && { search }),
@@ -57,6 +74,19 @@ export const textOf = (query: object) => new URLSearchParams(Object.entries(quer
 export function asFarhand(filter: Filter, query: CommandQuery): string {
   const { search, server, state, by, as, exit, since, until, only } = filter;
   if (filter.batch || filter.schedule || filter.shell || only === "orphaned") return `farhand api GET ${quoted(`/api/events/commands/?${textOf(query)}`)}`;
-  const options = [["--server", server], ["--state", state], ["--by", by], ["--as", as], ["--exit-code", exit], ["--since", since], ["--until", until], ["--search", search]] as const;
-  return ["farhand history", ...options.filter(([, value]) => value !== "").map(([name, value]) => `${name} ${quoted(value)}`), ...(only === "later" ? ["--scheduled"] : [])].join(" ");
+  const options = [
+    ["--server", server],
+    ["--state", state],
+    ["--by", by],
+    ["--as", as],
+    ["--exit-code", exit],
+    ["--since", since],
+    ["--until", until],
+    ["--search", search],
+  ] as const;
+  return [
+    "farhand history",
+    ...options.filter(([, value]) => value !== "").map(([name, value]) => `${name} ${quoted(value)}`),
+    ...(only === "later" ? ["--scheduled"] : []),
+  ].join(" ");
 }

@@ -26,7 +26,16 @@ export default function Overview() {
   const offline = useQuery({ ...offlineServers(), ...live });
   const isEmpty = connected.data?.count === 0 && offline.data?.count === 0;
   return (
-    <Page title="Overview" actions={!isEmpty && <LinkButton look="primary" to="/run">Run</LinkButton>}>
+    <Page
+      title="Overview"
+      actions={
+        !isEmpty && (
+          <LinkButton look="primary" to="/run">
+            Run
+          </LinkButton>
+        )
+      }
+    >
       {isEmpty ? (
         <FirstSteps />
       ) : (
@@ -97,7 +106,9 @@ function RunningNow() {
         <h2>Running now</h2>
         <All to={RUNNING} of={query} />
       </header>
-      <Answer query={query}>{({ results }) => (results.length > 0 ? <CommandList commands={results} /> : <p className="panel-body muted">Nothing is running.</p>)}</Answer>
+      <Answer query={query}>
+        {({ results }) => (results.length > 0 ? <CommandList commands={results} /> : <p className="panel-body muted">Nothing is running.</p>)}
+      </Answer>
     </section>
   );
 }
@@ -110,7 +121,9 @@ function FailedLately() {
         <h2>Failed in the last 24 hours</h2>
         <All to={to} of={query} />
       </header>
-      <Answer query={query}>{({ results }) => (results.length > 0 ? <CommandList commands={results} /> : <p className="panel-body muted">Nothing failed.</p>)}</Answer>
+      <Answer query={query}>
+        {({ results }) => (results.length > 0 ? <CommandList commands={results} /> : <p className="panel-body muted">Nothing failed.</p>)}
+      </Answer>
     </section>
   );
 }
@@ -122,22 +135,24 @@ function NextSchedules() {
       <h2>Next schedules</h2>
       <Answer query={query}>
         {(all) => {
-          const next = all.results.filter(({ next_runs }) => next_runs.length > 0).sort((one, other) => Date.parse(one.next_runs[0]!) - Date.parse(other.next_runs[0]!));
+          const next = all.results
+            .filter(({ next_runs }) => next_runs.length > 0)
+            .sort((one, other) => Date.parse(one.next_runs[0]!) - Date.parse(other.next_runs[0]!));
           if (next.length === 0) return <p className="panel-body muted">No schedule has a next run.</p>;
           return (
             <>
-            <ul className="next">
-              {next.slice(0, NEXT).map((schedule) => (
-                <li key={schedule.id}>
-                  <Link to={`/schedules/${schedule.id}`}>{schedule.name}</Link>
-                  <span className="ellipsis muted">
-                    <CronWords cron={schedule.cron} timezone={schedule.timezone} />
-                  </span>
-                  <Time at={schedule.next_runs[0]} />
-                </li>
-              ))}
-            </ul>
-            <LeftOut of={all} what="schedule" />
+              <ul className="next">
+                {next.slice(0, NEXT).map((schedule) => (
+                  <li key={schedule.id}>
+                    <Link to={`/schedules/${schedule.id}`}>{schedule.name}</Link>
+                    <span className="ellipsis muted">
+                      <CronWords cron={schedule.cron} timezone={schedule.timezone} />
+                    </span>
+                    <Time at={schedule.next_runs[0]} />
+                  </li>
+                ))}
+              </ul>
+              <LeftOut of={all} what="schedule" />
             </>
           );
         }}

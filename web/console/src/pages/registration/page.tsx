@@ -61,13 +61,13 @@ export default function Registration() {
             <Empty title="There is no registration token">Create one under “Add servers”, for many servers.</Empty>
           ) : (
             <>
-<ul className="panel rows" aria-label="Registration tokens">
-              {list.results.map((token) => (
-                <Row key={token.id} token={token} />
-              ))}
-            </ul>
-<LeftOut of={list} what="registration token" />
-</>
+              <ul className="panel rows" aria-label="Registration tokens">
+                {list.results.map((token) => (
+                  <Row key={token.id} token={token} />
+                ))}
+              </ul>
+              <LeftOut of={list} what="registration token" />
+            </>
           )
         }
       </Answer>
@@ -85,7 +85,10 @@ function limits({ uses, name_pattern, networks, approval, labels }: Registration
     name_pattern && `named ${name_pattern}`,
     networks && `from ${networks.join(", ")}`,
     approval && "each awaits approval",
-    Object.keys(labels).length > 0 && `with ${Object.entries(labels).map(([key, value]) => `${key}=${value}`).join(", ")}`,
+    Object.keys(labels).length > 0 &&
+      `with ${Object.entries(labels)
+        .map(([key, value]) => `${key}=${value}`)
+        .join(", ")}`,
   ]
     .filter(Boolean)
     .join("; ");
@@ -107,9 +110,17 @@ function Row({ token }: { token: RegistrationToken }) {
       <div className="rows-head">
         <strong className="rows-name">{name}</strong>
         {(hasExpired || uses === 0) && <State state="expired">{hasExpired ? "expired" : "used up"}</State>}
-        <span className="rows-text muted ellipsis" title={limits(token)}>{limits(token)}</span>
+        <span className="rows-text muted ellipsis" title={limits(token)}>
+          {limits(token)}
+        </span>
         <span className="muted rows-time">
-          {expires_at === null ? "does not expire" : <>{hasExpired ? "expired" : "expires"} <Time at={expires_at} /></>}
+          {expires_at === null ? (
+            "does not expire"
+          ) : (
+            <>
+              {hasExpired ? "expired" : "expires"} <Time at={expires_at} />
+            </>
+          )}
         </span>
         <Button look="quiet" aria-label={`Revoke ${name}`} onClick={() => setIsAsking(true)}>
           Revoke

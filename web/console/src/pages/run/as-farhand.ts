@@ -5,7 +5,10 @@ import type { Draft } from "./request";
  * The command line of `farhand` for a run, or null if `farhand` has no option for a part of it.
  * `script` is the name of the script that runs.
  */
-export function asFarhand({ what, params, line, targets, username, timeout, cwd, concurrency, errors, ramp, offline, at, name }: Draft, script = ""): string | null {
+export function asFarhand(
+  { what, params, line, targets, username, timeout, cwd, concurrency, errors, ramp, offline, at, name }: Draft,
+  script = "",
+): string | null {
   if (targets.groups.length > 0 || (what === "script" && script === "")) return null;
   const words = ["farhand run"];
   if (targets.servers.length > 0) words.push(targets.servers.map(quoted).join(","));

@@ -22,7 +22,10 @@ import "./page.css";
 /** For more targets than this, their number must be typed. */
 const TYPED_ABOVE = 20;
 
-const WHATS = [["line", "A command line"], ["script", "A script"]] as const;
+const WHATS = [
+  ["line", "A command line"],
+  ["script", "A script"],
+] as const;
 
 /** The draft in an address such as `/run?servers=web-1,web-2&line=uptime`. */
 function draftOf(parameters: URLSearchParams, state: RunState | null): Draft {
@@ -99,7 +102,11 @@ export default function Run() {
               </label>
             ))}
           </fieldset>
-          {draft.what === "line" ? <LineField draft={draft} isForeign={isForeign} onChange={change} error={run.error} /> : <ScriptField draft={draft} onChange={change} error={run.error ?? (hasParams ? preview.error : null)} />}
+          {draft.what === "line" ? (
+            <LineField draft={draft} isForeign={isForeign} onChange={change} error={run.error} />
+          ) : (
+            <ScriptField draft={draft} onChange={change} error={run.error ?? (hasParams ? preview.error : null)} />
+          )}
         </div>
         <TargetFields targets={draft.targets} error={preview.error ?? run.error} onChange={(targets) => change({ targets })} />
         <Options draft={draft} onChange={change} error={run.error ?? preview.error} />

@@ -38,7 +38,12 @@ export function ScriptField({ draft, onChange, error }: ScriptFieldProps) {
         errors={errorsFor(error, "script")}
         onChange={(event) => onChange({ script: event.target.value, params: {} })}
       />
-      <ParamFields parameters={parameters} texts={texts} errors={errorsFor(error, "params")} onChange={(next) => onChange({ params: valuesOf(parameters, next) })} />
+      <ParamFields
+        parameters={parameters}
+        texts={texts}
+        errors={errorsFor(error, "params")}
+        onChange={(next) => onChange({ params: valuesOf(parameters, next) })}
+      />
     </div>
   );
 }

@@ -22,11 +22,16 @@ const SUGGESTIONS = 20;
 /** Which servers: by name, by group, by a selector of labels, or all. */
 export function TargetFields({ targets, onChange, error }: TargetFieldsProps) {
   const groups = useAll(allGroups());
-  const toggle = (id: number) => onChange({ ...targets, groups: targets.groups.includes(id) ? targets.groups.filter((one) => one !== id) : [...targets.groups, id] });
+  const toggle = (id: number) =>
+    onChange({ ...targets, groups: targets.groups.includes(id) ? targets.groups.filter((one) => one !== id) : [...targets.groups, id] });
   return (
     <fieldset className="targets">
       <legend>On</legend>
-      <Servers names={targets.servers} onChange={(servers) => onChange({ ...targets, servers })} errors={[...errorsFor(error, "servers"), ...errorsFor(error, "server")]} />
+      <Servers
+        names={targets.servers}
+        onChange={(servers) => onChange({ ...targets, servers })}
+        errors={[...errorsFor(error, "servers"), ...errorsFor(error, "server")]}
+      />
       <div className="field">
         <span className="field-label">Labels</span>
         <SelectorInput value={targets.selector} onChange={(selector) => onChange({ ...targets, selector })} errors={errorsFor(error, "selector")} />

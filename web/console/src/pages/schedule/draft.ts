@@ -48,7 +48,12 @@ export function emptyDraft(parameters: URLSearchParams): Draft {
     script,
     version: "",
     params: {},
-    targets: { servers: list("servers"), groups: list("groups").map(Number).filter(Number.isInteger), selector: parameters.get("selector") ?? "", all: parameters.get("all") === "true" },
+    targets: {
+      servers: list("servers"),
+      groups: list("groups").map(Number).filter(Number.isInteger),
+      selector: parameters.get("selector") ?? "",
+      all: parameters.get("all") === "true",
+    },
     username: parameters.get("username") ?? "",
     timeout: "",
     concurrency: "",
@@ -63,7 +68,26 @@ export function emptyDraft(parameters: URLSearchParams): Draft {
 }
 
 export function draftOf(schedule: Schedule): Draft {
-  const { name, cron, timezone, line, argv, script, script_version, targets, username, timeout, max_concurrency, max_errors, ramp, on_offline, misfire, overlap, starts_at, ends_at } = schedule;
+  const {
+    name,
+    cron,
+    timezone,
+    line,
+    argv,
+    script,
+    script_version,
+    targets,
+    username,
+    timeout,
+    max_concurrency,
+    max_errors,
+    ramp,
+    on_offline,
+    misfire,
+    overlap,
+    starts_at,
+    ends_at,
+  } = schedule;
   return {
     name,
     cron,

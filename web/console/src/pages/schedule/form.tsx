@@ -24,9 +24,20 @@ interface FormProps {
 }
 
 const PRESETS = ["@hourly", "@daily", "@weekly", "@monthly", "*/15 * * * *", "30 2 * * *", "30 2 * * mon-fri", "0 4 * * sun", "0 4 L * *"];
-const OFFLINE = [["skip", "Skip it"], ["queue", "Wait for its agent"], ["reject", "Run on no server"]] as const;
-const MISFIRE = [["run_once", "Run once"], ["skip", "Do not run"]] as const;
-const OVERLAP = [["skip", "Skip the new run"], ["allow", "Start it too"], ["queue", "Start it afterwards"]] as const;
+const OFFLINE = [
+  ["skip", "Skip it"],
+  ["queue", "Wait for its agent"],
+  ["reject", "Run on no server"],
+] as const;
+const MISFIRE = [
+  ["run_once", "Run once"],
+  ["skip", "Do not run"],
+] as const;
+const OVERLAP = [
+  ["skip", "Skip the new run"],
+  ["allow", "Start it too"],
+  ["queue", "Start it afterwards"],
+] as const;
 
 export function ScheduleForm({ initial, schedule, onDone, onBack }: FormProps) {
   const client = useQueryClient();
@@ -76,9 +87,24 @@ export function ScheduleForm({ initial, schedule, onDone, onBack }: FormProps) {
             <TextField label="Time limit in seconds" type="number" min={1} max={86_400} placeholder="1800" {...field("timeout", "timeout")} />
             <TextField label="At once" placeholder="50" hint="A number, or a percentage of the servers." {...field("concurrency", "max_concurrency")} />
             <TextField label="Stop after failures" placeholder="no limit" hint="A number, or a percentage of the servers." {...field("errors", "max_errors")} />
-            <SelectField label="If a server is offline" options={OFFLINE} value={draft.offline} onChange={(event) => change({ offline: event.target.value as Draft["offline"] })} />
-            <SelectField label="If the previous run still runs" options={OVERLAP} value={draft.overlap} onChange={(event) => change({ overlap: event.target.value as Draft["overlap"] })} />
-            <SelectField label="If the service was down" options={MISFIRE} value={draft.misfire} onChange={(event) => change({ misfire: event.target.value as Draft["misfire"] })} />
+            <SelectField
+              label="If a server is offline"
+              options={OFFLINE}
+              value={draft.offline}
+              onChange={(event) => change({ offline: event.target.value as Draft["offline"] })}
+            />
+            <SelectField
+              label="If the previous run still runs"
+              options={OVERLAP}
+              value={draft.overlap}
+              onChange={(event) => change({ overlap: event.target.value as Draft["overlap"] })}
+            />
+            <SelectField
+              label="If the service was down"
+              options={MISFIRE}
+              value={draft.misfire}
+              onChange={(event) => change({ misfire: event.target.value as Draft["misfire"] })}
+            />
             <TextField label="Not before" type="datetime-local" hint="In your time zone." {...field("startsAt", "starts_at")} />
             <TextField label="Not after" type="datetime-local" hint="In your time zone." {...field("endsAt", "ends_at")} />
             <label className="check">
@@ -173,15 +199,49 @@ function What({ draft, onChange, error, keepsParams }: PartProps & { keepsParams
       )}
       {draft.kind === "line" ? (
         <Field label="Command" errors={errorsFor(error, "line")}>
-          {(ids) => <textarea {...ids} className="mono" rows={2} required spellCheck={false} autoCapitalize="none" placeholder="backup.sh --all" value={draft.line} onChange={(event) => onChange({ line: event.target.value })} />}
+          {(ids) => (
+            <textarea
+              {...ids}
+              className="mono"
+              rows={2}
+              required
+              spellCheck={false}
+              autoCapitalize="none"
+              placeholder="backup.sh --all"
+              value={draft.line}
+              onChange={(event) => onChange({ line: event.target.value })}
+            />
+          )}
         </Field>
       ) : (
         <div className="options">
-          <SelectField label="Script" required hint={leftOutOf(scripts, "script")} options={[["", "Choose a script"], ...scripts.results.map(({ id, name }) => [id, name] as const)]} value={draft.script} errors={errorsFor(error, "script")} onChange={(event) => onChange({ script: event.target.value, params: {}, version: "" })} />
+          <SelectField
+            label="Script"
+            required
+            hint={leftOutOf(scripts, "script")}
+            options={[["", "Choose a script"], ...scripts.results.map(({ id, name }) => [id, name] as const)]}
+            value={draft.script}
+            errors={errorsFor(error, "script")}
+            onChange={(event) => onChange({ script: event.target.value, params: {}, version: "" })}
+          />
           {script && (
             <>
-              <SelectField label="Version" options={[["", "The latest at each run"], ...Array.from({ length: script.version }, (_, index) => [String(script.version - index), `Version ${script.version - index}`] as const)]} value={draft.version} errors={errorsFor(error, "script_version")} onChange={(event) => onChange({ version: event.target.value })} />
-              <ParamFields parameters={keepsParams ? script.params.map((one) => ({ ...one, required: false })) : script.params} texts={draft.params} onChange={(params) => onChange({ params })} errors={errorsFor(error, "params")} />
+              <SelectField
+                label="Version"
+                options={[
+                  ["", "The latest at each run"],
+                  ...Array.from({ length: script.version }, (_, index) => [String(script.version - index), `Version ${script.version - index}`] as const),
+                ]}
+                value={draft.version}
+                errors={errorsFor(error, "script_version")}
+                onChange={(event) => onChange({ version: event.target.value })}
+              />
+              <ParamFields
+                parameters={keepsParams ? script.params.map((one) => ({ ...one, required: false })) : script.params}
+                texts={draft.params}
+                onChange={(params) => onChange({ params })}
+                errors={errorsFor(error, "params")}
+              />
               {keepsParams && script.params.length > 0 && <p className="hint">Values are not shown. If you type one, all are replaced.</p>}
             </>
           )}

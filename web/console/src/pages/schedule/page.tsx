@@ -87,7 +87,10 @@ function Actions({ schedule, onEdit }: { schedule: ScheduleObject; onEdit: () =>
       void client.invalidateQueries({ queryKey: ["schedules"] });
     },
   });
-  const run = useMutation({ mutationFn: () => read(api.POST("/api/events/schedules/{id}/run/", { params })), onSuccess: (batch) => void navigate(`/batches/${batch.id}`) });
+  const run = useMutation({
+    mutationFn: () => read(api.POST("/api/events/schedules/{id}/run/", { params })),
+    onSuccess: (batch) => void navigate(`/batches/${batch.id}`),
+  });
   const remove = async () => {
     await read(api.DELETE("/api/events/schedules/{id}/", { params }));
     void navigate("/schedules");
@@ -120,7 +123,8 @@ function What({ schedule: { line, argv, script, script_version } }: { schedule: 
   if (script !== null) {
     return (
       <p>
-        Runs the script <Link to={`/scripts/${script}`}>{name === undefined ? "…" : visible(name)}</Link>, {script_version === null ? "the latest version at each run" : `version ${script_version}`}.
+        Runs the script <Link to={`/scripts/${script}`}>{name === undefined ? "…" : visible(name)}</Link>,{" "}
+        {script_version === null ? "the latest version at each run" : `version ${script_version}`}.
       </p>
     );
   }
@@ -135,7 +139,8 @@ const OFFLINE = { skip: "are skipped", queue: "are waited for", reject: "refuse 
 const OVERLAP = { skip: "skip the new run", allow: "start both", queue: "start it afterwards" } as const;
 
 function Facts({ schedule }: { schedule: ScheduleObject }) {
-  const { cron, timezone, targets, username, timeout, max_concurrency, max_errors, on_offline, misfire, overlap, starts_at, ends_at, owner, updated_at } = schedule;
+  const { cron, timezone, targets, username, timeout, max_concurrency, max_errors, on_offline, misfire, overlap, starts_at, ends_at, owner, updated_at } =
+    schedule;
   const words = useCronWords(cron);
   const groupNames = useGroupNames();
   const selected = [
@@ -179,14 +184,28 @@ function Facts({ schedule }: { schedule: ScheduleObject }) {
 const columns: readonly Column<Run>[] = [
   { name: "due", title: "Due", width: "120px", card: "title", cell: ({ due_at }) => <Time at={due_at} form="short" /> },
   { name: "outcome", title: "Outcome", width: "104px", cell: (run) => <Outcome run={run} /> },
-  { name: "lag", title: "Lag", width: "64px", card: "labelled", cell: ({ due_at, started_at }) => (started_at === null ? "" : <span className="number">{((Date.parse(started_at) - Date.parse(due_at)) / 1_000).toFixed(2)} s</span>) },
-  { name: "what", title: "Result", width: "minmax(0, 1fr)", cell: ({ batch, reason }) => (batch ? <Link to={`/batches/${batch}`}>Batch</Link> : <span title={visible(reason ?? "")}>{reason && <WithTimes text={visible(reason)} />}</span>) },
+  {
+    name: "lag",
+    title: "Lag",
+    width: "64px",
+    card: "labelled",
+    cell: ({ due_at, started_at }) =>
+      started_at === null ? "" : <span className="number">{((Date.parse(started_at) - Date.parse(due_at)) / 1_000).toFixed(2)} s</span>,
+  },
+  {
+    name: "what",
+    title: "Result",
+    width: "minmax(0, 1fr)",
+    cell: ({ batch, reason }) =>
+      batch ? <Link to={`/batches/${batch}`}>Batch</Link> : <span title={visible(reason ?? "")}>{reason && <WithTimes text={visible(reason)} />}</span>,
+  },
 ];
 
 function Runs({ id }: { id: string }) {
   const list = usePages<Run>(PAGE_SIZE, (page) => ({
     queryKey: ["schedule", id, "runs", page],
-    queryFn: ({ signal }: { signal: AbortSignal }) => read(api.GET("/api/events/schedules/{id}/runs/", { params: { path: { id }, query: { page, page_size: PAGE_SIZE } }, signal })),
+    queryFn: ({ signal }: { signal: AbortSignal }) =>
+      read(api.GET("/api/events/schedules/{id}/runs/", { params: { path: { id }, query: { page, page_size: PAGE_SIZE } }, signal })),
   }));
   return (
     <section>

@@ -40,7 +40,11 @@ export function ScriptForm({ script, onDone, onBack }: FormProps) {
     mutationFn: async () => {
       if (script) await isUnchanged(script);
       const request = { name: name.trim(), description: description.trim(), interpreter: interpreter.trim(), body, params: parameters.map(parameterOf) };
-      return read(script ? api.PATCH("/api/events/scripts/{id}/", { params: { path: { id: script.id } }, body: request }) : api.POST("/api/events/scripts/", { body: request }));
+      return read(
+        script
+          ? api.PATCH("/api/events/scripts/{id}/", { params: { path: { id: script.id } }, body: request })
+          : api.POST("/api/events/scripts/", { body: request }),
+      );
     },
     onSuccess: (saved) => {
       client.setQueryData(scriptQuery(saved.id).queryKey, saved);
@@ -56,9 +60,30 @@ export function ScriptForm({ script, onDone, onBack }: FormProps) {
   return (
     <form className="script-form" onSubmit={submit}>
       <div className="options">
-        <TextField label="Name" required autoFocus placeholder="clean up" value={name} errors={errorsFor(save.error, "name")} onChange={(event) => setName(event.target.value)} />
-        <TextField label="Interpreter" required className="mono" value={interpreter} errors={errorsFor(save.error, "interpreter")} onChange={(event) => setInterpreter(event.target.value)} />
-        <TextField label="Description" placeholder="What it is for" value={description} errors={errorsFor(save.error, "description")} onChange={(event) => setDescription(event.target.value)} />
+        <TextField
+          label="Name"
+          required
+          autoFocus
+          placeholder="clean up"
+          value={name}
+          errors={errorsFor(save.error, "name")}
+          onChange={(event) => setName(event.target.value)}
+        />
+        <TextField
+          label="Interpreter"
+          required
+          className="mono"
+          value={interpreter}
+          errors={errorsFor(save.error, "interpreter")}
+          onChange={(event) => setInterpreter(event.target.value)}
+        />
+        <TextField
+          label="Description"
+          placeholder="What it is for"
+          value={description}
+          errors={errorsFor(save.error, "description")}
+          onChange={(event) => setDescription(event.target.value)}
+        />
       </div>
       <Field label="Text" errors={errorsFor(save.error, "body")} hint={`${bytes(encoder.encode(body).length)} of 256 KiB`}>
         {(ids) => <Editor {...ids} required value={body} onChange={(event) => setBody(event.target.value)} />}

@@ -29,7 +29,8 @@ const DEFAULTS = { version: "", edit: "", run: "" };
 const versions = (id: string) =>
   queryOptions({
     queryKey: ["script", id, "versions"],
-    queryFn: ({ signal }) => readAll((query) => read(api.GET("/api/events/scripts/{id}/versions/", { params: { path: { id }, query }, signal })), { keyOf: ({ version }) => version }),
+    queryFn: ({ signal }) =>
+      readAll((query) => read(api.GET("/api/events/scripts/{id}/versions/", { params: { path: { id }, query }, signal })), { keyOf: ({ version }) => version }),
   });
 
 const versionOf = (id: string, version: number) =>
@@ -56,7 +57,12 @@ export default function Script() {
     return (
       <Page title="Create a script">
         <ScriptForm onDone={(script) => void navigate(`/scripts/${script.id}`)} onBack={() => void navigate("/scripts")} />
-        <Same method="POST" path="/api/events/scripts/" body={{ name: "clean up", body: "#!/bin/sh\necho hello\n" }} farhand="farhand scripts create 'clean up' --file cleanup.sh" />
+        <Same
+          method="POST"
+          path="/api/events/scripts/"
+          body={{ name: "clean up", body: "#!/bin/sh\necho hello\n" }}
+          farhand="farhand scripts create 'clean up' --file cleanup.sh"
+        />
       </Page>
     );
   }
@@ -155,21 +161,21 @@ function Versions({ id, shown }: { id: string; shown: number }) {
       <h2>Versions</h2>
       <Answer query={query}>
         {(list) => (
-<>
-          <ol className="versions">
-            {list.results.map(({ version, author, added_at }) => (
-              <li key={version}>
-                <Link to={`?version=${version}`} aria-current={version === shown ? "true" : undefined}>
-                  Version {version}
-                </Link>
-                <span className="muted">
-                  {author?.username ?? "deleted user"}, <Time at={added_at} />
-                </span>
-              </li>
-            ))}
-          </ol>
-<LeftOut of={list} what="version" />
-</>
+          <>
+            <ol className="versions">
+              {list.results.map(({ version, author, added_at }) => (
+                <li key={version}>
+                  <Link to={`?version=${version}`} aria-current={version === shown ? "true" : undefined}>
+                    Version {version}
+                  </Link>
+                  <span className="muted">
+                    {author?.username ?? "deleted user"}, <Time at={added_at} />
+                  </span>
+                </li>
+              ))}
+            </ol>
+            <LeftOut of={list} what="version" />
+          </>
         )}
       </Answer>
     </section>

@@ -15,7 +15,13 @@ export interface ParameterDraft {
 
 export const NEW_PARAMETER: ParameterDraft = { name: "", type: "string", choices: "", preset: "", required: false };
 
-export const draftOf = ({ name, type, choices, default: preset, required }: Parameter): ParameterDraft => ({ name, type, choices: (choices ?? []).join(", "), preset: preset === undefined ? "" : String(preset), required });
+export const draftOf = ({ name, type, choices, default: preset, required }: Parameter): ParameterDraft => ({
+  name,
+  type,
+  choices: (choices ?? []).join(", "),
+  preset: preset === undefined ? "" : String(preset),
+  required,
+});
 
 /** A declaration for a request. A default of a wrong type is sent as text, so that the service reports the error. */
 export function parameterOf({ name, type, choices, preset, required }: ParameterDraft): Schema<"ScriptParameter"> {
@@ -25,12 +31,22 @@ export function parameterOf({ name, type, choices, preset, required }: Parameter
     name: name.trim(),
     type,
     required,
-    ...(type === "choice" && { choices: choices.split(",").map((choice) => choice.trim()).filter((choice) => choice !== "") }),
+    ...(type === "choice" && {
+      choices: choices
+        .split(",")
+        .map((choice) => choice.trim())
+        .filter((choice) => choice !== ""),
+    }),
     ...(preset !== "" && { default: isNumber ? Number(preset) : isBoolean ? preset.trim() === "true" : preset }),
   };
 }
 
-const TYPES: readonly (readonly [Parameter["type"], string])[] = [["string", "text"], ["integer", "whole number"], ["boolean", "yes or no"], ["choice", "choice"]];
+const TYPES: readonly (readonly [Parameter["type"], string])[] = [
+  ["string", "text"],
+  ["integer", "whole number"],
+  ["boolean", "yes or no"],
+  ["choice", "choice"],
+];
 
 interface ParamDraftsProps {
   parameters: readonly ParameterDraft[];
@@ -48,16 +64,43 @@ export function ParamDrafts({ parameters, onChange, errors }: ParamDraftsProps) 
         const label = parameter.name || `parameter ${index + 1}`;
         return (
           <div key={index} className="param" role="group" aria-label={label}>
-            <input className="mono" aria-label={`Name of ${label}`} placeholder="NAME" required pattern="[A-Z][A-Z0-9_]*" title="Capital letters, digits and underscores" spellCheck={false} value={parameter.name} onChange={(event) => change(index, { name: event.target.value.toUpperCase() })} />
-            <select aria-label={`Type of ${label}`} value={parameter.type} onChange={(event) => change(index, { type: event.target.value as Parameter["type"] })}>
+            <input
+              className="mono"
+              aria-label={`Name of ${label}`}
+              placeholder="NAME"
+              required
+              pattern="[A-Z][A-Z0-9_]*"
+              title="Capital letters, digits and underscores"
+              spellCheck={false}
+              value={parameter.name}
+              onChange={(event) => change(index, { name: event.target.value.toUpperCase() })}
+            />
+            <select
+              aria-label={`Type of ${label}`}
+              value={parameter.type}
+              onChange={(event) => change(index, { type: event.target.value as Parameter["type"] })}
+            >
               {TYPES.map(([type, text]) => (
                 <option key={type} value={type}>
                   {text}
                 </option>
               ))}
             </select>
-            {parameter.type === "choice" && <input aria-label={`Choices of ${label}`} placeholder="choices: a, b, c" required value={parameter.choices} onChange={(event) => change(index, { choices: event.target.value })} />}
-            <input aria-label={`Default of ${label}`} placeholder="default" value={parameter.preset} onChange={(event) => change(index, { preset: event.target.value })} />
+            {parameter.type === "choice" && (
+              <input
+                aria-label={`Choices of ${label}`}
+                placeholder="choices: a, b, c"
+                required
+                value={parameter.choices}
+                onChange={(event) => change(index, { choices: event.target.value })}
+              />
+            )}
+            <input
+              aria-label={`Default of ${label}`}
+              placeholder="default"
+              value={parameter.preset}
+              onChange={(event) => change(index, { preset: event.target.value })}
+            />
             <label className="check">
               <input type="checkbox" checked={parameter.required} onChange={(event) => change(index, { required: event.target.checked })} />
               required

@@ -26,11 +26,17 @@ export function RunScript({ script, version, parameters }: { script: Schema<"Scr
   const [typed, setTyped] = useState("");
   const settled = useSettled(targets);
   const params = valuesOf(parameters, texts);
-  const fields = { script: script.id, script_version: version, ...(Object.keys(params).length > 0 && { params }), ...(username.trim() && { username: username.trim() }) };
+  const fields = {
+    script: script.id,
+    script_version: version,
+    ...(Object.keys(params).length > 0 && { params }),
+    ...(username.trim() && { username: username.trim() }),
+  };
   // The line of a dry run is not used: it only resolves the servers.
   const plan = useQuery({
     queryKey: ["plan", "script", settled],
-    queryFn: async ({ signal }) => (await read(api.POST("/api/events/batches/", { body: { line: "true", targets: selection(settled), dry_run: true }, signal }))) as Schema<"BatchDryRun">,
+    queryFn: async ({ signal }) =>
+      (await read(api.POST("/api/events/batches/", { body: { line: "true", targets: selection(settled), dry_run: true }, signal }))) as Schema<"BatchDryRun">,
     enabled: !isEmpty(settled),
   });
   const total = isEmpty(targets) || targets !== settled ? undefined : plan.data?.total;
@@ -58,7 +64,13 @@ export function RunScript({ script, version, parameters }: { script: Schema<"Scr
         <TargetFields targets={targets} onChange={setTargets} error={plan.error ?? run.error} />
         <div className="options">
           <ParamFields parameters={parameters} texts={texts} onChange={setTexts} errors={errorsFor(run.error, "params")} />
-          <TextField label="Account" placeholder="the server's default account" value={username} errors={errorsFor(run.error, "username")} onChange={(event) => setUsername(event.target.value)} />
+          <TextField
+            label="Account"
+            placeholder="the server's default account"
+            value={username}
+            errors={errorsFor(run.error, "username")}
+            onChange={(event) => setUsername(event.target.value)}
+          />
         </div>
         {mustType && (
           <label className="field typed">

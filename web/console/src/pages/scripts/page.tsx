@@ -22,7 +22,13 @@ const columns: readonly Column<Script>[] = [
   { name: "name", title: "Name", width: "minmax(0, 1fr)", card: "title", cell: ({ id, name }) => <Link to={`/scripts/${id}`}>{visible(name)}</Link> },
   { name: "description", title: "Description", width: "minmax(0, 2fr)", cell: ({ description }) => visible(description) },
   { name: "interpreter", title: "Interpreter", width: "140px", cell: ({ interpreter }) => <span className="mono">{interpreter}</span> },
-  { name: "params", title: "Parameters", width: "minmax(0, 1fr)", card: "none", cell: ({ params }) => <span className="mono muted">{params.map(({ name }) => name).join(", ")}</span> },
+  {
+    name: "params",
+    title: "Parameters",
+    width: "minmax(0, 1fr)",
+    card: "none",
+    cell: ({ params }) => <span className="mono muted">{params.map(({ name }) => name).join(", ")}</span>,
+  },
   { name: "size", title: "Size", width: "72px", card: "none", cell: ({ body_bytes }) => <span className="number">{bytes(body_bytes)}</span> },
   { name: "version", title: "Version", width: "64px", cell: ({ version }) => <span className="number">v{version}</span> },
   { name: "updated", title: "Changed", width: "80px", card: "labelled", cell: ({ updated_at }) => <Time at={updated_at} /> },
@@ -43,7 +49,14 @@ export default function Scripts() {
   return (
     <Page title="Scripts" heading={<>Scripts {count !== undefined && <span className="muted">{number(count)}</span>}</>} actions={create}>
       <div className="toolbar" role="search">
-        <input className="grow" type="search" aria-label="Search" placeholder="Name or description" value={search} onChange={(event) => setSearch(event.target.value)} />
+        <input
+          className="grow"
+          type="search"
+          aria-label="Search"
+          placeholder="Name or description"
+          value={search}
+          onChange={(event) => setSearch(event.target.value)}
+        />
       </div>
       {list.problem ? (
         <Failure problem={list.problem} retry={list.retry} />
@@ -51,12 +64,20 @@ export default function Scripts() {
         <Loading />
       ) : count === 0 ? (
         <Empty title={filter.search ? "No script matches" : "There is no script"}>
-          {filter.search ? <Button onClick={() => setFilter(DEFAULTS)}>Show all scripts</Button> : <p>A script is a program that the workspace keeps, with versions and parameters. {!staff && "Staff write them."}</p>}
+          {filter.search ? (
+            <Button onClick={() => setFilter(DEFAULTS)}>Show all scripts</Button>
+          ) : (
+            <p>A script is a program that the workspace keeps, with versions and parameters. {!staff && "Staff write them."}</p>
+          )}
         </Empty>
       ) : (
         <Table label="Scripts" columns={columns} count={count} at={list.at} keyOf={({ id }) => id} onRange={list.show} />
       )}
-      <Same method="GET" path={`/api/events/scripts/${filter.search ? `?search=${encodeURIComponent(filter.search)}` : ""}`} farhand={filter.search ? `farhand scripts list --search ${quoted(filter.search)}` : "farhand scripts list"} />
+      <Same
+        method="GET"
+        path={`/api/events/scripts/${filter.search ? `?search=${encodeURIComponent(filter.search)}` : ""}`}
+        farhand={filter.search ? `farhand scripts list --search ${quoted(filter.search)}` : "farhand scripts list"}
+      />
     </Page>
   );
 }

@@ -25,9 +25,17 @@ export function Approve({ server }: { server: Server }) {
       <h2>{server.name} awaits approval</h2>
       <form className="panel-body form" onSubmit={submit}>
         <p>
-          Run <code>farhand-agent status</code> on the host and type the fingerprint that it prints. Approve only if you know the host: its agent reported its name by itself.
+          Run <code>farhand-agent status</code> on the host and type the fingerprint that it prints. Approve only if you know the host: its agent reported its
+          name by itself.
         </p>
-        <TextField label="Fingerprint" required placeholder="XXXX-XXXX" value={fingerprint} onChange={(event) => setFingerprint(event.target.value)} errors={errorsFor(approve.error, "fingerprint")} />
+        <TextField
+          label="Fingerprint"
+          required
+          placeholder="XXXX-XXXX"
+          value={fingerprint}
+          onChange={(event) => setFingerprint(event.target.value)}
+          errors={errorsFor(approve.error, "fingerprint")}
+        />
         <ActionError error={approve.error} />
         <div>
           <Button look="primary" type="submit" isBusy={approve.isPending}>

@@ -20,11 +20,18 @@ export function RotateKey({ server }: { server: Server }) {
   return (
     <>
       <Button onClick={() => setIsAsking(true)}>Rotate key</Button>
-      <Confirm title={`Rotate the key of ${name}?`} isOpen={isAsking} onClose={() => setIsAsking(false)} verb="Rotate the key" action={() => rotate.mutateAsync()}>
+      <Confirm
+        title={`Rotate the key of ${name}?`}
+        isOpen={isAsking}
+        onClose={() => setIsAsking(false)}
+        verb="Rotate the key"
+        action={() => rotate.mutateAsync()}
+      >
         <p>The old key works until the agent connects with the new one, for a day at most.</p>
         {isSuperuser && (
           <label className="check">
-            <input type="checkbox" checked={isNow} onChange={(event) => setIsNow(event.target.checked)} /> Refuse the old key immediately, and disconnect the agent
+            <input type="checkbox" checked={isNow} onChange={(event) => setIsNow(event.target.checked)} /> Refuse the old key immediately, and disconnect the
+            agent
           </label>
         )}
       </Confirm>
@@ -67,7 +74,10 @@ export function DeleteServer({ server }: { server: Server }) {
         Delete
       </Button>
       <Confirm title={`Delete ${name}?`} isOpen={isAsking} onClose={() => setIsAsking(false)} verb={`Delete ${name}`} typed={name} action={remove}>
-        <p>Its agent is disconnected and its key is refused. Waiting commands are cancelled. The history stays until retention deletes it. Staff can undelete it for some days.</p>
+        <p>
+          Its agent is disconnected and its key is refused. Waiting commands are cancelled. The history stays until retention deletes it. Staff can undelete it
+          for some days.
+        </p>
       </Confirm>
     </>
   );

@@ -16,13 +16,20 @@ interface EditProps {
 }
 
 /** Labels as lines of `key=value`. */
-const textOf = (labels: Record<string, string>) => Object.entries(labels).map(([key, value]) => `${key}=${value}`).join("\n");
+const textOf = (labels: Record<string, string>) =>
+  Object.entries(labels)
+    .map(([key, value]) => `${key}=${value}`)
+    .join("\n");
 export const labelsOf = (text: string) =>
   Object.fromEntries(
-    text.split(/[\n,]/).map((line) => line.trim()).filter((line) => line !== "").map((line) => {
-      const [key = "", ...rest] = line.split("=");
-      return [key.trim(), rest.join("=").trim()];
-    }),
+    text
+      .split(/[\n,]/)
+      .map((line) => line.trim())
+      .filter((line) => line !== "")
+      .map((line) => {
+        const [key = "", ...rest] = line.split("=");
+        return [key.trim(), rest.join("=").trim()];
+      }),
   );
 
 export function Edit({ isOpen, onClose, ...rest }: EditProps) {
@@ -58,7 +65,14 @@ function Form({ server, mayLabel, onClose }: Omit<EditProps, "isOpen">) {
   return (
     <form onSubmit={submit}>
       <TextField label="Name" required value={name} onChange={(event) => setName(event.target.value)} errors={errorsFor(save.error, "name")} />
-      <TextField label="Default account" placeholder="none" value={account} onChange={(event) => setAccount(event.target.value)} errors={errorsFor(save.error, "default_username")} hint="Commands without an account run as this one." />
+      <TextField
+        label="Default account"
+        placeholder="none"
+        value={account}
+        onChange={(event) => setAccount(event.target.value)}
+        errors={errorsFor(save.error, "default_username")}
+        hint="Commands without an account run as this one."
+      />
       {mayLabel && (
         <Field label="Labels" hint="One on each line, as key=value." errors={errorsFor(save.error, "labels")}>
           {(ids) => <textarea {...ids} className="mono" rows={4} spellCheck={false} value={labels} onChange={(event) => setLabels(event.target.value)} />}

@@ -138,7 +138,11 @@ function History({ id }: { id: string }) {
           All
         </LinkButton>
       </header>
-      <Answer query={query}>{({ results }) => (results.length > 0 ? <CommandList commands={results} isOfOneServer /> : <p className="panel-body muted">No command has run here.</p>)}</Answer>
+      <Answer query={query}>
+        {({ results }) =>
+          results.length > 0 ? <CommandList commands={results} isOfOneServer /> : <p className="panel-body muted">No command has run here.</p>
+        }
+      </Answer>
     </section>
   );
 }

@@ -58,7 +58,17 @@ export function Prompt({ server }: { server: Server }) {
         <span className="mono muted" aria-hidden="true">
           $
         </span>
-        <input className="mono" aria-label={`Command for ${server.name}`} placeholder="uptime" autoComplete="off" autoCapitalize="none" spellCheck={false} value={line} onChange={(event) => setLine(event.target.value)} onKeyDown={onKey} />
+        <input
+          className="mono"
+          aria-label={`Command for ${server.name}`}
+          placeholder="uptime"
+          autoComplete="off"
+          autoCapitalize="none"
+          spellCheck={false}
+          value={line}
+          onChange={(event) => setLine(event.target.value)}
+          onKeyDown={onKey}
+        />
         <Button look="primary" type="submit" isBusy={run.isPending} disabled={!server.is_connected}>
           Run
         </Button>
@@ -77,19 +87,34 @@ function Current({ id }: { id: string }) {
   if (!command) return null;
   const isLive = !hasEnded(command);
   return (
-    <div className="output-short" ref={(element) => {
-      if (element && !isScrolled.current) element.scrollIntoView({ block: "nearest" });
-      isScrolled.current = true;
-    }}>
+    <div
+      className="output-short"
+      ref={(element) => {
+        if (element && !isScrolled.current) element.scrollIntoView({ block: "nearest" });
+        isScrolled.current = true;
+      }}
+    >
       <div className="prompt-state">
         <State state={command.state}>{command.exit_code ? `failed with exit code ${command.exit_code}` : undefined}</State>
-        <span className="muted">{command.state === "acked" && command.acked_at ? <Since at={command.acked_at} /> : command.elapsed_time === null ? "" : duration(command.elapsed_time)}</span>
+        <span className="muted">
+          {command.state === "acked" && command.acked_at ? (
+            <Since at={command.acked_at} />
+          ) : command.elapsed_time === null ? (
+            ""
+          ) : (
+            duration(command.elapsed_time)
+          )}
+        </span>
         <Link to={`/commands/${id}`} className="mono ellipsis">
           {visible(command.line)}
         </Link>
         {isLive && <Stop command={command} />}
       </div>
-      {command.state === "failed" && command.output_bytes === 0 && <p className="error"><WithTimes text={command.status.message} /></p>}
+      {command.state === "failed" && command.output_bytes === 0 && (
+        <p className="error">
+          <WithTimes text={command.status.message} />
+        </p>
+      )}
       <Output buffer={buffer} isLive={isLive} nothing={isLive ? "No output yet." : state === "complete" ? "There was no output." : "Loading the output…"}>
         <span className="output-live" role="status">
           {state === "cut" ? "Connection lost. It continues when the service answers." : ""}

@@ -46,7 +46,16 @@ function One() {
   };
   return (
     <form className="form" onSubmit={submit}>
-      <TextField label="Name" required autoFocus placeholder="web-1" hint="Lower-case letters, digits, hyphens, underscores and dots." value={name} errors={errorsFor(create.error, "name")} onChange={(event) => setName(event.target.value)} />
+      <TextField
+        label="Name"
+        required
+        autoFocus
+        placeholder="web-1"
+        hint="Lower-case letters, digits, hyphens, underscores and dots."
+        value={name}
+        errors={errorsFor(create.error, "name")}
+        onChange={(event) => setName(event.target.value)}
+      />
       <PolicyField policy={policy} onChange={setPolicy} />
       <TextField
         label="Account for commands"
@@ -66,7 +75,15 @@ function One() {
 
 /** Asks what the host lets the service do. */
 function PolicyField({ policy, onChange }: { policy: PolicyChoice; onChange: (policy: PolicyChoice) => void }) {
-  return <SelectField label="Policy of the host" hint={POLICY_HINTS[policy]} options={POLICY_CHOICES} value={policy} onChange={(event) => onChange(event.target.value as PolicyChoice)} />;
+  return (
+    <SelectField
+      label="Policy of the host"
+      hint={POLICY_HINTS[policy]}
+      options={POLICY_CHOICES}
+      value={policy}
+      onChange={(event) => onChange(event.target.value as PolicyChoice)}
+    />
+  );
 }
 
 /** The install line, until the agent connects. */
@@ -100,7 +117,11 @@ export function Waiting({ id, name, install }: { id: string; name: string; insta
 
 const UPTIME: PromptState = { line: "uptime" };
 const HOUR_MS = 3_600_000;
-const LIFETIMES = [["1", "1 hour"], ["24", "24 hours"], ["168", "7 days"]] as const;
+const LIFETIMES = [
+  ["1", "1 hour"],
+  ["24", "24 hours"],
+  ["168", "7 days"],
+] as const;
 
 function Many() {
   const [name, setName] = useState("");
@@ -118,7 +139,10 @@ function Many() {
   if (create.data) {
     return (
       <div>
-        <p>Run this as root on each server, or put it into its image or its cloud-init. It contains the token's key, which is shown only now, and begins with a blank, so that most shells keep it out of their history. In an image, put the key into a file and use --token-file.</p>
+        <p>
+          Run this as root on each server, or put it into its image or its cloud-init. It contains the token's key, which is shown only now, and begins with a
+          blank, so that most shells keep it out of their history. In an image, put the key into a file and use --token-file.
+        </p>
         <Snippet label="Install line" text={withPolicy(create.data.install ?? "", policy)} />
         <p>Each server appears in the list as soon as its agent has registered.</p>
       </div>
@@ -130,8 +154,24 @@ function Many() {
   };
   return (
     <form className="form" onSubmit={submit}>
-      <TextField label="Name of the token" required placeholder="autumn rollout" value={name} errors={errorsFor(create.error, "name")} onChange={(event) => setName(event.target.value)} />
-      <TextField label="Servers that may register" type="number" min={1} max={100_000} required value={uses} errors={errorsFor(create.error, "uses")} onChange={(event) => setUses(event.target.value)} />
+      <TextField
+        label="Name of the token"
+        required
+        placeholder="autumn rollout"
+        value={name}
+        errors={errorsFor(create.error, "name")}
+        onChange={(event) => setName(event.target.value)}
+      />
+      <TextField
+        label="Servers that may register"
+        type="number"
+        min={1}
+        max={100_000}
+        required
+        value={uses}
+        errors={errorsFor(create.error, "uses")}
+        onChange={(event) => setUses(event.target.value)}
+      />
       <SelectField label="Valid for" options={LIFETIMES} value={hours} onChange={(event) => setHours(event.target.value)} />
       <PolicyField policy={policy} onChange={setPolicy} />
       <ActionError error={create.error} />

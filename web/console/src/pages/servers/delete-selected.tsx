@@ -37,7 +37,14 @@ export function DeleteSelected({ selection }: { selection: Selected }) {
       <Button look="danger" onClick={() => setIsAsking(true)}>
         Delete
       </Button>
-      <Confirm title={`Delete ${plural(selected, "server")}?`} isOpen={isAsking} onClose={() => setIsAsking(false)} verb={`Delete ${plural(selected, "server")}`} typed={String(selected)} action={remove}>
+      <Confirm
+        title={`Delete ${plural(selected, "server")}?`}
+        isOpen={isAsking}
+        onClose={() => setIsAsking(false)}
+        verb={`Delete ${plural(selected, "server")}`}
+        typed={String(selected)}
+        action={remove}
+      >
         <p>Their agents are disconnected and waiting commands are cancelled. Staff can undelete the servers for some days.</p>
         <p className={selected > limit ? "error" : "muted"}>
           You may delete {limit} servers an hour, less the keys that you rotated in that time, unless this deployment has another limit.

@@ -49,12 +49,28 @@ const columnsOf = (groupNames: ReadonlyMap<number, string>): readonly Column<Ser
     ),
   },
   { name: "labels", title: "Labels", width: "minmax(0, 2fr)", card: "line", cell: ({ labels }) => <Labels labels={labels} /> },
-  ...(groupNames.size > 0 ? [{ name: "groups", title: "Groups", width: "minmax(0, 1fr)", cell: ({ groups }: Server) => groups.map((id) => groupNames.get(id) ?? `group ${id}`).join(", ") }] : []),
+  ...(groupNames.size > 0
+    ? [
+        {
+          name: "groups",
+          title: "Groups",
+          width: "minmax(0, 1fr)",
+          cell: ({ groups }: Server) => groups.map((id) => groupNames.get(id) ?? `group ${id}`).join(", "),
+        },
+      ]
+    : []),
   { name: "system", title: "System", width: "minmax(0, 1fr)", cell: system },
   { name: "load", title: "Load", width: "56px", card: "none", cell: ({ load }) => <span className="number">{load === null ? "–" : load.toFixed(2)}</span> },
   { name: "address", title: "Address", width: "128px", card: "none", cell: ({ remote_ip }) => <span className="mono">{remote_ip ?? "–"}</span> },
   { name: "agent", title: "Agent", width: "72px", card: "none", cell: ({ agent_version }) => agent_version ?? "–" },
-  { name: "seen", title: "Last seen", width: "88px", orderBy: "last_seen_at", card: "end", cell: ({ is_connected, last_seen_at }) => (is_connected ? "now" : last_seen_at ? <Time at={last_seen_at} /> : <span className="muted">never</span>) },
+  {
+    name: "seen",
+    title: "Last seen",
+    width: "88px",
+    orderBy: "last_seen_at",
+    card: "end",
+    cell: ({ is_connected, last_seen_at }) => (is_connected ? "now" : last_seen_at ? <Time at={last_seen_at} /> : <span className="muted">never</span>),
+  },
 ];
 
 export default function Servers() {
@@ -113,7 +129,19 @@ export default function Servers() {
           />
         </>
       )}
-      <Same method="GET" path={`/api/servers/?${asText}`} farhand={["farhand servers", filter.search && `--search ${quoted(filter.search)}`, filter.label && `-l ${quoted(filter.label)}`, filter.state && (filter.state === "connected" ? "--connected" : "--offline"), modeOf(filter.policy) && `--policy ${filter.policy}`].filter(Boolean).join(" ")} />
+      <Same
+        method="GET"
+        path={`/api/servers/?${asText}`}
+        farhand={[
+          "farhand servers",
+          filter.search && `--search ${quoted(filter.search)}`,
+          filter.label && `-l ${quoted(filter.label)}`,
+          filter.state && (filter.state === "connected" ? "--connected" : "--offline"),
+          modeOf(filter.policy) && `--policy ${filter.policy}`,
+        ]
+          .filter(Boolean)
+          .join(" ")}
+      />
       <Dialog title="Add servers" isOpen={isAdding} onClose={close}>
         <AddServer />
       </Dialog>

@@ -48,13 +48,13 @@ export default function Sessions() {
             <Empty title="You have no sessions">You use an API token.</Empty>
           ) : (
             <>
-<ul className="panel rows" aria-label="Sessions">
-              {list.results.map((session) => (
-                <Row key={session.id} session={session} />
-              ))}
-            </ul>
-<LeftOut of={list} what="session" />
-</>
+              <ul className="panel rows" aria-label="Sessions">
+                {list.results.map((session) => (
+                  <Row key={session.id} session={session} />
+                ))}
+              </ul>
+              <LeftOut of={list} what="session" />
+            </>
           )
         }
       </Answer>

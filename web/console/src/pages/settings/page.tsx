@@ -23,7 +23,8 @@ export default function Settings() {
             <Account user={user} />
             <Password username={user.username} />
             <p className="muted">
-              <Link to="/sessions">Your sessions</Link> and <Link to="/tokens">your API tokens</Link> have pages of their own. The theme is in the menu with your name.
+              <Link to="/sessions">Your sessions</Link> and <Link to="/tokens">your API tokens</Link> have pages of their own. The theme is in the menu with
+              your name.
             </p>
           </div>
         )}
@@ -60,7 +61,16 @@ function Account({ user }: { user: User }) {
         <TextField label="Last name" autoComplete="family-name" {...field("last_name", save.error)} />
         <TextField label="E-mail address" type="email" autoComplete="email" required {...field("email", save.error)} />
         {changes.email !== undefined && (
-          <TextField label="Current password" type="password" autoComplete="current-password" required hint="For a new e-mail address." value={password} errors={errorsFor(save.error, "password")} onChange={(event) => setPassword(event.target.value)} />
+          <TextField
+            label="Current password"
+            type="password"
+            autoComplete="current-password"
+            required
+            hint="For a new e-mail address."
+            value={password}
+            errors={errorsFor(save.error, "password")}
+            onChange={(event) => setPassword(event.target.value)}
+          />
         )}
         <ActionError error={save.error} />
         <div>
@@ -103,9 +113,34 @@ function Password({ username }: { username: string }) {
     <section className="panel" aria-label="Password">
       <h2>Password</h2>
       <form className="panel-body form" onSubmit={submit}>
-        <TextField label="Current password" type="password" autoComplete="current-password" required value={current} errors={errorsFor(save.error, "password")} onChange={(event) => setCurrent(event.target.value)} />
-        <TextField label="New password" type="password" autoComplete="new-password" required hint="At least 8 characters, not a common one." value={next} errors={errorsFor(save.error, "new_password")} onChange={(event) => setNext(event.target.value)} />
-        <TextField label="New password again" type="password" autoComplete="new-password" required value={again} errors={differs ? ["This is not the same password."] : []} onChange={(event) => setAgain(event.target.value)} />
+        <TextField
+          label="Current password"
+          type="password"
+          autoComplete="current-password"
+          required
+          value={current}
+          errors={errorsFor(save.error, "password")}
+          onChange={(event) => setCurrent(event.target.value)}
+        />
+        <TextField
+          label="New password"
+          type="password"
+          autoComplete="new-password"
+          required
+          hint="At least 8 characters, not a common one."
+          value={next}
+          errors={errorsFor(save.error, "new_password")}
+          onChange={(event) => setNext(event.target.value)}
+        />
+        <TextField
+          label="New password again"
+          type="password"
+          autoComplete="new-password"
+          required
+          value={again}
+          errors={differs ? ["This is not the same password."] : []}
+          onChange={(event) => setAgain(event.target.value)}
+        />
         <ActionError error={save.error} />
         <div>
           <Button type="submit" isBusy={save.isPending}>

@@ -71,8 +71,23 @@ function WithPassword({ onTokensOnly }: { onTokensOnly: () => void }) {
   };
   return (
     <form className="form" onSubmit={submit}>
-      <TextField label="Username" autoComplete="username" autoCapitalize="none" autoFocus required value={username} onChange={(event) => setUsername(event.target.value)} />
-      <TextField label="Password" type="password" autoComplete="current-password" required value={password} onChange={(event) => setPassword(event.target.value)} />
+      <TextField
+        label="Username"
+        autoComplete="username"
+        autoCapitalize="none"
+        autoFocus
+        required
+        value={username}
+        onChange={(event) => setUsername(event.target.value)}
+      />
+      <TextField
+        label="Password"
+        type="password"
+        autoComplete="current-password"
+        required
+        value={password}
+        onChange={(event) => setPassword(event.target.value)}
+      />
       <ActionError error={login.error} />
       <Button look="primary" type="submit" isBusy={login.isPending}>
         Sign in
@@ -97,7 +112,16 @@ function WithToken() {
   };
   return (
     <form className="form" onSubmit={submit}>
-      <TextField label="API token" type="password" autoComplete="off" autoFocus required value={token} onChange={(event) => setToken(event.target.value)} hint="This tab keeps the token until you sign out or close it." />
+      <TextField
+        label="API token"
+        type="password"
+        autoComplete="off"
+        autoFocus
+        required
+        value={token}
+        onChange={(event) => setToken(event.target.value)}
+        hint="This tab keeps the token until you sign out or close it."
+      />
       <ActionError error={check.error} />
       <Button look="primary" type="submit" isBusy={check.isPending}>
         Sign in

@@ -19,9 +19,24 @@ export interface Draft {
   readonly readsAll: boolean;
 }
 
-export const NO_LIMITS: Draft = { commands: "", argv: "", scripts: [], servers: [], selector: "", usernames: "", networks: "", maxTargets: "", isReadOnly: false, readsAll: false };
+export const NO_LIMITS: Draft = {
+  commands: "",
+  argv: "",
+  scripts: [],
+  servers: [],
+  selector: "",
+  usernames: "",
+  networks: "",
+  maxTargets: "",
+  isReadOnly: false,
+  readsAll: false,
+};
 
-const linesOf = (text: string) => text.split("\n").map((line) => line.trim()).filter((line) => line !== "");
+const linesOf = (text: string) =>
+  text
+    .split("\n")
+    .map((line) => line.trim())
+    .filter((line) => line !== "");
 const wordsOf = (text: string) => text.split(/[\s,]+/).filter((word) => word !== "");
 
 /** The list of a form, or null if nothing limits. */

@@ -11,7 +11,13 @@ import { AclFields } from "./acl-fields";
 import { LineCheck } from "./line-check";
 
 const DAY_MS = 86_400_000;
-const LIFETIMES = [["1", "1 day"], ["30", "30 days"], ["90", "90 days"], ["365", "1 year"], ["", "It does not expire"]] as const;
+const LIFETIMES = [
+  ["1", "1 day"],
+  ["30", "30 days"],
+  ["90", "90 days"],
+  ["365", "1 year"],
+  ["", "It does not expire"],
+] as const;
 
 /** Creates a token. Its key is shown once. */
 export function CreateToken({ onClose }: { onClose: () => void }) {
@@ -21,7 +27,12 @@ export function CreateToken({ onClose }: { onClose: () => void }) {
   const [draft, setDraft] = useState<Draft>(NO_LIMITS);
   const acl = aclOf(draft);
   const create = useMutation({
-    mutationFn: () => read(api.POST("/api/auth/tokens/", { body: { name: name.trim(), expires_at: days === "" ? null : new Date(Date.now() + Number(days) * DAY_MS).toISOString(), acl } })),
+    mutationFn: () =>
+      read(
+        api.POST("/api/auth/tokens/", {
+          body: { name: name.trim(), expires_at: days === "" ? null : new Date(Date.now() + Number(days) * DAY_MS).toISOString(), acl },
+        }),
+      ),
     onSuccess: () => client.invalidateQueries({ queryKey: ["tokens"] }),
   });
   const submit = (event: FormEvent) => {
@@ -49,13 +60,19 @@ export function CreateToken({ onClose }: { onClose: () => void }) {
       <h2>Create a token</h2>
       <form className="panel-body token-form" onSubmit={submit}>
         <div className="token-name">
-          <TextField label="Name" required autoFocus placeholder="deploy" value={name} errors={errorsFor(create.error, "name")} onChange={(event) => setName(event.target.value)} />
+          <TextField
+            label="Name"
+            required
+            autoFocus
+            placeholder="deploy"
+            value={name}
+            errors={errorsFor(create.error, "name")}
+            onChange={(event) => setName(event.target.value)}
+          />
           <SelectField label="Valid for" options={LIFETIMES} value={days} onChange={(event) => setDays(event.target.value)} />
         </div>
         <AclFields draft={draft} onChange={(changes) => setDraft((before) => ({ ...before, ...changes }))} />
-        <p role="status">
-          It allows: {limitsOf(acl).join("; ")}.
-        </p>
+        <p role="status">It allows: {limitsOf(acl).join("; ")}.</p>
         {acl && <LineCheck subject={{ acl }} />}
         <ActionError error={create.error} />
         <div className="row-of">

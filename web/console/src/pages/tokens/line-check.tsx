@@ -15,7 +15,8 @@ export function LineCheck({ subject }: { subject: Subject }) {
   const [line, setLine] = useState("");
   const [username, setUsername] = useState("");
   const check = useMutation({
-    mutationFn: () => read(api.POST("/api/auth/acl-check/", { body: { ...subject, server: server.trim(), line, ...(username.trim() && { username: username.trim() }) } })),
+    mutationFn: () =>
+      read(api.POST("/api/auth/acl-check/", { body: { ...subject, server: server.trim(), line, ...(username.trim() && { username: username.trim() }) } })),
   });
   const isReady = server.trim() !== "" && line.trim() !== "";
   // It is inside of the form that creates a token, so it cannot be a form.
@@ -42,7 +43,13 @@ export function LineCheck({ subject }: { subject: Subject }) {
           Check
         </Button>
       </div>
-      <div role="status">{check.data && <State state={check.data.allowed ? "success" : "failed"}>{check.data.allowed ? "Allowed" : `Refused: ${check.data.reason ?? "the list does not allow it"}`}</State>}</div>
+      <div role="status">
+        {check.data && (
+          <State state={check.data.allowed ? "success" : "failed"}>
+            {check.data.allowed ? "Allowed" : `Refused: ${check.data.reason ?? "the list does not allow it"}`}
+          </State>
+        )}
+      </div>
       <ActionError error={check.error} />
     </div>
   );

@@ -54,13 +54,13 @@ export default function Tokens() {
               !isCreating && <Empty title="You have no tokens">Create one for each program, so that you can revoke it alone.</Empty>
             ) : (
               <>
-<ul className="panel rows" aria-label="Tokens">
-                {list.results.map((token) => (
-                  <Row key={token.id} token={token} isOpen={view.open === token.id} onOpen={(isOpen) => setView({ open: isOpen ? token.id : "" })} />
-                ))}
-              </ul>
-<LeftOut of={list} what="token" />
-</>
+                <ul className="panel rows" aria-label="Tokens">
+                  {list.results.map((token) => (
+                    <Row key={token.id} token={token} isOpen={view.open === token.id} onOpen={(isOpen) => setView({ open: isOpen ? token.id : "" })} />
+                  ))}
+                </ul>
+                <LeftOut of={list} what="token" />
+              </>
             )
           }
         </Answer>
@@ -98,10 +98,22 @@ function Row({ token, isOpen, onOpen }: { token: Token; isOpen: boolean; onOpen:
         <State state={hasExpired ? "expired" : enabled ? "connected" : "offline"}>{hasExpired ? "expired" : enabled ? "valid" : "disabled"}</State>
         <span className="rows-text muted ellipsis">{limitsOf(acl).join("; ")}</span>
         <span className="muted rows-time">
-          {last_used_at === null ? "never used" : <>used <Time at={last_used_at} /></>}
+          {last_used_at === null ? (
+            "never used"
+          ) : (
+            <>
+              used <Time at={last_used_at} />
+            </>
+          )}
         </span>
         <span className="muted rows-time">
-          {expires_at === null ? "does not expire" : <>{hasExpired ? "expired" : "expires"} <Time at={expires_at} /></>}
+          {expires_at === null ? (
+            "does not expire"
+          ) : (
+            <>
+              {hasExpired ? "expired" : "expires"} <Time at={expires_at} />
+            </>
+          )}
         </span>
       </div>
       {isOpen && (

@@ -29,7 +29,9 @@ export function EditUser({ id, ...rest }: EditProps) {
   const element = useAttention<HTMLElement>(id);
   return (
     <section className="panel user-panel" aria-label="Change a user" ref={element} tabIndex={-1}>
-      <Answer query={query}>{(found) => (mayChange(rest.caller, found) ? <Form user={found} {...rest} /> : <Empty title={`Only superusers change ${found.username}`} />)}</Answer>
+      <Answer query={query}>
+        {(found) => (mayChange(rest.caller, found) ? <Form user={found} {...rest} /> : <Empty title={`Only superusers change ${found.username}`} />)}
+      </Answer>
     </section>
   );
 }
@@ -83,7 +85,9 @@ function Form({ user: found, caller, onClose }: { user: User; caller: User; onCl
         <TextField label="Last name" {...field("last_name", save.error)} />
         <RankField caller={caller} value={rank} onChange={setRank} errors={[...errorsFor(save.error, "is_staff"), ...errorsFor(save.error, "is_superuser")]} />
         <div className="user-wide">
-          {rank === "user" && rankOf(found) !== "user" && <p className="tone-wait">Without the rank, {username} loses all sessions and the servers that they own.</p>}
+          {rank === "user" && rankOf(found) !== "user" && (
+            <p className="tone-wait">Without the rank, {username} loses all sessions and the servers that they own.</p>
+          )}
           <ActionError error={save.error ?? activate.error} />
           <div className="row-of">
             <Button look="primary" type="submit" isBusy={save.isPending} disabled={!isChanged && rank === rankOf(found)}>
@@ -103,10 +107,23 @@ function Form({ user: found, caller, onClose }: { user: User; caller: User; onCl
         </div>
       </form>
       {caller.is_superuser && <SetPassword username={username} />}
-      <Confirm title={`Deactivate ${username}?`} isOpen={asked === "deactivate"} onClose={() => setAsked(null)} verb={`Deactivate ${username}`} action={() => setActive(false)}>
+      <Confirm
+        title={`Deactivate ${username}?`}
+        isOpen={asked === "deactivate"}
+        onClose={() => setAsked(null)}
+        verb={`Deactivate ${username}`}
+        action={() => setActive(false)}
+      >
         <p>Their sessions end, and their API tokens and schedules are disabled.</p>
       </Confirm>
-      <Confirm title={`Delete ${username}?`} isOpen={asked === "delete"} onClose={() => setAsked(null)} verb={`Delete ${username}`} typed={username} action={remove}>
+      <Confirm
+        title={`Delete ${username}?`}
+        isOpen={asked === "delete"}
+        onClose={() => setAsked(null)}
+        verb={`Delete ${username}`}
+        typed={username}
+        action={remove}
+      >
         <p>Their sessions and API tokens are deleted immediately. Their commands stay in the history.</p>
       </Confirm>
     </>
@@ -128,7 +145,16 @@ function SetPassword({ username }: { username: string }) {
   };
   return (
     <form className="panel-body user-form user-password" onSubmit={submit} aria-label={`Password of ${username}`}>
-      <TextField label="New password" type="password" autoComplete="new-password" required value={password} errors={errorsFor(save.error, "password")} hint="Ends the sessions of the user." onChange={(event) => setPassword(event.target.value)} />
+      <TextField
+        label="New password"
+        type="password"
+        autoComplete="new-password"
+        required
+        value={password}
+        errors={errorsFor(save.error, "password")}
+        hint="Ends the sessions of the user."
+        onChange={(event) => setPassword(event.target.value)}
+      />
       <div className="user-wide">
         {errorsFor(save.error, "password").length === 0 && <ActionError error={save.error} />}
         <Button type="submit" isBusy={save.isPending}>

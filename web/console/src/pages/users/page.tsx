@@ -39,7 +39,12 @@ const columnsFor = (caller: User | undefined, open: (user: User) => void): reado
   { name: "name", title: "Name", width: "minmax(0, 1fr)", cell: ({ first_name, last_name }) => visible([first_name, last_name].filter(Boolean).join(" ")) },
   { name: "email", title: "E-mail", width: "minmax(0, 1.5fr)", cell: ({ email }) => visible(email) },
   { name: "rank", title: "Rank", width: "88px", cell: rankOf },
-  { name: "state", title: "State", width: "96px", cell: ({ is_active }) => <State state={is_active ? "connected" : "offline"}>{is_active ? "active" : "inactive"}</State> },
+  {
+    name: "state",
+    title: "State",
+    width: "96px",
+    cell: ({ is_active }) => <State state={is_active ? "connected" : "offline"}>{is_active ? "active" : "inactive"}</State>,
+  },
   { name: "login", title: "Last login", width: "88px", card: "labelled", cell: ({ last_login }) => <Time at={last_login} /> },
   { name: "joined", title: "Joined", width: "88px", card: "none", cell: ({ date_joined }) => <Time at={date_joined} /> },
 ];
@@ -70,7 +75,14 @@ export default function Users() {
       {isCreating && caller && <CreateUser caller={caller} onClose={() => setView({ new: "" })} />}
       {view.open !== "" && caller && staff && <EditUser key={view.open} id={Number(view.open)} caller={caller} onClose={() => setView({ open: "" })} />}
       <div className="toolbar" role="search">
-        <input className="grow" type="search" aria-label="Search" placeholder="Username, name or e-mail address" value={search} onChange={(event) => setSearch(event.target.value)} />
+        <input
+          className="grow"
+          type="search"
+          aria-label="Search"
+          placeholder="Username, name or e-mail address"
+          value={search}
+          onChange={(event) => setSearch(event.target.value)}
+        />
         <select className="narrow" aria-label="State" value={view.active} onChange={(event) => setView({ active: event.target.value })}>
           <option value="">Every state</option>
           <option value="true">Active</option>
@@ -86,9 +98,20 @@ export default function Users() {
           <Button onClick={() => setView({ search: "", active: "" })}>Show all users</Button>
         </Empty>
       ) : (
-        <Table label="Users" columns={columnsFor(caller, ({ id }) => setView({ open: String(id), new: "" }))} count={count} at={list.at} keyOf={({ id }) => String(id)} onRange={list.show} />
+        <Table
+          label="Users"
+          columns={columnsFor(caller, ({ id }) => setView({ open: String(id), new: "" }))}
+          count={count}
+          at={list.at}
+          keyOf={({ id }) => String(id)}
+          onRange={list.show}
+        />
       )}
-      <Same method="GET" path={`/api/iam/users/${view.search ? `?search=${encodeURIComponent(view.search)}` : ""}`} farhand={view.search ? `farhand users --search ${quoted(view.search)}` : "farhand users"} />
+      <Same
+        method="GET"
+        path={`/api/iam/users/${view.search ? `?search=${encodeURIComponent(view.search)}` : ""}`}
+        farhand={view.search ? `farhand users --search ${quoted(view.search)}` : "farhand users"}
+      />
     </Page>
   );
 }

@@ -1,7 +1,11 @@
 import type { User } from "../../api/queries";
 import { SelectField } from "../../ui/field";
 
-const RANKS = [["user", "User: the servers of their groups"], ["staff", "Staff: manages servers, groups and users"], ["superuser", "Superuser: manages everything"]] as const;
+const RANKS = [
+  ["user", "User: the servers of their groups"],
+  ["staff", "Staff: manages servers, groups and users"],
+  ["superuser", "Superuser: manages everything"],
+] as const;
 export type Rank = (typeof RANKS)[number][0];
 
 export const rankOf = ({ is_superuser, is_staff }: Pick<User, "is_superuser" | "is_staff">): Rank => (is_superuser ? "superuser" : is_staff ? "staff" : "user");
