@@ -27,7 +27,7 @@ import { interpreters } from "./interpreters.mjs";
 import { keptInstance, stopKeptInstance } from "./kept-instance.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
 import { buildTestPrograms, examples, ofPackage, start } from "./test-programs.mjs";
-import { browserTests, checkFirstLoad, testCounts, unitTests } from "./web.mjs";
+import { browserTests, checkFirstLoad, testCounts, unitTests, webLints } from "./web.mjs";
 import { cargoDeny, checkRust, prepare, programs } from "./toolchain.mjs";
 
 const MODES = ["lint", "unit", "e2e", "web", "stop"];
@@ -156,7 +156,7 @@ async function testsWithTimes(program, total, env) {
 
 async function lint() {
   const env = await stage("tools", prepare);
-  await together(documents, () => code(env));
+  await together(() => documents().then(pages), () => code(env));
   await stage("supply chain", supplyChain);
 }
 
@@ -174,6 +174,11 @@ async function documents() {
     await runBeside(dash, ["-n", script]);
     await runBeside(shellcheck, ["--shell=sh", script]);
   });
+}
+
+/** Checks the format and the lints of web/. */
+async function pages() {
+  for (const [name, program, args] of webLints) await stage(name, () => runBeside(program, args));
 }
 
 /** Checks the format of the code, its lints and its documentation. `env` is the environment for wasm. */

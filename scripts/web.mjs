@@ -1,5 +1,5 @@
-// The stages of `npm test -- web` that only the console has: its unit tests, the size of its first
-// load, and its tests in Chromium.
+// The stages of `npm test` that only web/ has: its lints, and of the console its unit tests, the size
+// of its first load, and its tests in Chromium.
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
@@ -11,8 +11,16 @@ export const FIRST_LOAD_BYTES = 180 * 1024;
 /** The page that a user sees first. */
 const FIRST_PAGE = "src/pages/overview/page.tsx";
 
+const bin = (name) => join(root, "node_modules", ".bin", name);
+/** The lints: a name, a program and its arguments. ESLint needs the types of the API. */
+export const webLints = [
+  ["formatting of web/", bin("prettier"), ["--check", "--log-level", "warn", "web"]],
+  ["types of the API", process.execPath, [join(root, "scripts", "console.mjs"), "types"]],
+  ["ESLint for web/", bin("eslint"), ["--max-warnings", "0", "web"]],
+];
+
 /** The program and the arguments of the unit tests. */
-export const unitTests = [join(root, "node_modules", ".bin", "vitest"), ["run", "--root", join(root, "web", "console"), "--reporter=dot"]];
+export const unitTests = [bin("vitest"), ["run", "--root", join(root, "web", "console"), "--reporter=dot"]];
 
 /** The tests of speed, which run alone. */
 const SPEED = "speed.browser.mjs";

@@ -1,4 +1,4 @@
-import { useQuery, type UseQueryOptions } from "@tanstack/react-query";
+import { useQuery, type QueryKey, type UseQueryOptions } from "@tanstack/react-query";
 import { allGroups, type Page } from "../api/queries";
 
 export interface All<Item> extends Page<Item> {
@@ -11,8 +11,8 @@ const STALE_MS = 60_000;
 const NOTHING = { count: 0, results: [], isRead: false } as const;
 
 /** A whole list, to choose from or to look up names. `LeftOut` says if it was too long. */
-export function useAll<Item>(query: UseQueryOptions<Page<Item>, Error, any, any>): All<Item> {
-  const { data } = useQuery<Page<Item>, Error, Page<Item>, any>({ ...query, staleTime: STALE_MS });
+export function useAll<Item, Key extends QueryKey>(query: UseQueryOptions<Page<Item>, Error, Page<Item>, Key>): All<Item> {
+  const { data } = useQuery({ ...query, staleTime: STALE_MS });
   return data ? { ...data, isRead: true } : NOTHING;
 }
 

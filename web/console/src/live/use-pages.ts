@@ -16,8 +16,9 @@ export interface Pages<Item> {
 
 /**
  * A long list of which only the visible pages are loaded. `page` returns the query of a page,
- * counted from 1. Its type is loose, because a query is invariant in the type of its data.
+ * counted from 1.
  */
+// eslint-disable-next-line @typescript-eslint/no-explicit-any -- a query is invariant in the type of its data
 export function usePages<Item>(pageSize: number, page: (number: number) => UseQueryOptions<any, Error, any, any>): Pages<Item> {
   const [range, setRange] = useState({ first: 1, last: 1 });
   const numbers = Array.from({ length: range.last - range.first + 1 }, (_, index) => range.first + index);

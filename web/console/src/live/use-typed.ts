@@ -1,4 +1,4 @@
-import { useEffect, useState } from "react";
+import { useEffect, useEffectEvent, useState } from "react";
 import { useSettled } from "./use-settled";
 
 /**
@@ -13,9 +13,9 @@ export function useTyped(value: string, onSettled: (value: string) => void): [st
     setKnown(value);
     if (value !== settled) setTyped(value);
   }
-  useEffect(() => {
-    if (settled !== value && settled === typed) onSettled(settled);
-    // Only when typing pauses.
-  }, [settled]);
+  const onPause = useEffectEvent((text: string) => {
+    if (text !== value && text === typed) onSettled(text);
+  });
+  useEffect(() => onPause(settled), [settled]);
   return [typed, setTyped];
 }

@@ -26,5 +26,6 @@ export function useMatches(buffer: Buffer, text: string): readonly number[] {
     const found = [...(isSame ? last.found.filter((line) => line < from) : []), ...buffer.find(text, from)];
     before.current = { buffer, text, dropped, count, found };
     return found;
+    // eslint-disable-next-line react-hooks/exhaustive-deps -- the content of a buffer changes with its version
   }, [buffer, text, version, count, dropped]);
 }

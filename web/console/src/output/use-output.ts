@@ -11,6 +11,7 @@ import { Buffer } from "./buffer";
  */
 export function useOutput(id: string | null) {
   const client = useQueryClient();
+  // eslint-disable-next-line react-hooks/exhaustive-deps -- each command has a buffer of its own
   const buffer = useMemo(() => new Buffer(), [id]);
   const stream = useStream(id && `/api/events/commands/${id}/stream/`, ({ name, data }) => {
     if (name === "chunk") {

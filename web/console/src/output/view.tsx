@@ -1,6 +1,17 @@
 // Output of a command: live, with colours, follow, wrap, search, copy and download.
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { memo, useEffect, useLayoutEffect, useRef, useState, useSyncExternalStore, type CSSProperties, type MouseEvent, type ReactNode } from "react";
+import {
+  memo,
+  useEffect,
+  useEffectEvent,
+  useLayoutEffect,
+  useRef,
+  useState,
+  useSyncExternalStore,
+  type CSSProperties,
+  type MouseEvent,
+  type ReactNode,
+} from "react";
 import { useLocation, useNavigate } from "react-router";
 import { Button } from "../ui/button";
 import { Copy } from "../ui/copy";
@@ -61,10 +72,11 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
   };
   // A new text is searched immediately. Enter goes to the next match.
   const isNewSearch = useRef(false);
+  const goToFirst = useEffectEvent(() => goTo(0));
   useEffect(() => {
     if (!isNewSearch.current || matches.length === 0) return;
     isNewSearch.current = false;
-    goTo(0);
+    goToFirst();
   }, [matches]);
   /** One handler for all numbers, because a component for each is too slow for fast output. */
   const onLineClick = (event: MouseEvent) => {
@@ -75,10 +87,12 @@ export function Output({ buffer, isLive, nothing, hasLinks = false, onDownload, 
   };
   const linked = hasLinks ? Number(/^#L(\d+)$/.exec(hash)?.[1] ?? 0) - 1 - buffer.dropped : -1;
   const isLinked = linked >= 0 && linked < count;
-  useEffect(() => {
-    if (!isLinked) return;
+  const goToLinked = useEffectEvent(() => {
     setIsFollowing(false);
     virtualizer.scrollToIndex(linked, { align: "center" });
+  });
+  useEffect(() => {
+    if (isLinked) goToLinked();
   }, [isLinked, hash]);
   const current = search === "" ? (isLinked ? linked : undefined) : matches[match];
 

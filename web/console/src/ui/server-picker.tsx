@@ -1,6 +1,6 @@
 // A filter by one server: its name is typed or chosen, its id is the value.
 import { useQuery } from "@tanstack/react-query";
-import { useEffect, useId, useState, type ChangeEvent, type KeyboardEvent } from "react";
+import { useEffect, useEffectEvent, useId, useState, type ChangeEvent, type KeyboardEvent } from "react";
 import { server as serverQuery, servers } from "../api/queries";
 import { useSettled } from "../live/use-settled";
 import { Button } from "./button";
@@ -25,12 +25,13 @@ export function ServerPicker({ value, onChange, className }: ServerPickerProps) 
   const [isComplete, setIsComplete] = useState(false);
   const isUnknown = text !== "" && search === text.trim() && found.isSuccess && suggestions.length === 0;
   const match = isComplete ? suggestions.find(({ name }) => name === text.trim())?.id : undefined;
-  useEffect(() => {
-    if (match === undefined) return;
+  const choose = useEffectEvent((id: string) => {
     setText("");
     setIsComplete(false);
-    onChange(match);
-    // Once for each match.
+    onChange(id);
+  });
+  useEffect(() => {
+    if (match !== undefined) choose(match);
   }, [match]);
   const change = ({ target, nativeEvent }: ChangeEvent<HTMLInputElement>) => {
     setText(target.value);

@@ -90,6 +90,7 @@ export function useTargets(batch: Batch) {
     }
     return undefined;
   });
+  // eslint-disable-next-line react-hooks/exhaustive-deps -- the changes have a new version when they are to be shown
   const targets = useMemo(() => query.data?.map((target) => changed(target, changes.current.get(target.server))), [query.data, version]);
   return { query, targets, stream };
 }

@@ -1,5 +1,5 @@
 import { useQuery } from "@tanstack/react-query";
-import { useEffect } from "react";
+import { useEffect, useEffectEvent } from "react";
 import { allScripts, script as scriptQuery } from "../../api/queries";
 import { useAll } from "../../live/use-all";
 import { errorsFor, SelectField } from "../../ui/field";
@@ -22,10 +22,11 @@ export function ScriptField({ draft, onChange, error }: ScriptFieldProps) {
   const chosen = useQuery({ ...scriptQuery(draft.script), enabled: isScriptId(draft.script) }).data;
   const parameters = chosen?.params ?? [];
   const texts = Object.fromEntries(Object.entries(draft.params).map(([name, value]) => [name, String(value)]));
+  const choose = useEffectEvent((script: string) => onChange({ script }));
   useEffect(() => {
     // The address of a script that runs again has its name.
     if (!isRead || draft.script === "" || isScriptId(draft.script)) return;
-    onChange({ script: list.find(({ name }) => name === draft.script)?.id ?? "" });
+    choose(list.find(({ name }) => name === draft.script)?.id ?? "");
   }, [isRead, list, draft.script]);
   return (
     <div className="script-fields">

@@ -25,6 +25,7 @@ import "../server/page.css";
 
 type Run = Schema<"ScheduleRun">;
 const PAGE_SIZE = 50;
+const DEFAULTS = { edit: "" };
 
 export default function Schedule() {
   const { id = "" } = useParams();
@@ -38,7 +39,7 @@ export default function Schedule() {
 
 function Shown({ schedule }: { schedule: ScheduleObject }) {
   const { id, name, enabled, next_runs } = schedule;
-  const [view, setView] = useAddress({ edit: "" });
+  const [view, setView] = useAddress(DEFAULTS);
   const isEditing = view.edit !== "";
   return (
     <Page
