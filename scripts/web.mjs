@@ -12,10 +12,11 @@ export const FIRST_LOAD_BYTES = 180 * 1024;
 const FIRST_PAGE = "src/pages/overview/page.tsx";
 
 const bin = (name) => join(root, "node_modules", ".bin", name);
-/** The lints: a name, a program and its arguments. ESLint needs the types of the API. */
+/** The lints: a name, a program and its arguments. The checks of types and ESLint need the types of the API. */
 export const webLints = [
   ["formatting of web/", bin("prettier"), ["--check", "--log-level", "warn", "web"]],
   ["types of the API", process.execPath, [join(root, "scripts", "console.mjs"), "types"]],
+  ["types of the tests of the console", bin("tsc"), ["--project", tests]],
   ["ESLint for web/", bin("eslint"), ["--max-warnings", "0", "web"]],
 ];
 

@@ -1,10 +1,16 @@
+// @ts-check
 // Who may do what: API tokens, sessions, the own account, users, groups.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { launch, Visit } from "./browser.mjs";
 import { eventually, fetch, PASSWORD, Workspace } from "./service.mjs";
 
-let browser, workspace, server;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
+/** @type {any} */
+let server;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -263,7 +269,7 @@ test("a user changes no users and no groups", async () => {
   await page.goto("/groups?new=true");
   await page.getByRole("heading", { name: "You are in no group" }).waitFor();
   assert.equal(await page.getByRole("button", { name: "Create the group" }).count(), 0);
-  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session")).token);
+  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session") ?? "null").token);
   const headers = { Authorization: `token="${token}"`, "Content-Type": "application/json" };
   const forced = await fetch(`${workspace.url}/api/iam/users/${id}/`, { method: "PATCH", headers, body: JSON.stringify({ is_active: false }) });
   assert.equal(forced.status, 403);

@@ -1,3 +1,4 @@
+// @ts-check
 // The audit log and registration tokens.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -5,7 +6,10 @@ import { after, before, test } from "node:test";
 import { launch, Visit } from "./browser.mjs";
 import { eventually, fetch, Workspace } from "./service.mjs";
 
-let browser, workspace;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -116,7 +120,7 @@ test("other users than staff read neither", async () => {
   await page.getByRole("heading", { name: "Only staff see registration tokens" }).waitFor();
   const rail = page.getByRole("navigation", { name: "Pages" });
   assert.equal(await rail.getByRole("link", { name: /^(?:Audit|Registration tokens)$/ }).count(), 0);
-  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session")).token);
+  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session") ?? "null").token);
   const statuses = await Promise.all(
     ["/api/audit/events/", "/api/servers/registration-tokens/"].map(
       async (path) => (await fetch(`${workspace.url}${path}`, { headers: { Authorization: `token="${token}"` } })).status,

@@ -1,3 +1,4 @@
+// @ts-check
 // Every page in both themes and at two widths: axe finds nothing, nothing sticks out at the side.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
@@ -5,7 +6,12 @@ import { launch, Visit } from "./browser.mjs";
 import { fill, PAGES } from "./pages.mjs";
 import { Workspace } from "./service.mjs";
 
-let browser, workspace, facts;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
+/** @type {any} */
+let facts;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -13,7 +19,7 @@ before(async () => {
 });
 after(() => browser?.close());
 
-for (const scheme of ["light", "dark"]) {
+for (const scheme of /** @type {const} */ (["light", "dark"])) {
   for (const width of [1440, 390]) {
     test(`pages in ${scheme} at ${width} pixels`, async () => {
       const visit = await Visit.start(browser, workspace, { scheme, width });

@@ -1,3 +1,4 @@
+// @ts-check
 // Batches and the history: outcomes side by side, stop, retry, filters in the address.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";

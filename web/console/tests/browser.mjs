@@ -1,3 +1,4 @@
+// @ts-check
 // Chromium for the tests of the console, and what every test does with it.
 //
 // FARHAND_CHROMIUM is the path of the browser.
@@ -17,6 +18,22 @@ export const launch = () => chromium.launch({ executablePath: process.env.FARHAN
 
 /** A window of a browser, whose console must stay empty: it would show violations of the policy. */
 export class Visit {
+  /** @type {import("playwright-core").BrowserContext} */
+  context;
+  /** @type {{ url: string }} */
+  workspace;
+  /** @type {import("playwright-core").Page} */
+  page;
+  /** What the page reported. @type {string[]} */
+  messages = [];
+  /** The addresses that were requested. @type {string[]} */
+  requests = [];
+
+  /**
+   * @param {import("playwright-core").Browser} browser
+   * @param {{ url: string }} workspace
+   * @param {import("playwright-core").BrowserContextOptions & { width?: number, height?: number, scheme?: "light" | "dark" }} [options]
+   */
   static async start(browser, workspace, { width = 1440, height = 900, scheme = "light", ...options } = {}) {
     const context = await browser.newContext({
       baseURL: workspace.url,
@@ -31,8 +48,6 @@ export class Visit {
     const visit = new Visit();
     visit.context = context;
     visit.workspace = workspace;
-    visit.messages = [];
-    visit.requests = [];
     visit.page = await visit.tab();
     return visit;
   }

@@ -1,3 +1,4 @@
+// @ts-check
 // Commands: run, watch live, kill, cut and resume, harmless output.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -5,7 +6,12 @@ import { after, before, test } from "node:test";
 import { launch, Visit } from "./browser.mjs";
 import { eventually, Proxy, Workspace } from "./service.mjs";
 
-let browser, workspace, server;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
+/** @type {any} */
+let server;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -171,7 +177,7 @@ test("hostile output is shown harmless", async () => {
   await eventually("all lines", async () => {
     for (const [number, text] of await page
       .locator(".output-line")
-      .evaluateAll((rows) => rows.map((row) => [Number(row.dataset.index), row.querySelector(".output-text").textContent])))
+      .evaluateAll((rows) => rows.map((row) => [Number(row.dataset.index), row.querySelector(".output-text")?.textContent])))
       shown.set(number, text);
     await page.locator(".output-area").evaluate((area) => (area.scrollTop += 200));
     return shown.size >= ATTACKS.length;

@@ -1,10 +1,14 @@
+// @ts-check
 // The keyboard alone: run a command, kill it, and find a line of its output; the order of focus.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { launch, Visit } from "./browser.mjs";
 import { eventually, PASSWORD, Workspace } from "./service.mjs";
 
-let browser, workspace;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -15,8 +19,8 @@ after(() => browser?.close());
 /** The role and the name of the focused element, as a screen reader would say it. */
 const focused = (page) =>
   page.evaluate(() => {
-    const element = document.activeElement;
-    return element.getAttribute("aria-label") ?? element.labels?.[0]?.textContent ?? element.textContent.trim();
+    const element = /** @type {(Element & { labels?: NodeListOf<HTMLLabelElement> }) | null} */ (document.activeElement);
+    return element?.getAttribute("aria-label") ?? element?.labels?.[0]?.textContent ?? element?.textContent.trim();
   });
 
 /** Presses Tab until an element with this name has the focus. */
@@ -58,7 +62,7 @@ test("sign in, run, watch, kill and search without a mouse", async () => {
   // The focus stays in the dialog, and comes back when it is closed.
   for (let step = 0; step < 6; step += 1) {
     await page.keyboard.press("Tab");
-    await eventually("the focus is in the dialog", () => page.evaluate(() => document.activeElement.closest("[role=dialog]") !== null));
+    await eventually("the focus is in the dialog", () => page.evaluate(() => Boolean(document.activeElement?.closest("[role=dialog]"))));
   }
   await page.keyboard.press("Escape");
   await eventually("the focus is back", async () => (await focused(page)) === "Kill");
@@ -126,7 +130,7 @@ test("a page that is opened gets the focus and its name is announced", async () 
   await visit.signIn();
   await page.getByRole("link", { name: "History" }).click();
   await page.getByRole("heading", { level: 1, name: "History" }).waitFor();
-  await eventually("the page has the focus", () => page.evaluate(() => document.activeElement.id === "main"));
+  await eventually("the page has the focus", () => page.evaluate(() => document.activeElement?.id === "main"));
   assert.match(await page.title(), /^History/);
   await visit.end();
 });

@@ -1,3 +1,4 @@
+// @ts-check
 // Lists of more than one page: every item can be chosen, and every name is found.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
@@ -8,7 +9,10 @@ import { Workspace } from "./service.mjs";
 const MANY = 230;
 const SCRIPT = "01936d3e-7a00-7000-8000-000000000000";
 
-let browser, workspace;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();

@@ -1,3 +1,4 @@
+// @ts-check
 // Texts that users choose: names, labels, descriptions and command lines with HTML, with control
 // characters and with characters that change the order of others.
 import assert from "node:assert/strict";
@@ -9,7 +10,12 @@ const HTML = "<img src=x onerror=alert(1)><script>alert(2)</script>";
 const LINE = `echo '${HTML}'; echo \u202etxt.exe\u202c \u001b[2J\u200b; exit 3`;
 const LINE_SHOWN = "⟨U+202E⟩txt.exe⟨U+202C⟩ ␛[2J⟨U+200B⟩";
 
-let browser, workspace, facts;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
+/** @type {any} */
+let facts;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -33,7 +39,7 @@ before(async () => {
 });
 after(() => browser?.close());
 
-/** The pages with these texts, and a text that each must show. */
+/** The pages with these texts, and a text that each must show. @type {[(facts: any) => string, string][]} */
 const PAGES = [
   [() => "/", LINE_SHOWN],
   [() => "/servers", HTML],
@@ -75,9 +81,9 @@ test("hostile names, labels and lines are shown harmless on every page", async (
       .waitFor({ state: "attached" })
       .catch(() => broken.push(`${path} does not show ${text}`));
     const injected = await page.locator("#root img, #root script, #root b").count();
-    const hidden = await page.evaluate(() => /[\u202a-\u202e\u2066-\u2069\u200b\u001b]/.exec(document.querySelector("main").innerText + document.title)?.[0]);
+    const hidden = await page.evaluate(() => /[\u202a-\u202e\u2066-\u2069\u200b\u001b]/.exec(document.querySelector("main")?.innerText + document.title)?.[0]);
     if (injected > 0) broken.push(`${path} has an element from a text`);
-    if (hidden) broken.push(`${path} shows U+${hidden.codePointAt(0).toString(16)} as it is`);
+    if (hidden) broken.push(`${path} shows U+${hidden.codePointAt(0)?.toString(16)} as it is`);
   }
   assert.deepEqual(broken, []);
   assert.equal(dialogs, 0);

@@ -1,3 +1,4 @@
+// @ts-check
 // Every page of the console with something to see: checked with axe and photographed.
 
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -88,6 +89,7 @@ async function upgraded(workspace, server) {
 const UPGRADE = `printf 'Reading package lists... Done\\nBuilding dependency tree... Done\\nReading state information... Done\\n'; printf '\\033[1mCalculating upgrade...\\033[0m Done\\n'; for p in libssl3 openssl curl libcurl4 nginx nginx-common tzdata ca-certificates; do printf '\\033[32mGet\\033[0m: http://deb.debian.org/debian-security bookworm-security/main amd64 \\033[36m%s\\033[0m\\n' "$p"; done; for p in libssl3 openssl curl libcurl4 nginx nginx-common tzdata ca-certificates; do printf 'Setting up \\033[36m%s\\033[0m ... \\033[32mok\\033[0m\\n' "$p"; done; printf '\\033[33mW:\\033[0m Some services need a restart: \\033[1;33mnginx\\033[0m\\n'; printf '8 upgraded, 0 newly installed, \\033[31m0 to remove\\033[0m and 0 not upgraded.\\n'`;
 
 /** Name, address, and what the page shows when it is ready. */
+/** @type {[string, (facts: any) => string, { text: string | RegExp }][]} */
 export const PAGES = [
   ["overview", () => "/", { text: "tail -f" }],
   ["servers", () => "/servers", { text: "web-2" }],

@@ -24,7 +24,7 @@ const TARGET: Target = {
 };
 
 describe("batch", () => {
-  const change = (state: Target["state"]) => ({ server: "s", server_name: "web-1", command: "c", state, exit_code: null });
+  const change = (state: Target["state"]) => ({ server: "s", command: "c", state, exit_code: null, at: "2026-11-01T00:00:00+00:00" });
 
   test("an earlier step does not replace a later one", () => {
     const running = changed(TARGET, change("running"));

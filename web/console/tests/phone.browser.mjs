@@ -1,10 +1,16 @@
+// @ts-check
 // A phone: the bar and its menu, cards, and a command that can be killed from the end of its output.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { launch, Visit } from "./browser.mjs";
 import { Workspace } from "./service.mjs";
 
-let browser, workspace, server;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
+/** @type {any} */
+let server;
 const PHONE = { width: 390, height: 844, hasTouch: true, isMobile: true };
 before(async () => {
   browser = await launch();

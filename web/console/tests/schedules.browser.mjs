@@ -1,10 +1,14 @@
+// @ts-check
 // Schedules and scripts: create, change, run, pause, delete, and what two users change at once.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { launch, Visit } from "./browser.mjs";
 import { eventually, fetch, Workspace } from "./service.mjs";
 
-let browser, workspace;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -172,7 +176,7 @@ test("a user reads scripts, changes none, and sees no foreign schedule", async (
   await page.getByLabel("When").fill("@daily");
   await page.getByRole("button", { name: "Create the schedule" }).click();
   await page.locator(".field .error").getByText(/web-1/).waitFor();
-  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session")).token);
+  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session") ?? "null").token);
   const headers = { Authorization: `token="${token}"`, "Content-Type": "application/json" };
   const forced = await fetch(`${workspace.url}/api/events/scripts/${script.id}/`, { method: "PATCH", headers, body: JSON.stringify({ body: "false\n" }) });
   assert.equal(forced.status, 403);

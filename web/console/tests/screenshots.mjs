@@ -1,3 +1,4 @@
+// @ts-check
 // `npm run screenshots`: takes pictures of the console for the documents, in docs/images.
 //
 //   npm run screenshots -- all FOLDER   takes every page in both themes and widths, to look at them
@@ -17,7 +18,10 @@ const isAll = mode === "all";
 const folder = join(root, isAll ? target : "docs/images");
 /** The pages in the documents. */
 const SHOWN = ["servers", "command", "batch", "schedules", "tokens"];
-const VARIANTS = isAll ? ["light", "dark"].flatMap((scheme) => [1440, 390].map((width) => ({ scheme, width }))) : [{ scheme: "light", width: 1200 }];
+/** @type {{ scheme: "light" | "dark", width: number }[]} */
+const VARIANTS = isAll
+  ? /** @type {const} */ (["light", "dark"]).flatMap((scheme) => [1440, 390].map((width) => ({ scheme, width })))
+  : [{ scheme: "light", width: 1200 }];
 /** A larger picture would make clones of the repository slow. */
 const MAX_BYTES = 150 * 1024;
 
@@ -25,7 +29,12 @@ await build();
 process.env.FARHAND_AGENT = await buildAgent();
 process.env.FARHAND_CHROMIUM = (await findBrowser()).chromium;
 const state = mkdtempSync(join(tmpdir(), "farhand-screenshots-"));
-const instance = await startInstance({ stateDir: join(state, "state"), port: await freePort(), environment: { PBKDF2_ITERATIONS: "100000" } });
+const instance = await startInstance({
+  stateDir: join(state, "state"),
+  port: await freePort(),
+  environment: { PBKDF2_ITERATIONS: "100000" },
+  onExit: (how) => console.error(`error: the service ended with ${how}`),
+});
 process.env.FARHAND_URL = instance.url;
 process.env.FARHAND_OPERATOR_TOKEN = instance.operatorToken;
 // These read the variables above.
@@ -40,7 +49,7 @@ async function compressed(png) {
     async (address) => {
       const image = await createImageBitmap(await (await fetch(address)).blob());
       const canvas = new OffscreenCanvas(image.width, image.height);
-      canvas.getContext("2d").drawImage(image, 0, 0);
+      canvas.getContext("2d")?.drawImage(image, 0, 0);
       const blob = await canvas.convertToBlob({ type: "image/webp", quality: 0.92 });
       return new Promise((done) => Object.assign(new FileReader(), { onload: ({ target }) => done(target.result.split(",")[1]) }).readAsDataURL(blob));
     },
@@ -67,7 +76,7 @@ try {
       const file = join(folder, isAll ? `${name}-${width}-${scheme}.png` : `${name}.webp`);
       await page.locator(".loading").first().waitFor({ state: "detached" });
       // Without the hint of a pointer or of a focused field.
-      await page.evaluate(() => document.activeElement?.blur());
+      await page.evaluate(() => /** @type {HTMLElement | null} */ (document.activeElement)?.blur());
       const picture = await page.screenshot();
       writeFileSync(file, isAll ? picture : await compressed(picture));
       const { size } = statSync(file);

@@ -1,3 +1,4 @@
+// @ts-check
 // Servers: the list, selection, adding, changing, deleting; the palette and the keyboard.
 import assert from "node:assert/strict";
 import { userInfo } from "node:os";
@@ -5,7 +6,10 @@ import { after, before, test } from "node:test";
 import { launch, Visit } from "./browser.mjs";
 import { eventually, Workspace } from "./service.mjs";
 
-let browser, workspace;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -220,7 +224,7 @@ test("everything is reachable with the keyboard", async () => {
   await page.goto("/servers");
   await page.getByRole("link", { name: "web-1" }).waitFor();
   await page.keyboard.press("Tab");
-  assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to the page");
+  assert.equal(await page.evaluate(() => document.activeElement?.textContent), "Skip to the page");
   await visit.end();
 });
 

@@ -1,3 +1,4 @@
+// @ts-check
 // Workspaces and agents for the tests of the console, on the instance that scripts/web.mjs started.
 //
 // FARHAND_URL and FARHAND_OPERATOR_TOKEN name the instance, FARHAND_AGENT is the agent's binary.
@@ -63,6 +64,16 @@ if (process.env.NODE_TEST_CONTEXT) after(endAll);
 
 /** A workspace of its own, with the superuser `boss`. It ends with the file of its tests. */
 export class Workspace {
+  /** The address of the workspace. */
+  url = "";
+  slug = "";
+  /** @type {Api} */
+  operator;
+  /** A client with the session of `boss`. @type {Api} */
+  admin;
+  /** @type {{ child: import("node:child_process").ChildProcess, folder: string }[]} */
+  agents = [];
+
   static async create(slug = `web-${randomBytes(5).toString("hex")}`) {
     const operator = new Api(instance.origin, `Bearer ${operatorToken}`);
     await operator.post("/operator/workspaces/", { slug, admin: { username: "boss", email: "boss@example.com", password: PASSWORD } });
@@ -70,7 +81,6 @@ export class Workspace {
     workspace.url = `http://${slug}.local.localhost:${instance.port}`;
     workspace.operator = operator;
     workspace.slug = slug;
-    workspace.agents = [];
     workspaces.add(workspace);
     workspace.admin = await workspace.loggedIn("boss");
     return workspace;
@@ -86,7 +96,11 @@ export class Workspace {
     return this.admin.post("/api/iam/users/", { username, email: `${username}@example.com`, password: PASSWORD, ...rank });
   }
 
-  /** A server, with a real agent unless `isOffline`. */
+  /**
+   * A server, with a real agent unless `isOffline`.
+   * @param {string} name
+   * @param {{ labels?: Record<string, string>, isOffline?: boolean }} [options]
+   */
   async server(name, { labels, isOffline = false } = {}) {
     const server = await this.admin.post("/api/servers/", { name, default_username: userInfo().username, ...(labels && { labels }) });
     if (isOffline) return server;
@@ -99,7 +113,7 @@ export class Workspace {
     const folder = mkdtempSync(join(tmpdir(), "farhand-web-agent-"));
     const config = join(folder, "agent.toml");
     writeFileSync(config, `url = "${this.url}"\nid = "${id}"\nkey = "${key}"\n`, { mode: 0o600 });
-    const child = spawn(process.env.FARHAND_AGENT, ["run", "--config", config], { stdio: "ignore" });
+    const child = spawn(process.env.FARHAND_AGENT ?? "farhand-agent", ["run", "--config", config], { stdio: "ignore" });
     this.agents.push({ child, folder });
     await eventually("the agent is connected", async () => (await this.admin.get(`/api/servers/servers/${id}/`)).is_connected);
     return child;
@@ -130,11 +144,16 @@ export class Workspace {
 
 /** A connection between a browser and the service that a test can cut. */
 export class Proxy {
+  url = "";
+  isCut = false;
+  /** @type {Set<import("node:net").Socket>} */
+  sockets = new Set();
+  /** @type {import("node:net").Server} */
+  server;
+
   static async start(url) {
     const { hostname, port } = new URL(url);
     const proxy = new Proxy();
-    proxy.sockets = new Set();
-    proxy.isCut = false;
     proxy.server = createServer((socket) => {
       if (proxy.isCut) return socket.destroy();
       const service = connect(Number(port), "127.0.0.1");
@@ -149,8 +168,8 @@ export class Proxy {
           .pipe(to);
       }
     });
-    await new Promise((listening) => proxy.server.listen(0, "127.0.0.1", listening));
-    proxy.url = `http://${hostname}:${proxy.server.address().port}`;
+    await new Promise((listening) => proxy.server.listen(0, "127.0.0.1", () => listening(undefined)));
+    proxy.url = `http://${hostname}:${/** @type {import("node:net").AddressInfo} */ (proxy.server.address()).port}`;
     return proxy;
   }
 

@@ -1,10 +1,14 @@
+// @ts-check
 // Signing in and out, ended sessions, two tabs, where the token is kept.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { launch, Visit } from "./browser.mjs";
 import { fetch, Workspace } from "./service.mjs";
 
-let browser, workspace;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -59,7 +63,7 @@ test("signing out ends the session on the service, everywhere ends all", async (
   const visit = await Visit.start(browser, workspace);
   const { page } = visit;
   await visit.signIn();
-  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session")).token);
+  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session") ?? "null").token);
   await page.getByRole("button", { name: "boss" }).click();
   await page.getByRole("button", { name: "Sign out", exact: true }).click();
   await page.getByLabel("Username").waitFor();
@@ -119,7 +123,7 @@ test("what a user may not do is not offered, and is refused if forced", async ()
   assert.equal(await page.getByRole("button", { name: "Add servers" }).count(), 0);
   await page.goto(`/servers/${id}`);
   await page.getByRole("heading", { name: "Not found" }).waitFor();
-  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session")).token);
+  const token = await page.evaluate(() => JSON.parse(sessionStorage.getItem("farhand.session") ?? "null").token);
   const forced = await fetch(`${workspace.url}/api/servers/`, {
     method: "POST",
     headers: { Authorization: `token="${token}"`, "Content-Type": "application/json" },

@@ -1,3 +1,4 @@
+// @ts-check
 // Speed in Chromium: a list of 5,000 servers, and output of 5,000 lines a second.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
@@ -9,7 +10,10 @@ const SERVERS = 5_000;
 const LINES_PER_SECOND = 5_000;
 const SECONDS = 4;
 
-let browser, workspace;
+/** @type {import("playwright-core").Browser} */
+let browser;
+/** @type {Workspace} */
+let workspace;
 before(async () => {
   browser = await launch();
   workspace = await Workspace.create();
@@ -67,7 +71,7 @@ test("a list of 5,000 servers renders quickly, and scrolls to its end", async ()
     () =>
       new Promise((done) => {
         const began = performance.now();
-        document.querySelector("a[href='/servers']").click();
+        /** @type {HTMLElement} */ (document.querySelector("a[href='/servers']")).click();
         const look = () => (document.querySelectorAll(".table-body .row a").length > 10 ? done(performance.now() - began) : requestAnimationFrame(look));
         look();
       }),
