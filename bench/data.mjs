@@ -204,7 +204,7 @@ export function fill(file, sets) {
 
 /** All content that must be equal in both databases. */
 function contents(file) {
-  const tables = ["commands", "counted_commands", "command_counts", "command_servers", "command_requesters", "departed_users", "servers", "users"];
+  const tables = ["commands", "counted_commands", "command_counts", "command_servers", "command_requesters", "deleted_users", "servers", "users"];
   const rows = tables.map((table) => [table, select(file, `SELECT * FROM ${table}`)]);
   const texts = select(file, `CREATE VIRTUAL TABLE temp.tokens USING fts5vocab(main, command_texts, instance);
     SELECT * FROM temp.tokens`);

@@ -79,7 +79,7 @@ END;
 
 -- A deleted user whose id is still in `requested_by` of commands. The janitor clears that column,
 -- and then deletes this row.
-CREATE TABLE departed_users (
+CREATE TABLE deleted_users (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   user_id INTEGER NOT NULL,
   PRIMARY KEY (workspace_id, user_id)
@@ -298,8 +298,9 @@ CREATE TABLE server_groups (
 -- Serves: a server's groups.
 CREATE INDEX server_groups_by_server ON server_groups (workspace_id, server_id, group_id);
 
--- A deleted server that still has commands. Its object keeps their output.
-CREATE TABLE gone_servers (
+-- A deleted server that still has commands. Its object keeps their output. The row is deleted with
+-- the last command, or if the server is undeleted.
+CREATE TABLE deleted_servers_with_commands (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   id TEXT NOT NULL,
   PRIMARY KEY (workspace_id, id)
@@ -552,7 +553,7 @@ CREATE TRIGGER commands_in AFTER INSERT ON commands BEGIN
   INSERT INTO command_texts (rowid, server, requester, line, wide)
   SELECT seq, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
   -- If the requester was deleted before this insertion, the janitor clears requested_by.
-  INSERT INTO departed_users (workspace_id, user_id) SELECT new.workspace_id, new.requested_by
+  INSERT INTO deleted_users (workspace_id, user_id) SELECT new.workspace_id, new.requested_by
   WHERE new.requested_by IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM users WHERE id = new.requested_by AND workspace_id = new.workspace_id)
   ON CONFLICT (workspace_id, user_id) DO NOTHING;

@@ -52,6 +52,7 @@ pub fn rejoin(is_full: &str) -> String {
 pub const FORGET: &str = "DELETE FROM deleted_servers WHERE workspace_id = :workspace_id AND id = :server_id
     AND EXISTS (SELECT 1 FROM servers s WHERE s.workspace_id = :workspace_id AND s.id = :server_id)";
 
-/// The statement that forgets that the restored server was deleted, for the purge of its workspace.
-pub const NOT_GONE: &str = "DELETE FROM gone_servers WHERE workspace_id = :workspace_id AND id = :server_id
+/// The statement that deletes the row of the restored server in `deleted_servers_with_commands`.
+pub const FORGET_WITH_COMMANDS: &str = "DELETE FROM deleted_servers_with_commands
+    WHERE workspace_id = :workspace_id AND id = :server_id
     AND EXISTS (SELECT 1 FROM servers s WHERE s.workspace_id = :workspace_id AND s.id = :server_id)";

@@ -180,7 +180,7 @@ pub async fn delete(
             "command_requesters INDEXED BY command_requesters_by_server",
             "server_id",
         ),
-        of_server_without_commands("gone_servers", "id"),
+        of_server_without_commands("deleted_servers_with_commands", "id"),
     ]);
     db::execute_all(database, statements).await
 }

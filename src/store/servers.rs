@@ -440,7 +440,8 @@ pub async fn deleted_ids_after(
     after: &str,
     limit: u64,
 ) -> Result<Vec<String>, Error> {
-    let sql = "SELECT id FROM gone_servers WHERE workspace_id = :workspace_id AND id > :after ORDER BY id LIMIT :limit + 0";
+    let sql = "SELECT id FROM deleted_servers_with_commands WHERE workspace_id = :workspace_id AND id > :after
+        ORDER BY id LIMIT :limit + 0";
     db::column(
         &db::run(database, Statement::new(sql).bind_all(params! { workspace_id, after, limit }))
             .await?,
@@ -455,5 +456,6 @@ pub async fn delete(database: &Database, workspace_id: i64, ids: &[String]) -> R
         );
         Statement::new(sql).bind_all(params! { workspace_id, ids: Value::list(ids) })
     };
-    db::execute_all(database, vec![delete("servers"), delete("gone_servers")]).await
+    db::execute_all(database, vec![delete("servers"), delete("deleted_servers_with_commands")])
+        .await
 }

@@ -325,7 +325,7 @@ pub fn delete(
     // `me` is empty after the deletion if the caller is the deleted user. So this statement comes
     // first.
     let insert_deleted = scope.statement(&format!(
-        "INSERT OR IGNORE INTO departed_users (workspace_id, user_id)
+        "INSERT OR IGNORE INTO deleted_users (workspace_id, user_id)
          SELECT workspace_id, id FROM users WHERE {IS_UNCHANGED} AND NOT {is_only_owner}"
     ));
     let delete = scope.statement(&format!(
@@ -383,14 +383,14 @@ pub struct NewPassword<'a> {
 }
 
 /// Removes one deleted user, of any workspace, from up to `limit` commands that the user requested.
-/// If no such command is left, deletes the user's row in `departed_users`.
+/// If no such command is left, deletes the user's row in `deleted_users`.
 pub async fn detach_deleted_user(database: &Database, limit: u64) -> Result<Progress, Error> {
     #[derive(Deserialize)]
     struct DeletedUser {
         workspace_id: i64,
         user_id: i64,
     }
-    let next = Statement::new("SELECT workspace_id, user_id FROM departed_users LIMIT 1");
+    let next = Statement::new("SELECT workspace_id, user_id FROM deleted_users LIMIT 1");
     let Some(user) = db::first::<DeletedUser>(&db::run(database, next).await?)? else {
         return Ok(Progress::Done);
     };
@@ -408,7 +408,7 @@ pub async fn detach_deleted_user(database: &Database, limit: u64) -> Result<Prog
     let delete_counter = Statement::new(delete_counter)
         .bind_all(params! { workspace_id: user.workspace_id, key: user.user_id.to_string() });
     let finish = statement(
-        "DELETE FROM departed_users WHERE workspace_id = :workspace_id AND user_id = :user_id
+        "DELETE FROM deleted_users WHERE workspace_id = :workspace_id AND user_id = :user_id
          AND NOT EXISTS (SELECT 1 FROM commands WHERE workspace_id = :workspace_id AND requested_by = :user_id)",
     );
     db::batch(database, vec![detach.bind("limit", limit), delete_counter, finish]).await?;

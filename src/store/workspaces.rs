@@ -246,7 +246,7 @@ pub async fn next_to_purge(
 const MAX_PURGED_ROWS: u64 = 200;
 /// The tables whose rows are deleted when the objects of their servers are wiped, before the rows
 /// of all other tables.
-const SERVER_TABLES: [&str; 2] = ["servers", "gone_servers"];
+const SERVER_TABLES: [&str; 2] = ["servers", "deleted_servers_with_commands"];
 
 /// A table with a column `workspace_id`.
 #[derive(Deserialize)]

@@ -159,9 +159,9 @@ async fn an_export_recreates_the_service_in_an_empty_cell() {
     agent.ack(order["id"].as_str().unwrap()).await;
     drop(agent);
     eventually("the closed connection, and the end of the user's deletion", || async {
-        let gone = instance.d1("SELECT count(*) AS n FROM departed_users")[0]["n"] == 0;
+        let is_detached = instance.d1("SELECT count(*) AS n FROM deleted_users")[0]["n"] == 0;
         let server = workspace.admin.get("/api/servers/").await.expect(200);
-        (gone && server["results"][0]["is_connected"] == false).then_some(())
+        (is_detached && server["results"][0]["is_connected"] == false).then_some(())
     })
     .await;
     let waiting = workspace.admin.post(BATCHES, &batch).await.expect(201);

@@ -157,8 +157,8 @@ async fn assert_consistent(instance: &Instance) {
             OR NOT EXISTS (SELECT 1 FROM users u WHERE u.workspace_id = q.workspace_id AND u.id = q.user_id)) AS requesters,
         (SELECT count(*) FROM commands c WHERE c.requested_by IS NOT NULL AND NOT EXISTS (SELECT 1 FROM command_requesters q
             WHERE q.workspace_id = c.workspace_id AND q.user_id = c.requested_by AND q.server_id = c.server_id)) AS unnoted,
-        (SELECT count(*) FROM gone_servers g WHERE NOT EXISTS (SELECT 1 FROM commands c
-            WHERE c.workspace_id = g.workspace_id AND c.server_id = g.id)) AS gone,
+        (SELECT count(*) FROM deleted_servers_with_commands d WHERE NOT EXISTS (SELECT 1 FROM commands c
+            WHERE c.workspace_id = d.workspace_id AND c.server_id = d.id)) AS deleted,
         (SELECT coalesce(sum(total), 0) FROM counted_commands) - (SELECT count(*) {COUNTED}) AS counted,
         (SELECT coalesce(sum(total), 0) FROM command_counts WHERE kind = 'requester')
             - (SELECT count(*) {COUNTED} AND c.requested_by IS NOT NULL) AS by_requester,
@@ -312,8 +312,8 @@ async fn old_commands_are_deleted_everywhere_and_no_others() {
     // Five servers had commands. One of them was deleted and has no commands left, so its object
     // is empty.
     assert_eq!(used_objects(&instance), 4);
-    let gone = instance.d1("SELECT id FROM gone_servers");
-    assert_eq!(gone, json!([{"id": half["id"]}]));
+    let deleted = instance.d1("SELECT id FROM deleted_servers_with_commands");
+    assert_eq!(deleted, json!([{"id": half["id"]}]));
     // Filters and the search still find the remaining commands.
     let mut shown = Vec::new();
     for id in &all {
@@ -330,7 +330,7 @@ async fn old_commands_are_deleted_everywhere_and_no_others() {
         ("server", &one["id"]),
         ("server", &two["id"]),
         ("server", &half["id"]),
-        ("server", &gone[0]["id"]),
+        ("server", &deleted[0]["id"]),
         ("shell", &json!("system")),
         ("shell", &json!("internal")),
     ] {
@@ -400,7 +400,7 @@ async fn old_commands_are_deleted_everywhere_and_no_others() {
     let (instance, deleted) = run_retention(&state, "30").await;
     assert_eq!(deleted, 1);
     assert_eq!(used_objects(&instance), 3);
-    assert_eq!(instance.d1("SELECT id FROM gone_servers"), json!([]));
+    assert_eq!(instance.d1("SELECT id FROM deleted_servers_with_commands"), json!([]));
     assert_consistent(&instance).await;
 }
 

@@ -32,7 +32,7 @@ pub const ACCESSIBLE_SERVERS: &str = concat!(
         UNION ALL
         SELECT q.server_id, 0 FROM restricted r
         CROSS JOIN command_requesters q ON q.workspace_id = r.workspace_id AND q.user_id = r.user_id
-        CROSS JOIN gone_servers d ON d.workspace_id = q.workspace_id AND d.id = q.server_id
+        CROSS JOIN deleted_servers_with_commands d ON d.workspace_id = q.workspace_id AND d.id = q.server_id
         WHERE NOT (r.is_superuser OR r.is_staff)
         UNION ALL
         SELECT a.value, 1 FROM restricted r CROSS JOIN json_each(r.acl_servers) a WHERE r.is_superuser OR r.is_staff

@@ -8,7 +8,7 @@ use crate::statement::{Parameters, Value};
 /// SQL that selects the deleted users whose ids are still in commands. A list shows such a command
 /// without a requester.
 const DELETED_USERS: &str =
-    "SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id";
+    "SELECT d.user_id FROM me CROSS JOIN deleted_users d ON d.workspace_id = me.workspace_id";
 
 /// The states of commands that have not ended.
 const OPEN_STATES: [&str; 4] = ["scheduled", "queued", "sent", "acked"];

@@ -13,7 +13,7 @@ const DEEP_OFFSET: u64 = 10_000;
 /// SQL for a table `key` that is joined before other tables: the values of `requested_by` that mean
 /// "no requester". They are NULL, and the ids of deleted users that are still in commands.
 pub const MISSING_REQUESTERS: &str = "(SELECT NULL AS user_id UNION ALL
-    SELECT d.user_id FROM me CROSS JOIN departed_users d ON d.workspace_id = me.workspace_id) key CROSS JOIN";
+    SELECT d.user_id FROM me CROSS JOIN deleted_users d ON d.workspace_id = me.workspace_id) key CROSS JOIN";
 /// SQL for the condition that a command has the requester of a row of `key`.
 pub const IS_OF_KEY: &str = "c.requested_by IS key.user_id";
 

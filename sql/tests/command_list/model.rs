@@ -345,7 +345,7 @@ impl Model {
             if later.is_empty() {
                 sql("DELETE FROM servers WHERE id = ?", &[&server]);
                 sql(
-                    "INSERT INTO gone_servers (workspace_id, id) VALUES (?, ?)",
+                    "INSERT INTO deleted_servers_with_commands (workspace_id, id) VALUES (?, ?)",
                     &[&workspace, &server],
                 );
             } else {

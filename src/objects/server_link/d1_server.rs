@@ -113,7 +113,7 @@ fn change_statements(
                 .bind_all(params! { at: *at, purge_at: *purge_at });
             // Keep a row for the deleted server if it has commands: its object keeps their output.
             let insert_deleted = statement(format!(
-                "INSERT INTO gone_servers (workspace_id, id)
+                "INSERT INTO deleted_servers_with_commands (workspace_id, id)
                  SELECT s.workspace_id, s.id FROM servers s WHERE {is_deletable}
                  AND EXISTS (SELECT 1 FROM commands c WHERE c.workspace_id = s.workspace_id AND c.server_id = s.id)
                  ON CONFLICT (workspace_id, id) DO NOTHING"
@@ -128,8 +128,9 @@ fn change_statements(
                 .bind_all(parameters.clone())
                 .bind_all(params! { by: *by, name, at: *at });
             let rejoin = deleted_servers::rejoin(&is_full("s.workspace_id", "g.id"));
-            let after = [rejoin.as_str(), deleted_servers::FORGET, deleted_servers::NOT_GONE]
-                .map(|sql| Statement::new(sql).bind_all(parameters.clone()));
+            let after =
+                [rejoin.as_str(), deleted_servers::FORGET, deleted_servers::FORGET_WITH_COMMANDS]
+                    .map(|sql| Statement::new(sql).bind_all(parameters.clone()));
             let mut statements = vec![restore, audit::after_change(workspace_id, event)?];
             statements.extend(after);
             Ok(statements)

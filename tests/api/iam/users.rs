@@ -421,7 +421,7 @@ async fn a_deleted_user_loses_credentials_but_commands_stay() {
     eventually("the user to be removed from the last command", || async {
         let left = instance.d1(&format!(
             "SELECT (SELECT count(*) FROM commands WHERE requested_by = {id})
-                    + (SELECT count(*) FROM departed_users) + (SELECT count(*) FROM sessions WHERE user_id = {id})
+                    + (SELECT count(*) FROM deleted_users) + (SELECT count(*) FROM sessions WHERE user_id = {id})
                     + (SELECT count(*) FROM api_tokens WHERE user_id = {id}) AS n"
         ));
         (left[0]["n"] == 0).then_some(())
