@@ -177,7 +177,7 @@ pub async fn init_object(call: &Call, workspace_id: i64, server: Uuid) -> Result
     if let Err(error) =
         calls::call::<Value>(&call.env, server, &LinkRequest::InitIdentity(of)).await
     {
-        log::error("object_not_told", json!({"server": server}), &error.detail);
+        log::error("object_not_called", json!({"server": server}), &error.detail);
     }
     Ok(())
 }
@@ -348,7 +348,7 @@ fn send_new_name(call: &Call, id: Uuid, name: String) {
     let (env, rename) = (call.env.clone(), Rename { name, at: call.now });
     call.context.wait_until(async move {
         if let Err(error) = calls::call::<Value>(&env, id, &LinkRequest::Rename(rename)).await {
-            log::error("object_not_told", json!({"server": id}), &error.detail);
+            log::error("object_not_called", json!({"server": id}), &error.detail);
         }
     });
 }

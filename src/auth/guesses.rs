@@ -66,7 +66,7 @@ pub async fn check_throttled<T>(
         let (env, attempts) = (call.env.clone(), attempts.to_vec());
         call.context.wait_until(async move {
             if let Err(error) = report_outcome(&env, id, &attempts, outcome).await {
-                log::error("throttle_not_told", json!({}), &error.detail);
+                log::error("throttle_not_called", json!({}), &error.detail);
             }
         });
     };

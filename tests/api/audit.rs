@@ -1443,7 +1443,10 @@ async fn an_end_that_reaches_d1_late_is_recorded_once() {
     agent.fin(id_of(&command), 0, "done").await;
     let log = instance.state.join("worker.log");
     eventually("a failed flush", || async {
-        std::fs::read_to_string(&log).unwrap().contains("\"event\":\"d1_not_told\"").then_some(())
+        std::fs::read_to_string(&log)
+            .unwrap()
+            .contains("\"event\":\"d1_not_written\"")
+            .then_some(())
     })
     .await;
     drop(lock);

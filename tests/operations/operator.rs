@@ -479,7 +479,7 @@ async fn a_failing_object_does_not_block_the_deletion() {
     eventually("the log line of the failing object", || async {
         let log = std::fs::read_to_string(instance.state.join("worker.log")).unwrap();
         log.lines()
-            .any(|line| line.contains("object_not_told") && line.contains(broken))
+            .any(|line| line.contains("object_not_called") && line.contains(broken))
             .then_some(())
     })
     .await;

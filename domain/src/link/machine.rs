@@ -203,7 +203,7 @@ impl<S: Store> Machine<S> {
             PendingRequest::Restore(resync, commands) => self.restored(resync, &commands, answer),
             PendingRequest::Unawaited => {
                 if let Err(error) = answer {
-                    self.log_error("d1_not_told", json!({}), &error);
+                    self.log_error("d1_not_written", json!({}), &error);
                 }
                 Ok(())
             }

@@ -136,7 +136,7 @@ impl<S: Store> Machine<S> {
         let delay = (1 << state.failures.min(6)).min(MAX_RETRY_DELAY);
         let about = json!({"try": state.failures});
         self.plan.flush = Some(now.plus_seconds(delay));
-        self.log_error("d1_not_told", about, &error);
+        self.log_error("d1_not_written", about, &error);
         Ok(())
     }
 

@@ -83,7 +83,7 @@ impl<S: Store> Machine<S> {
     ) -> Result<()> {
         let now = self.input.now;
         if let Err(error) = answer {
-            self.log_error("d1_not_told", json!({}), &error);
+            self.log_error("d1_not_written", json!({}), &error);
             self.state().timers.resync = Some(now.plus(RESTORE_RETRY_DELAY));
             return Ok(());
         }

@@ -106,7 +106,7 @@ pub async fn notify(env: &Env, workspace: i64) {
     }
     if let Err(error) = call(env, workspace, &SealerRequest::Seal(workspace)).await {
         NOTIFIED.with(|notified| notified.forget(&workspace));
-        log::error("sealer_not_told", json!({"workspace_id": workspace}), &error.detail);
+        log::error("sealer_not_notified", json!({"workspace_id": workspace}), &error.detail);
     }
 }
 

@@ -134,7 +134,7 @@ pub async fn notify(env: &Env, notice: BatchNotice) {
         }
     };
     if let Err(error) = call::<Value>(env, workspace_id, batch, ask).await {
-        log::error("batch_not_told", json!({"batch": batch, "server": server}), &error.detail);
+        log::error("batch_not_notified", json!({"batch": batch, "server": server}), &error.detail);
     }
 }
 

@@ -347,7 +347,7 @@ impl Janitor {
             workspaces.iter().map(|workspace| audit_sealer::notify(&self.env, *workspace)),
         );
         if let Err(cause) = in_time(OBJECT_TIMEOUT, async { Ok(notified.await) }).await {
-            log::error("sealer_not_told", json!({"after": after}), &cause);
+            log::error("sealer_not_notified", json!({"after": after}), &cause);
         }
         Ok(Progress::More)
     }
@@ -386,7 +386,7 @@ impl Janitor {
             let object = Uuid::try_parse(server).ok()?;
             let cause =
                 self.call_in_time::<Value>(OBJECT_TIMEOUT, object, ask(object)).await.err()?;
-            log::error("object_not_told", json!({"server": server}), &cause);
+            log::error("object_not_called", json!({"server": server}), &cause);
             Some(server.clone())
         });
         future::join_all(failed).await.into_iter().flatten().collect()

@@ -92,7 +92,7 @@ impl Janitor {
                 in_time(OBJECT_TIMEOUT, calls::call_or_refusal::<Value>(&self.env, object, &ask))
                     .await;
             if let Err(cause) = removed {
-                log::error("object_not_told", json!({"server": server.id}), &cause);
+                log::error("object_not_called", json!({"server": server.id}), &cause);
             }
         }
         Ok(Progress::More)
