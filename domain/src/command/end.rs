@@ -65,9 +65,9 @@ impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Requester => "its requester is not active any more",
-            Self::Token => "the API token that it was made with is not valid any more",
+            Self::Token => "the API token that created it is not valid any more",
             Self::Session => "the login session that created it was revoked",
-            Self::Server => "its requester does not reach the server any more",
+            Self::Server => "its requester has no access to the server any more",
             Self::Account => "its requester may not run commands as that account any more",
             Self::Builtin => "its requester may not use the agent's built-in commands any more",
             Self::Acl => "the access control list of its API token does not allow it any more",

@@ -133,7 +133,7 @@ async fn permissions_are_checked_again_before_each_start() {
         (&json!(1), &json!(1))
     );
     let targets = fleet.targets(&by_token).await;
-    assert!(targets[1]["reason"].as_str().unwrap().contains("does not reach"), "{}", targets[1]);
+    assert!(targets[1]["reason"].as_str().unwrap().contains("has no access"), "{}", targets[1]);
     let ended = fleet.wait_until_ended(&by_session).await;
     assert_eq!(ended["counts"]["cancelled"], 2);
     let targets = fleet.targets(&by_session).await;

@@ -99,8 +99,8 @@ struct ChangeCase {
 }
 
 const REQUESTER: Option<&str> = Some("its requester is not active any more");
-const SERVER: Option<&str> = Some("its requester does not reach the server any more");
-const TOKEN: Option<&str> = Some("the API token that it was made with is not valid any more");
+const SERVER: Option<&str> = Some("its requester has no access to the server any more");
+const TOKEN: Option<&str> = Some("the API token that created it is not valid any more");
 const ACL: Option<&str> =
     Some("the access control list of its API token does not allow it any more");
 

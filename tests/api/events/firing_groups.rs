@@ -71,7 +71,7 @@ struct GroupCase {
     reason: Option<&'static str>,
 }
 
-const SERVER: Option<&str> = Some("its requester does not reach the server any more");
+const SERVER: Option<&str> = Some("its requester has no access to the server any more");
 const ACCOUNT: Option<&str> = Some("its requester may not run commands as that account any more");
 
 macro_rules! case {
