@@ -55,9 +55,9 @@ pub async fn chunks(call: &Call) -> Result<Reply, Error> {
     let (caller, body) = find(&credential, id).await?;
     audit::record_read(call, &caller, id);
     let (page, from) = error::combine(Page::from_query(&query), lowest_seq(&query))?;
-    let ask =
+    let message =
         LinkRequest::ReadOutput(ReadOutput { id, from, offset: page.offset(), limit: page.size });
-    let output = match calls::call_or_refusal(&call.env, server_of(&body)?, &ask).await? {
+    let output = match calls::call_or_refusal(&call.env, server_of(&body)?, &message).await? {
         Ok(output) => output,
         // The object was wiped, and the chunks with it.
         Err(Refusal::NotFound) => OutputPage { count: 0, chunks: vec![] },
@@ -79,14 +79,14 @@ impl FullOutput {
     /// The text of the next chunks. Returns `None` after the last chunk.
     async fn next_text(&mut self) -> Result<Option<String>, Error> {
         let Some(from) = self.next else { return Ok(None) };
-        let ask = LinkRequest::ReadOutput(ReadOutput {
+        let message = LinkRequest::ReadOutput(ReadOutput {
             id: self.id,
             from,
             offset: 0,
             limit: CHUNKS_PER_CALL,
         });
         let chunks =
-            match calls::call_or_refusal::<OutputPage>(&self.env, self.server, &ask).await? {
+            match calls::call_or_refusal::<OutputPage>(&self.env, self.server, &message).await? {
                 Ok(page) => page.chunks,
                 // The object was wiped, and the chunks with it.
                 Err(Refusal::NotFound) => vec![],
@@ -105,8 +105,8 @@ async fn result_of(call: &Call, id: Uuid, server: Uuid, body: &str) -> Result<St
     struct Finished {
         result: Option<String>,
     }
-    let ask = LinkRequest::ReadLiveFields(ReadLiveFields { id, wait: None });
-    let finished = match calls::call_or_refusal::<Finished>(&call.env, server, &ask).await? {
+    let message = LinkRequest::ReadLiveFields(ReadLiveFields { id, wait: None });
+    let finished = match calls::call_or_refusal::<Finished>(&call.env, server, &message).await? {
         Ok(finished) => finished,
         Err(Refusal::NotFound) => serde_json::from_str(body)?,
         Err(refusal) => return Err(refusal.into()),

@@ -156,7 +156,7 @@ pub async fn retrieve(call: &Call) -> Result<Reply, Error> {
 async fn end_command(
     call: &Call,
     input: Result<(), Error>,
-    ask: fn(UserAction) -> LinkRequest,
+    message: fn(UserAction) -> LinkRequest,
 ) -> Result<Map<String, Value>, Error> {
     let credential = Credential::from_request(call)?;
     let id = credential.require_input(call.path_id(command_not_found)).await?;
@@ -165,8 +165,8 @@ async fn end_command(
     require_may_end(&serde_json::from_str(&body)?, &caller)?;
     input?;
     let event = caller.attribute(call.audit_event()?).with_object(Some(id.to_string()), None);
-    let ask = ask(UserAction { id, username: caller.username, event });
-    match calls::call_or_refusal(&call.env, summary.server, &ask).await? {
+    let message = message(UserAction { id, username: caller.username, event });
+    match calls::call_or_refusal(&call.env, summary.server, &message).await? {
         Ok(live) => with_live_fields(&body, live),
         // The object was wiped. D1 has the last known state of the command.
         Err(Refusal::NotFound)

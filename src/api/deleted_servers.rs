@@ -40,8 +40,8 @@ pub async fn undelete(call: &mut Call) -> Result<Reply, Error> {
             .details(details);
         let of = server_identity(call, found.workspace_id, id)?;
         let undelete = UndeleteServer { of, by: caller.user_id, name, event };
-        let ask = LinkRequest::UndeleteServer(undelete);
-        match calls::call_or_refusal::<Value>(&call.env, id, &ask).await? {
+        let message = LinkRequest::UndeleteServer(undelete);
+        match calls::call_or_refusal::<Value>(&call.env, id, &message).await? {
             Ok(_) => Ok(Some(())),
             // The next attempt finds the reason.
             Err(Refusal::NotPermitted | Refusal::NoServer) => Ok(None),

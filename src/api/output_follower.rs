@@ -141,13 +141,13 @@ impl OutputFollower {
         let gap_ends_in = self.gap_since.map(|since| since.plus(GAP_TIMEOUT).seconds_since(now));
         let wait = gap_ends_in.map_or(check_in, |gap_ends_in| gap_ends_in.min(check_in));
         let max_wait_millis = KEEP_ALIVE_INTERVAL.as_millis() as i64;
-        let ask = LinkRequest::FollowOutput(FollowOutput {
+        let message = LinkRequest::FollowOutput(FollowOutput {
             id: self.id,
             from: self.next,
             wait_millis: ((wait * 1_000.0) as i64).clamp(0, max_wait_millis),
             skips_gap: gap_ends_in.is_some_and(|seconds| seconds <= 0.0),
         });
-        match calls::call_or_refusal(self.watch.env(), self.server, &ask).await? {
+        match calls::call_or_refusal(self.watch.env(), self.server, &message).await? {
             Ok(followed) => Ok(Some(followed)),
             // The object was wiped. If the command had already ended at the start, the state at
             // that time is final.

@@ -368,8 +368,8 @@ pub async fn delete(call: &Call) -> Result<Reply, Error> {
         .attribute(call.audit_event()?)
         .with_object(Some(id.to_string()), found.server["name"].as_str());
     let remove = DeleteServer { of, by: Some(caller.user_id), only_pending: false, event };
-    let ask = LinkRequest::DeleteServer(remove);
-    match calls::call_or_refusal::<Value>(&call.env, id, &ask).await? {
+    let message = LinkRequest::DeleteServer(remove);
+    match calls::call_or_refusal::<Value>(&call.env, id, &message).await? {
         Ok(_) => Ok(Reply::no_content()),
         Err(refusal) => Err(refused_change(call, &credential, id, refusal).await),
     }
@@ -436,8 +436,8 @@ pub async fn rotate_key(call: &mut Call) -> Result<Reply, Error> {
         at: call.now,
         event,
     };
-    let ask = LinkRequest::ReplaceKey(rotate);
-    let replaced = match calls::call_or_refusal::<ReplacedKey>(&call.env, id, &ask).await? {
+    let message = LinkRequest::ReplaceKey(rotate);
+    let replaced = match calls::call_or_refusal::<ReplacedKey>(&call.env, id, &message).await? {
         Ok(replaced) => replaced,
         Err(refusal) => return Err(refused_change(call, &credential, id, refusal).await),
     };

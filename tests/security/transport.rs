@@ -79,7 +79,7 @@ async fn callers_cannot_choose_their_address_with_headers() {
 async fn headers_cannot_lead_to_another_url_or_worker() {
     let workspace = Workspace::new().await;
     let api = &workspace.anonymous;
-    let ask = async |path: &str, name: &str, value: &str| -> Reply {
+    let send = async |path: &str, name: &str, value: &str| -> Reply {
         api.send(api.request("GET", path).header(name, value)).await
     };
     let elsewhere = format!("http://{}/api/status/", api.host);
@@ -91,16 +91,16 @@ async fn headers_cannot_lead_to_another_url_or_worker() {
         ("MF-Op", "GET"),
     ] {
         assert_eq!(
-            ask("/healthz", name, value).await.expect(200)["status"],
+            send("/healthz", name, value).await.expect(200)["status"],
             "ok",
             "{name}: {value}"
         );
-        ask("/api/status/", name, value).await.expect_detail(401, None);
+        send("/api/status/", name, value).await.expect_detail(401, None);
     }
     for path in
         ["/cdn-cgi/mf/scheduled", "/cdn-cgi/handler/scheduled", "/cdn-cgi/mf/platform-proxy"]
     {
-        ask(path, "MF-Op", "GET").await.expect_detail(404, None);
+        send(path, "MF-Op", "GET").await.expect_detail(404, None);
     }
 }
 

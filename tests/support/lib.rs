@@ -58,27 +58,30 @@ pub fn deadline_at_pace_since(began: Timestamp) -> Timestamp {
     now.plus_seconds(now.seconds_since(began).ceil() as i64 + 10)
 }
 
-/// Calls `ask` until it returns `Some`.
+/// Calls `check` until it returns `Some`.
 ///
 /// # Panics
 /// After [`PATIENCE`].
-pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, ask: impl FnMut() -> F) -> T {
-    eventually_within(PATIENCE, what, ask).await
+pub async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    check: impl FnMut() -> F,
+) -> T {
+    eventually_within(PATIENCE, what, check).await
 }
 
-/// Calls `ask` until it returns `Some`. The pause between calls grows with the time waited, because
-/// each call puts load on the service.
+/// Calls `check` until it returns `Some`. The pause between calls grows with the time waited,
+/// because each call puts load on the service.
 ///
 /// # Panics
 /// After `patience`.
 pub async fn eventually_within<T, F: Future<Output = Option<T>>>(
     patience: Duration,
     what: &str,
-    mut ask: impl FnMut() -> F,
+    mut check: impl FnMut() -> F,
 ) -> T {
     let began = Instant::now();
     loop {
-        if let Some(answer) = ask().await {
+        if let Some(answer) = check().await {
             return answer;
         }
         let waited = began.elapsed();

@@ -69,12 +69,12 @@ pub fn key_of(link: &str) -> &str {
     link.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
 }
 
-/// Performs `ask`, which requests a password reset, and waits for the mail. Returns the path of the
+/// Performs `request` for a password reset, and waits for the mail. Returns the path of the
 /// link in it. The user belongs to a workspace on the shared instance.
 pub async fn reset_link(
     workspace: &Workspace,
     email: &str,
-    ask: impl Future<Output = Reply>,
+    request: impl Future<Output = Reply>,
 ) -> String {
     let log = Path::new(&instance_setting("FARHAND_STATE_DIR")).join("worker.log");
     let base = format!("://{}.", workspace.slug);
@@ -82,7 +82,7 @@ pub async fn reset_link(
         mails_to(&log, email).into_iter().filter(|mail| mail.text.contains(&base)).collect()
     };
     let before = mine().len();
-    assert_eq!(ask.await.expect(200), Value::Null);
+    assert_eq!(request.await.expect(200), Value::Null);
     let mail = eventually("the mail", || async { mine().into_iter().nth(before) }).await;
     let link = mail.link();
     let path = link.find("/api/").unwrap_or_else(|| panic!("{link} is not a link to the API"));

@@ -72,7 +72,7 @@ pub enum Event {
         /// The machine answers the call with [`Effect::Reply`].
         ticket: Ticket,
         /// The request message.
-        ask: Box<LinkRequest>,
+        message: Box<LinkRequest>,
     },
     /// An agent connects.
     Connect {

@@ -174,7 +174,7 @@ impl<S: Store> Machine<S> {
 
     fn dispatch(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Call { ticket, ask } => self.call(ticket, *ask),
+            Event::Call { ticket, message } => self.call(ticket, *message),
             Event::Connect { ticket, identity, kind, request_id } => {
                 let source = identity.source(request_id);
                 let then = AfterVerification::Connect { ticket, kind, was_pinged: false };
@@ -225,8 +225,8 @@ impl<S: Store> Machine<S> {
         Ok(())
     }
 
-    fn call(&mut self, ticket: Ticket, ask: LinkRequest) -> Result<()> {
-        match ask {
+    fn call(&mut self, ticket: Ticket, message: LinkRequest) -> Result<()> {
+        match message {
             LinkRequest::Create(create) => self.create(ticket, create),
             LinkRequest::RunOfBatch(command) => self.run_of_batch(ticket, *command),
             LinkRequest::Replay(key) => self.replay(ticket, key, None),

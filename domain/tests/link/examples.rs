@@ -24,8 +24,8 @@ fn connected() -> World {
 impl World {
     /// Creates a command. D1 answers immediately.
     fn created(&mut self) -> Uuid {
-        let (what, ask) = self.create(0, None, 0);
-        self.call(what, ask).unwrap();
+        let (what, message) = self.create(0, None, 0);
+        self.call(what, message).unwrap();
         self.answer_all();
         *self.commands.last().unwrap()
     }
@@ -149,8 +149,8 @@ fn a_change_of_the_policy_of_the_host_is_an_audit_event() {
 /// Creates a command with an Idempotency-Key. The object crashes before it replies.
 fn crashed(after: Option<u8>) -> (World, Uuid) {
     let mut world = connected();
-    let (what, ask) = world.create(0, Some(0), 0);
-    world.call(what, ask).unwrap();
+    let (what, message) = world.create(0, Some(0), 0);
+    world.call(what, message).unwrap();
     world.run(&Op::Crash { after, loss: 1 }).unwrap();
     let place = world.position_of(|request| matches!(request, Request::InsertCommand { .. }));
     world.answer(place, 0).unwrap();
@@ -161,8 +161,8 @@ fn crashed(after: Option<u8>) -> (World, Uuid) {
 #[test]
 fn a_key_replays_the_command_of_a_lost_request() {
     let (mut world, id) = crashed(Some(0));
-    let (what, ask) = world.create(0, Some(0), 0);
-    let ticket = world.call(what, ask).unwrap();
+    let (what, message) = world.create(0, Some(0), 0);
+    let ticket = world.call(what, message).unwrap();
     assert_eq!(world.command_of(ticket), (id, true));
     world.settle().unwrap();
     assert!(world.store().rows.contains_key(&id));
@@ -171,15 +171,15 @@ fn a_key_replays_the_command_of_a_lost_request() {
 #[test]
 fn a_key_of_a_request_lost_early_is_free_again() {
     let (mut world, id) = crashed(None);
-    let (what, ask) = world.create(0, Some(0), 0);
-    let ticket = world.call(what, ask).unwrap();
+    let (what, message) = world.create(0, Some(0), 0);
+    let ticket = world.call(what, message).unwrap();
     world.answer_all();
     assert!(matches!(world.replied(ticket), Some(LinkResponse::Refused(Refusal::KeyInUse))));
     world.run(&Op::Pass(61_000)).unwrap();
     world.settle().unwrap();
     assert!(!world.store().rows.contains_key(&id) && !world.d1.commands.contains_key(&id));
-    let (what, ask) = world.create(0, Some(0), 0);
-    let ticket = world.call(what, ask).unwrap();
+    let (what, message) = world.create(0, Some(0), 0);
+    let ticket = world.call(what, message).unwrap();
     world.answer_all();
     assert!(!world.command_of(ticket).1, "it is another command");
 }
@@ -189,8 +189,8 @@ fn callers_with_the_same_key_get_one_command() {
     let mut world = connected();
     let mut tickets = vec![];
     for _ in 0..3 {
-        let (what, ask) = world.create(0, Some(0), 0);
-        tickets.push(world.call(what, ask).unwrap());
+        let (what, message) = world.create(0, Some(0), 0);
+        tickets.push(world.call(what, message).unwrap());
     }
     world.answer_all();
     let commands: Vec<_> = tickets.iter().map(|ticket| world.command_of(*ticket)).collect();
@@ -202,8 +202,8 @@ fn callers_with_the_same_key_get_one_command() {
 #[test]
 fn a_command_that_d1_inserts_late_is_withdrawn() {
     let mut world = connected();
-    let (what, ask) = world.create(0, None, 0);
-    let ticket = world.call(what, ask).unwrap();
+    let (what, message) = world.create(0, None, 0);
+    let ticket = world.call(what, message).unwrap();
     let place = world.position_of(|request| matches!(request, Request::InsertCommand { .. }));
     world.time_out(place).unwrap();
     assert!(matches!(world.replied(ticket), Some(LinkResponse::Failed(_))));
@@ -281,8 +281,8 @@ fn a_restart_of_the_agent_marks_its_commands() {
 fn an_immediate_command_is_refused_if_the_send_fails() {
     let mut world = connected();
     world.sockets[0].is_broken = true;
-    let (what, ask) = world.create(1 << 12, None, 0);
-    let ticket = world.call(what, ask).unwrap();
+    let (what, message) = world.create(1 << 12, None, 0);
+    let ticket = world.call(what, message).unwrap();
     world.answer_all();
     world.settle().unwrap();
     assert!(matches!(world.replied(ticket), Some(LinkResponse::Refused(Refusal::NotConnected))));

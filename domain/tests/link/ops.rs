@@ -447,17 +447,17 @@ impl World {
         match *op {
             Op::Pass(millis) => self.now = self.now.plus_millis(millis),
             Op::Create { how, key, wait } => {
-                let (what, ask) = self.create(how, key, wait);
-                self.call(what, ask)?;
+                let (what, message) = self.create(how, key, wait);
+                self.call(what, message)?;
             }
             Op::RunOfBatch { how, is_repeated } => self.run_of_batch(how, is_repeated)?,
             Op::Replay { key } => {
                 let key = (format!("idempotency-{}", key % 2), format!("body-{}", key / 2));
-                let ask = LinkRequest::Replay(IdempotencyKey {
+                let message = LinkRequest::Replay(IdempotencyKey {
                     hash: key.0.clone(),
                     body: key.1.clone(),
                 });
-                self.call(CallKind::Replay { key }, ask)?;
+                self.call(CallKind::Replay { key }, message)?;
             }
             Op::Live { command, wait } => {
                 let live = ReadLiveFields {

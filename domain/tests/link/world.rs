@@ -321,9 +321,9 @@ impl World {
     }
 
     /// Sends a call to the machine.
-    pub fn call(&mut self, kind: CallKind, ask: LinkRequest) -> Result<Ticket, String> {
+    pub fn call(&mut self, kind: CallKind, message: LinkRequest) -> Result<Ticket, String> {
         let ticket = self.ticket(kind);
-        self.step(Event::Call { ticket, ask: Box::new(ask) })?;
+        self.step(Event::Call { ticket, message: Box::new(message) })?;
         Ok(ticket)
     }
 

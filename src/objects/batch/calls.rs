@@ -14,20 +14,20 @@ use worker::Env;
 use crate::objects;
 use crate::platform::{self, log};
 
-/// A request message to the object.
+/// A request message with the batch that it is for.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct BatchRequest {
+pub struct BatchEnvelope {
     /// The workspace's id.
     pub workspace_id: i64,
     /// The batch's id.
     pub batch: Uuid,
     /// What to do.
-    pub ask: BatchAsk,
+    pub message: BatchRequest,
 }
 
-/// What a request message asks for.
+/// A request message to the object.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum BatchAsk {
+pub enum BatchRequest {
     /// Read the batch from D1, and begin or continue it.
     Reload,
     /// Kill the commands that run. D1 has the batch as cancelled.
@@ -67,7 +67,7 @@ pub struct BatchEvent {
     pub at: Timestamp,
 }
 
-/// The answer to [`BatchAsk::Follow`].
+/// The answer to [`BatchRequest::Follow`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Followed {
     /// The next events.
@@ -81,7 +81,7 @@ pub struct Followed {
 /// # Errors
 /// The object did not respond. The hourly pass of the janitor begins the batch later.
 pub async fn begin(env: &Env, workspace_id: i64, batch: Uuid) -> Result<(), Error> {
-    call::<Value>(env, workspace_id, batch, BatchAsk::Reload).await.map(drop)
+    call::<Value>(env, workspace_id, batch, BatchRequest::Reload).await.map(drop)
 }
 
 /// Notifies the object that the batch was cancelled in D1.
@@ -97,8 +97,8 @@ pub async fn reload(env: &Env, workspace_id: i64, batch: Uuid) -> Result<(), Err
 /// # Errors
 /// The object did not respond.
 pub async fn kill(env: &Env, workspace_id: i64, batch: Uuid, username: &str) -> Result<(), Error> {
-    let ask = BatchAsk::Kill { username: username.to_owned() };
-    call::<Value>(env, workspace_id, batch, ask).await.map(drop)
+    let message = BatchRequest::Kill { username: username.to_owned() };
+    call::<Value>(env, workspace_id, batch, message).await.map(drop)
 }
 
 /// Deletes everything in the object of a batch whose workspace is purged.
@@ -106,7 +106,7 @@ pub async fn kill(env: &Env, workspace_id: i64, batch: Uuid, username: &str) -> 
 /// # Errors
 /// The object did not respond.
 pub async fn wipe(env: &Env, workspace_id: i64, batch: Uuid) -> Result<(), Error> {
-    call::<Value>(env, workspace_id, batch, BatchAsk::Wipe).await.map(drop)
+    call::<Value>(env, workspace_id, batch, BatchRequest::Wipe).await.map(drop)
 }
 
 /// Waits for the events after `after`.
@@ -120,20 +120,20 @@ pub async fn follow(
     after: u64,
     wait_millis: u64,
 ) -> Result<Followed, Error> {
-    call(env, workspace_id, batch, BatchAsk::Follow { after, wait_millis }).await
+    call(env, workspace_id, batch, BatchRequest::Follow { after, wait_millis }).await
 }
 
 /// Passes on what a server's object knows about a target. If the call fails, the batch reads D1.
 pub async fn notify(env: &Env, notice: BatchNotice) {
     let BatchNotice { workspace_id, batch, server, command } = notice;
-    let ask = match command {
-        None => BatchAsk::Connected(server),
+    let message = match command {
+        None => BatchRequest::Connected(server),
         Some((state, exit_code, at)) => {
             let state = TargetState::from(state);
-            BatchAsk::Changed(Change { server, state, exit_code, at })
+            BatchRequest::Changed(Change { server, state, exit_code, at })
         }
     };
-    if let Err(error) = call::<Value>(env, workspace_id, batch, ask).await {
+    if let Err(error) = call::<Value>(env, workspace_id, batch, message).await {
         log::error("batch_not_notified", json!({"batch": batch, "server": server}), &error.detail);
     }
 }
@@ -142,8 +142,8 @@ async fn call<T: DeserializeOwned>(
     env: &Env,
     workspace_id: i64,
     batch: Uuid,
-    ask: BatchAsk,
+    message: BatchRequest,
 ) -> Result<T, Error> {
-    let message = BatchRequest { workspace_id, batch, ask };
-    objects::call(env, platform::BATCH, &batch.to_string(), &message).await
+    let envelope = BatchEnvelope { workspace_id, batch, message };
+    objects::call(env, platform::BATCH, &batch.to_string(), &envelope).await
 }

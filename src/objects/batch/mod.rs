@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
-use self::calls::{BatchAsk, BatchRequest, Followed};
+use self::calls::{BatchEnvelope, BatchRequest, Followed};
 use self::data::BatchData;
 use self::log::{Identity, Log};
 use crate::objects::alarm::Alarm;
@@ -97,22 +97,22 @@ impl DurableObject for Batch {
 
     async fn fetch(&self, mut request: Request) -> worker::Result<Response> {
         let shell = &self.shell;
-        objects::respond(&mut request, async |message: BatchRequest| {
-            let BatchRequest { workspace_id, batch, ask } = message;
+        objects::respond(&mut request, async |envelope: BatchEnvelope| {
+            let BatchEnvelope { workspace_id, batch, message } = envelope;
             let is_new = shell.open((workspace_id, batch)).map_err(internal)?;
-            let event = match ask {
-                BatchAsk::Reload => Event::Reload,
-                BatchAsk::Kill { username } => {
+            let event = match message {
+                BatchRequest::Reload => Event::Reload,
+                BatchRequest::Kill { username } => {
                     shell.store_kill(username).map_err(internal)?;
                     Event::Kill
                 }
-                BatchAsk::Wipe => {
+                BatchRequest::Wipe => {
                     shell.wipe().await;
                     return Ok(Value::Null);
                 }
-                BatchAsk::Changed(change) => Event::Changed(change),
-                BatchAsk::Connected(server) => Event::Connected { server },
-                BatchAsk::Follow { after, wait_millis } => {
+                BatchRequest::Changed(change) => Event::Changed(change),
+                BatchRequest::Connected(server) => Event::Connected { server },
+                BatchRequest::Follow { after, wait_millis } => {
                     if is_new {
                         shell.start(Event::Reload).await;
                     }
@@ -250,7 +250,7 @@ impl BatchShell {
 
     /// Sends a request to D1 and passes the answer to the machine.
     async fn query(self, id: RequestId, request: D1Request) {
-        let answer = self.ask_d1(&request).await.map_err(|error| error.detail.into_owned());
+        let answer = self.call_d1(&request).await.map_err(|error| error.detail.into_owned());
         if let Err(error) = &answer {
             platform_log::error("batch_d1_failed", json!({"batch": self.name()}), error);
         }
@@ -261,7 +261,7 @@ impl BatchShell {
         }
     }
 
-    async fn ask_d1(&self, request: &D1Request) -> Result<Answer, Error> {
+    async fn call_d1(&self, request: &D1Request) -> Result<Answer, Error> {
         let (identity, data, batch) = match &*self.inner.borrow() {
             Some(Inner { identity, data, machine, .. }) => {
                 (identity.clone(), data.clone(), machine.batch().cloned())

@@ -379,13 +379,13 @@ impl Janitor {
     async fn call_all(
         &self,
         servers: &[String],
-        ask: impl Fn(Uuid) -> calls::LinkRequest,
+        message: impl Fn(Uuid) -> calls::LinkRequest,
     ) -> Vec<String> {
         let failed = servers.iter().map(async |server| {
             // Objects are named by UUIDs. A server with another id has no object.
             let object = Uuid::try_parse(server).ok()?;
             let cause =
-                self.call_in_time::<Value>(OBJECT_TIMEOUT, object, ask(object)).await.err()?;
+                self.call_in_time::<Value>(OBJECT_TIMEOUT, object, message(object)).await.err()?;
             log::error("object_not_called", json!({"server": server}), &cause);
             Some(server.clone())
         });
@@ -397,8 +397,8 @@ impl Janitor {
         &self,
         timeout: Duration,
         object: Uuid,
-        ask: calls::LinkRequest,
+        message: calls::LinkRequest,
     ) -> Result<T, String> {
-        in_time(timeout, calls::call::<T>(&self.env, object, &ask)).await
+        in_time(timeout, calls::call::<T>(&self.env, object, &message)).await
     }
 }

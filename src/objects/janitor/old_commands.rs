@@ -134,9 +134,9 @@ impl Janitor {
         // Objects are named by UUIDs. A server with another id has no object.
         let Ok(object) = Uuid::try_parse(server) else { return Ok((commands, Progress::Done)) };
         let ids = commands.iter().filter_map(|old| Uuid::try_parse(&old.id).ok()).collect();
-        let ask = calls::LinkRequest::DeleteOldCommands(DeleteOldCommands { ids, until });
+        let message = calls::LinkRequest::DeleteOldCommands(DeleteOldCommands { ids, until });
         let DeletedCommands { ids, is_complete } =
-            self.call_in_time(DELETE_TIMEOUT, object, ask).await?;
+            self.call_in_time(DELETE_TIMEOUT, object, message).await?;
         let is_deleted =
             |old: &&OldCommand| Uuid::try_parse(&old.id).map_or(true, |id| ids.contains(&id));
         let progress = if is_complete { Progress::Done } else { Progress::More };

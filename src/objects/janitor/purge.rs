@@ -51,8 +51,8 @@ impl Janitor {
         for batch in objects.chunks(SERVERS_PER_STEP as usize) {
             let cancelled = batch.iter().map(|object| {
                 let sessions = RevokedSessions { sessions: revoked.sessions.clone() };
-                let ask = calls::LinkRequest::CancelOfSessions(sessions);
-                self.call_in_time::<Value>(OBJECT_TIMEOUT, *object, ask)
+                let message = calls::LinkRequest::CancelOfSessions(sessions);
+                self.call_in_time::<Value>(OBJECT_TIMEOUT, *object, message)
             });
             future::try_join_all(cancelled).await.map_err(Error::internal)?;
         }
@@ -87,10 +87,12 @@ impl Janitor {
             };
             let remove = DeleteServer { of, by: None, only_pending: true, event };
             // The object refuses if the server was approved concurrently. That is not an error.
-            let ask = calls::LinkRequest::DeleteServer(remove);
-            let removed =
-                in_time(OBJECT_TIMEOUT, calls::call_or_refusal::<Value>(&self.env, object, &ask))
-                    .await;
+            let message = calls::LinkRequest::DeleteServer(remove);
+            let removed = in_time(
+                OBJECT_TIMEOUT,
+                calls::call_or_refusal::<Value>(&self.env, object, &message),
+            )
+            .await;
             if let Err(cause) = removed {
                 log::error("object_not_called", json!({"server": server.id}), &cause);
             }

@@ -25,10 +25,10 @@ pub const REQUEST_ID_HEADER: &str = "X-Request-Id";
 pub async fn call_or_refusal<T: DeserializeOwned>(
     env: &Env,
     server: Uuid,
-    ask: &LinkRequest,
+    message: &LinkRequest,
 ) -> Result<Result<T, Refusal>, Error> {
     let answer: LinkResponse =
-        objects::call(env, platform::SERVER_LINK, &server.to_string(), ask).await?;
+        objects::call(env, platform::SERVER_LINK, &server.to_string(), message).await?;
     match answer {
         LinkResponse::Done(value) => serde_json::from_value(value).map(Ok).map_err(internal),
         LinkResponse::Refused(refusal) => Ok(Err(refusal)),
@@ -43,9 +43,9 @@ pub async fn call_or_refusal<T: DeserializeOwned>(
 pub async fn call<T: DeserializeOwned>(
     env: &Env,
     server: Uuid,
-    ask: &LinkRequest,
+    message: &LinkRequest,
 ) -> Result<T, Error> {
-    Ok(call_or_refusal(env, server, ask).await??)
+    Ok(call_or_refusal(env, server, message).await??)
 }
 
 /// Passes an agent's WebSocket request to the object of its server. If the object refuses the

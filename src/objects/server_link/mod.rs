@@ -174,8 +174,8 @@ impl ServerLink {
                 CallOutcome::Answer(_) => Ok(Response::empty()?.with_status(503)),
             };
         }
-        let ask: Box<LinkRequest> = serde_json::from_slice(&request.bytes().await?)?;
-        match self.call(|ticket| Event::Call { ticket, ask }).await {
+        let message: Box<LinkRequest> = serde_json::from_slice(&request.bytes().await?)?;
+        match self.call(|ticket| Event::Call { ticket, message }).await {
             CallOutcome::Answer(answer) => Response::from_json(&answer),
             CallOutcome::Socket(_) => {
                 Err(worker::Error::RustError("a call got a connection".to_owned()))

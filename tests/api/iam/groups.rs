@@ -491,7 +491,7 @@ async fn other_and_unknown_groups_get_equal_404s() {
     let mut paths: Vec<String> = bad.iter().map(|bad| format!("{GROUPS}{bad}/")).collect();
     paths.extend([group_path(&theirs), format!("{GROUPS}{UNKNOWN_ID}/")]);
     let mut texts = Vec::new();
-    let ask = async |api: &Api, path: &str, texts: &mut Vec<String>| {
+    let collect = async |api: &Api, path: &str, texts: &mut Vec<String>| {
         let bodies = [json!({"name": "x"}), json!({"name": "Not A Name"}), json!({})];
         let mut replies = vec![api.get(path).await, api.delete(path).await];
         for body in bodies {
@@ -504,9 +504,9 @@ async fn other_and_unknown_groups_get_equal_404s() {
         }
     };
     for path in &paths {
-        ask(&workspace.admin, path, &mut texts).await;
+        collect(&workspace.admin, path, &mut texts).await;
     }
-    ask(&outsider.api, &group_path(&mine), &mut texts).await;
+    collect(&outsider.api, &group_path(&mine), &mut texts).await;
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
     for (workspace, group) in [(&workspace, &mine), (&elsewhere, &theirs)] {
         assert_eq!(&read_group(workspace, group).await, group);
