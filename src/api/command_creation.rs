@@ -79,7 +79,6 @@ struct CreationLookup {
     target: Option<TargetServer>,
     /// The script that the request names, if it exists.
     script: Option<ScriptVersion>,
-    #[serde(rename = "used")]
     earlier: Option<EarlierCommand>,
 }
 

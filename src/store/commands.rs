@@ -159,7 +159,7 @@ pub fn for_creation(
     let (script, mut parameters) = scripts::for_use(call);
     parameters.extend(params! { server, key_hash, since });
     let sql = format!(
-        "json_object('target', json({target}), 'script', json({script}), 'used', json((
+        "json_object('target', json({target}), 'script', json({script}), 'earlier', json((
             SELECT json_object('id', c.id, 'server', c.server_id, 'body', c.idempotency_body)
             FROM commands c WHERE c.workspace_id = me.workspace_id AND c.requested_by = me.user_id
                 AND c.idempotency_key = me.user_id || '/' || :key_hash AND c.added_at > :since)))"

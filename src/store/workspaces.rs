@@ -68,10 +68,8 @@ pub struct NewWorkspace<'a> {
 /// The ids of a workspace that was created.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct CreatedWorkspace {
-    #[serde(rename = "workspace_id")]
     pub workspace: i64,
     /// The id of the first superuser.
-    #[serde(rename = "id")]
     pub admin: i64,
 }
 
@@ -92,7 +90,7 @@ pub async fn insert(
     let admin = Statement::new(
         "INSERT INTO users (workspace_id, id, username, email, password, is_staff, is_superuser, date_joined)
          SELECT id, last_user_id + 1, :username, :email, :password, 1, 1, :now FROM workspaces WHERE slug = :slug AND deleted_at IS NULL
-         RETURNING workspace_id, id",
+         RETURNING workspace_id AS workspace, id AS admin",
     )
     .bind_all(params! {
         slug: new.slug, username: &new.admin.username, email: &new.admin.email,

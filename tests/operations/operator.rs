@@ -463,7 +463,7 @@ async fn a_failing_object_does_not_block_the_deletion() {
     let broken = servers[0]["id"].as_str().unwrap();
     let trigger = format!(
         "CREATE TRIGGER broken BEFORE INSERT ON server
-            WHEN new.document ->> '$.is_suspended' AND new.document ->> '$.known.server' = '{broken}'
+            WHEN new.document ->> '$.is_suspended' AND new.document ->> '$.identity.server' = '{broken}'
          BEGIN SELECT RAISE(ABORT, 'broken for a test'); END"
     );
     change_objects(state.path(), "ServerLink", &trigger);

@@ -53,7 +53,6 @@ pub enum Denial {
     /// Its requester may not run commands as this account or group on the server.
     Account,
     /// Its requester may not use the agent's built-ins.
-    #[serde(rename = "Internal")]
     Builtin,
     /// The API token's access control list does not allow it.
     Acl,

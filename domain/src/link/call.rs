@@ -28,12 +28,10 @@ pub enum LinkRequest {
     /// is in progress. Returns [`Created`].
     Replay(IdempotencyKey),
     /// Read the live fields of a command.
-    #[serde(rename = "Live")]
     ReadLiveFields(ReadLiveFields),
     /// Cancel a command. Returns its live fields.
     Cancel(UserAction),
     /// Cancel the waiting commands that were created with revoked login sessions.
-    #[serde(rename = "CancelOf")]
     CancelOfSessions(RevokedSessions),
     /// Kill a command. Returns its live fields.
     Kill(UserAction),
@@ -41,35 +39,27 @@ pub enum LinkRequest {
     /// the kill when it connects.
     KillOfBatch(UserAction),
     /// Read a page of a command's output. Returns [`OutputPage`].
-    #[serde(rename = "Chunks")]
     ReadOutput(ReadOutput),
     /// Wait for the next output of a command. Returns [`FollowedOutput`].
-    #[serde(rename = "Follow")]
     FollowOutput(FollowOutput),
     /// Load the identity of a server that was just created.
-    #[serde(rename = "Adopt")]
     InitIdentity(ServerLocation),
     /// Store the new name of the server.
     Rename(Rename),
     /// Replace the key of the server's agent. Returns [`ReplacedKey`].
-    #[serde(rename = "Rotate")]
     ReplaceKey(ReplaceKey),
     /// Delete the server: disconnect its agent and cancel waiting commands. Commands that it ran
     /// are kept, with their output.
-    #[serde(rename = "Remove")]
     DeleteServer(DeleteServer),
     /// Restore the deleted server, and accept its agent again.
     UndeleteServer(UndeleteServer),
     /// Write everything to D1 again: D1 was restored to an earlier time.
     Resync(ServerLocation),
     /// Handle a report of an agent. The result is for the agent.
-    #[serde(rename = "Agent")]
     HandleReport(AgentReport),
     /// Delete commands that ended long ago. Returns [`DeletedCommands`].
-    #[serde(rename = "Forget")]
     DeleteOldCommands(DeleteOldCommands),
     /// Disconnect the agent and wipe the object: its workspace is purged.
-    #[serde(rename = "Sever")]
     DisconnectAndWipe,
     /// True: the workspace was deleted, so disconnect the agent and refuse agents. False: it was
     /// undeleted, so accept agents again. Nothing is deleted.
@@ -334,7 +324,6 @@ pub struct DeletedCommands {
     pub ids: Vec<Uuid>,
     /// Whether the object keeps all other commands of the request. False: the call reached its
     /// limit and must be repeated.
-    #[serde(rename = "is_all")]
     pub is_complete: bool,
 }
 
@@ -380,7 +369,6 @@ pub enum Report {
     /// The agent asks for its own server's id and name.
     Whoami,
     /// The agent is alive.
-    #[serde(rename = "Seen")]
     Alive,
     /// The agent's process started.
     Started,

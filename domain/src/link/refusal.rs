@@ -32,7 +32,6 @@ pub enum Refusal {
     KeyReused,
     /// The Idempotency-Key was used for a command of another server, or its first request was cut
     /// off a moment ago. Nothing was stored.
-    #[serde(rename = "KeyTaken")]
     KeyInUse,
     /// The user or the workspace has as many waiting commands as the quota allows. Nothing was
     /// stored.

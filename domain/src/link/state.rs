@@ -1,5 +1,4 @@
-//! The state of a server's object without its commands, stored as one JSON document. Some fields
-//! have an older name in the stored JSON (`serde(rename)`).
+//! The state of a server's object without its commands, stored as one JSON document.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -74,7 +73,6 @@ pub struct Connection {
     /// The number of the open connection.
     pub open: Option<u64>,
     /// The recent replacements of connections.
-    #[serde(rename = "contest")]
     pub replacements: ReplacementHistory,
 }
 
@@ -82,7 +80,6 @@ pub struct Connection {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Resync {
     /// When it was requested. A later request starts again from the beginning.
-    #[serde(rename = "run")]
     pub requested_at: Timestamp,
     /// The id of the last command that was restored in D1; empty at the start.
     pub after: String,
@@ -97,7 +94,6 @@ pub struct Timers {
     /// Close the connection, because the agent did not answer a ping.
     pub pong: Option<Timestamp>,
     /// Read the server from D1 again, after a change that was cut off.
-    #[serde(rename = "look")]
     pub revalidate: Option<Timestamp>,
     /// Restore the next commands of a resync.
     pub resync: Option<Timestamp>,
@@ -119,14 +115,11 @@ pub struct Plan {
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 pub struct ServerState {
     /// `None` before the object loads the identity from D1, and after the server was deleted.
-    #[serde(rename = "known")]
     pub identity: Option<ServerIdentity>,
     /// The server, while D1 may differ from `identity`: a change is in progress, or was cut off.
     /// Until it is confirmed, each call of an agent is verified in D1.
-    #[serde(rename = "unsure")]
     pub unconfirmed: Option<ServerLocation>,
     /// Whether the server was deleted. Delivered commands are kept.
-    #[serde(rename = "is_gone")]
     pub is_deleted: bool,
     /// Whether the workspace is deleted. It may be undeleted.
     pub is_suspended: bool,

@@ -86,7 +86,6 @@ enum JanitorRequest {
     /// the workspace existed and was deleted.
     UndeleteWorkspace(String, Box<AuditEvent>),
     /// Check for work.
-    #[serde(rename = "Look")]
     Wake,
     /// Cancel the waiting commands of revoked login sessions.
     CancelRevoked,

@@ -25,10 +25,8 @@ struct Resync {
     /// The last server whose object was called.
     after: String,
     /// Whether `after` is a deleted server.
-    #[serde(rename = "are_gone")]
     is_deleted: bool,
     /// The number of objects that began.
-    #[serde(rename = "told")]
     begun: u64,
     /// The number of objects that failed to begin.
     failed: u64,

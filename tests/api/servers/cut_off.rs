@@ -149,8 +149,9 @@ async fn crash_amid_changes() -> usize {
         Duration::from_secs(120),
         "the confirmation of every object's server",
         || async {
-            let unsure = "SELECT document FROM server WHERE document ->> '$.unsure' IS NOT NULL";
-            instance.read_objects("ServerLink", unsure).is_empty().then_some(())
+            let unconfirmed =
+                "SELECT document FROM server WHERE document ->> '$.unconfirmed' IS NOT NULL";
+            instance.read_objects("ServerLink", unconfirmed).is_empty().then_some(())
         },
     )
     .await;

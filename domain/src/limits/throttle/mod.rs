@@ -85,7 +85,6 @@ pub struct Share {
     /// the whole counter, so that an address cannot use its share twice in one window.
     pub key: String,
     /// Maximum number of failures of the address that count.
-    #[serde(rename = "most")]
     pub max_failures: u32,
 }
 
@@ -95,7 +94,6 @@ pub struct AttemptLimit {
     /// The counter's key.
     pub key: String,
     /// Maximum count in a window.
-    #[serde(rename = "most")]
     pub max: u32,
     /// The length of the window, in seconds.
     pub window_seconds: i64,
