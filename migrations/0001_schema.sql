@@ -183,6 +183,11 @@ CREATE TABLE servers (
   workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
   name TEXT NOT NULL,
   agent_key_hash TEXT NOT NULL,
+  -- A new key of the agent, valid from its rotation on. Until an agent connects with it, or until
+  -- `old_key_valid_until`, `agent_key_hash` is valid, too. Then the object of the server moves
+  -- `next_key_hash` to `agent_key_hash`. Both columns are null if there is no such key.
+  next_key_hash TEXT,
+  old_key_valid_until TEXT,
   owner_id INTEGER,
   commissioned INTEGER NOT NULL DEFAULT 0 CHECK (commissioned IN (0, 1)),
   is_connected INTEGER NOT NULL DEFAULT 0 CHECK (is_connected IN (0, 1)),
@@ -213,6 +218,9 @@ CREATE TABLE servers (
   default_username TEXT,
   -- The only account that the agent can use, if the agent does not run as root and reported it.
   reported_username TEXT,
+  -- The policy of the host, as its agent reports it: a JSON object with `mode` and `sha256`. Null:
+  -- the agent does not report it.
+  policy TEXT,
   -- A JSON object of strings. Selectors are compared with each server of the workspace.
   labels TEXT NOT NULL DEFAULT '{}'
 ) STRICT;
@@ -245,6 +253,59 @@ CREATE TRIGGER server_names_in AFTER INSERT ON server_names BEGIN
   DELETE FROM server_names WHERE workspace_id = new.workspace_id
     AND freed_at <= strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now', '-30 days');
 END;
+
+-- A deleted server that can be undeleted until `purge_at`. The columns up to `labels` are those of
+-- `servers`, so that both tables have one server object. sql/tests/deleted_servers.rs compares them.
+-- `groups` is a JSON array of the groups' ids. `deleted_by` is a username. Null: the agent.
+CREATE TABLE deleted_servers (
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  id TEXT NOT NULL,
+  name TEXT NOT NULL,
+  agent_key_hash TEXT NOT NULL,
+  next_key_hash TEXT,
+  old_key_valid_until TEXT,
+  owner_id INTEGER,
+  commissioned INTEGER NOT NULL,
+  -- A deleted server has no connection, so it has no load and no conflict.
+  is_connected INTEGER NOT NULL DEFAULT 0,
+  load REAL,
+  identity_conflict_at TEXT,
+  remote_ip TEXT,
+  platform TEXT,
+  os_name TEXT,
+  os_version TEXT,
+  agent_version TEXT,
+  cpu_logical_cores INTEGER,
+  physical_memory INTEGER,
+  connected_at TEXT,
+  last_seen_at TEXT,
+  link_revision INTEGER NOT NULL,
+  added_at TEXT NOT NULL,
+  updated_at TEXT NOT NULL,
+  folded TEXT NOT NULL,
+  registration TEXT NOT NULL,
+  fingerprint TEXT,
+  default_username TEXT,
+  reported_username TEXT,
+  policy TEXT,
+  labels TEXT NOT NULL,
+  groups TEXT NOT NULL,
+  deleted_at TEXT NOT NULL,
+  purge_at TEXT NOT NULL,
+  deleted_by TEXT,
+  PRIMARY KEY (workspace_id, id)
+) STRICT;
+
+-- Serves: the list, the last deleted server first.
+CREATE INDEX deleted_servers_by_time ON deleted_servers (workspace_id, deleted_at, id);
+
+-- A deleted server that still has commands. Its object keeps their output. The row is deleted with
+-- the last command, or if the server is undeleted.
+CREATE TABLE deleted_servers_with_commands (
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  id TEXT NOT NULL,
+  PRIMARY KEY (workspace_id, id)
+) STRICT, WITHOUT ROWID;
 
 -- A group: its members can access its servers (contract 5.4). The folded columns are in Unicode
 -- lower case, for the search. `id` is unique within the workspace: see last_group_id. The primary
@@ -298,14 +359,6 @@ CREATE TABLE server_groups (
 -- Serves: a server's groups.
 CREATE INDEX server_groups_by_server ON server_groups (workspace_id, server_id, group_id);
 
--- A deleted server that still has commands. Its object keeps their output. The row is deleted with
--- the last command, or if the server is undeleted.
-CREATE TABLE deleted_servers_with_commands (
-  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
-  id TEXT NOT NULL,
-  PRIMARY KEY (workspace_id, id)
-) STRICT, WITHOUT ROWID;
-
 -- A token with which agents register servers. `uses` is the number of remaining uses. Null means no
 -- limit. The token is valid only while its creator is active staff (docs/agents.md).
 CREATE TABLE registration_tokens (
@@ -350,11 +403,62 @@ CREATE TABLE registration_token_groups (
 -- Serves: the deletion of a group.
 CREATE INDEX registration_token_groups_by_group ON registration_token_groups (workspace_id, group_id);
 
+-- ==================== Scripts (contract 14.10) ====================
+
+-- A script: a stored program that commands run by id. `version` is the number of its latest
+-- version, and `name` the name in that version.
+CREATE TABLE scripts (
+  id TEXT PRIMARY KEY,
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  name TEXT NOT NULL,
+  -- The user who created it. Null: that user was deleted.
+  owner_id INTEGER,
+  version INTEGER NOT NULL,
+  added_at TEXT NOT NULL,
+  -- When it was deleted. New commands cannot use it from then on. Its versions are kept.
+  hidden_at TEXT
+) STRICT;
+
+-- Serves: the uniqueness of names, the filter by name, and the quota.
+CREATE UNIQUE INDEX scripts_by_name ON scripts (workspace_id, name) WHERE hidden_at IS NULL;
+
+-- Serves: the list, newest first (ids sort by creation).
+CREATE INDEX scripts_by_workspace ON scripts (workspace_id, id) WHERE hidden_at IS NULL;
+
+-- Serves: the removal of a deleted user from scripts.
+CREATE INDEX scripts_by_owner ON scripts (workspace_id, owner_id);
+
+-- A version of a script. Nothing changes a row: commands name it, and their agents get the body
+-- from here.
+CREATE TABLE script_versions (
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  script_id TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  description TEXT NOT NULL,
+  -- Name and description in Unicode lower case, for the search.
+  folded_name TEXT NOT NULL,
+  folded_description TEXT NOT NULL,
+  interpreter TEXT NOT NULL,
+  body TEXT NOT NULL,
+  -- Of the body, in hexadecimal.
+  sha256 TEXT NOT NULL,
+  -- The declarations of the parameters, as a JSON array.
+  params TEXT NOT NULL,
+  -- The user who wrote this version. Null: that user was deleted.
+  author_id INTEGER,
+  added_at TEXT NOT NULL,
+  PRIMARY KEY (workspace_id, script_id, version)
+) STRICT;
+
+-- Serves: the removal of a deleted user from versions.
+CREATE INDEX script_versions_by_author ON script_versions (workspace_id, author_id);
+
 -- ==================== Commands ====================
 
 -- A command, as the object of its server last wrote it. The columns of the request (line, account,
 -- and so on) never change. Times only move forward.
--- - state, status_message: computed from the times by farhand_domain::lifecycle.
+-- - state, status_message: computed from the times by farhand_domain::command::lifecycle.
 -- - server_name: the name to show after the server was deleted.
 -- - requested_by: a user's id. It becomes null after the user was deleted.
 -- - result: the part of the output that lists show. full_result: the whole output, if it is longer.
@@ -367,12 +471,16 @@ CREATE TABLE commands (
   server_id TEXT NOT NULL,
   server_name TEXT NOT NULL,
   requested_by INTEGER,
+  -- The batch that the command belongs to. Null: none.
+  batch_id TEXT,
   shell TEXT NOT NULL,
   line TEXT NOT NULL,
   username TEXT NOT NULL,
   groupname TEXT NOT NULL,
   -- The words of a command without a shell, as JSON.
   argv TEXT,
+  -- The script that runs instead of the line, as <id>@<version>.
+  script TEXT,
   -- Whether the request had an environment, standard input or a directory. D1 never stores these.
   has_inputs INTEGER NOT NULL DEFAULT 0 CHECK (has_inputs IN (0, 1)),
   timeout INTEGER NOT NULL,
@@ -389,10 +497,16 @@ CREATE TABLE commands (
   response_delay REAL,
   elapsed_time REAL,
   output_bytes INTEGER NOT NULL DEFAULT 0,
+  -- The bytes of its output that may be kept. Only a command that is inserted as delivered needs it.
+  output_limit INTEGER,
+  -- The bytes of its output that were left out.
+  output_skipped INTEGER NOT NULL DEFAULT 0,
   -- The bytes of line and inputs for the quota of stored bytes. Null if a resync restored the
   -- command.
   stored_bytes INTEGER,
   result_truncated INTEGER NOT NULL DEFAULT 0 CHECK (result_truncated IN (0, 1)),
+  -- The SHA-256 of the kept result of a command in a batch, to group equal outputs.
+  result_sha256 TEXT,
   result TEXT,
   full_result TEXT,
   -- The revision of the last update by the object: see servers.link_revision.
@@ -435,11 +549,16 @@ CREATE INDEX commands_internal ON commands (workspace_id, scheduled_at, id) WHER
 CREATE UNIQUE INDEX commands_by_key ON commands (workspace_id, requested_by, idempotency_key)
 WHERE idempotency_key IS NOT NULL;
 
--- Serves: the quotas of waiting commands. A command that is inserted as delivered adds no entry.
-CREATE INDEX commands_waiting ON commands (workspace_id, requested_by) WHERE delivered_at IS NULL AND handled_at IS NULL;
-
 -- Serves: the search in lines that are longer than the indexed part in command_texts, newest first.
 CREATE INDEX commands_long ON commands (workspace_id, seq, length(line)) WHERE length(line) > 1024;
+
+-- Serves: the commands of a batch. A batch has at most one command for each server.
+CREATE UNIQUE INDEX commands_by_batch ON commands (workspace_id, batch_id, server_id) WHERE batch_id IS NOT NULL;
+
+-- Serves: the quotas of waiting commands. The targets of batches count as targets, not as commands.
+-- A command that is inserted as delivered adds no entry.
+CREATE INDEX commands_waiting ON commands (workspace_id, requested_by, batch_id)
+WHERE delivered_at IS NULL AND handled_at IS NULL;
 
 -- Responses to requests with an Idempotency-Key. For requests that create commands, `commands` has
 -- the keys. A row is written in the transaction of its change, and deleted after 24 hours. The
@@ -459,15 +578,171 @@ CREATE TABLE idempotency_keys (
 -- Serves: the deletion of expired rows.
 CREATE INDEX idempotency_keys_by_added ON idempotency_keys (added_at);
 
+-- ==================== Batches (docs/contributing/batches.md) ====================
+
+-- A batch: one command on many servers.
+CREATE TABLE batches (
+  id TEXT PRIMARY KEY,
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  name TEXT NOT NULL,
+  requested_by INTEGER,
+  -- The credential of the request, for the permission checks. One of the two is null.
+  api_token TEXT,
+  session TEXT,
+  remote_ip TEXT,
+  schedule_id TEXT,
+  -- The batch whose unsuccessful targets this batch repeats.
+  retry_of TEXT,
+  shell TEXT NOT NULL,
+  line TEXT NOT NULL,
+  -- The words of a command without a shell, as JSON.
+  argv TEXT,
+  -- The script that runs instead of the line, as <id>@<version>.
+  script TEXT,
+  -- Null: the default account of each server.
+  username TEXT,
+  groupname TEXT NOT NULL,
+  timeout INTEGER NOT NULL,
+  -- Environment, standard input and directory, encrypted under SECRET_KEY. Null once the batch has
+  -- ended.
+  inputs TEXT,
+  has_inputs INTEGER NOT NULL DEFAULT 0 CHECK (has_inputs IN (0, 1)),
+  -- Whether the batch gave parameters to its script. They are deleted when it ends, as its inputs.
+  has_params INTEGER NOT NULL DEFAULT 0 CHECK (has_params IN (0, 1)),
+  -- Both are numbers of targets. Percentages are resolved when the batch is created.
+  max_concurrency INTEGER NOT NULL,
+  max_errors INTEGER,
+  ramp INTEGER NOT NULL DEFAULT 0 CHECK (ramp IN (0, 1)),
+  on_offline TEXT NOT NULL CHECK (on_offline IN ('skip', 'queue', 'reject')),
+  added_at TEXT NOT NULL,
+  scheduled_at TEXT NOT NULL,
+  expires_at TEXT NOT NULL,
+  finished_at TEXT,
+  state TEXT NOT NULL CHECK (state IN ('scheduled', 'running', 'stopping', 'finished', 'cancelled')),
+  stopped_by TEXT CHECK (stopped_by IN ('errors', 'cancel')),
+  total INTEGER NOT NULL,
+  -- Targets without a command that may still get one, for the quota of waiting commands.
+  pending INTEGER NOT NULL,
+  -- The final counts of targets by state, as a JSON object. Null until the batch has ended.
+  counts TEXT,
+  -- Whether retention has deleted commands of the batch. Their targets are not listed.
+  lost_commands INTEGER NOT NULL DEFAULT 0 CHECK (lost_commands IN (0, 1))
+) STRICT;
+
+-- Serves: the list, newest first.
+CREATE INDEX batches_by_time ON batches (workspace_id, added_at, id);
+
+-- Serves: the list of the batches that a user requested.
+CREATE INDEX batches_by_requester ON batches (workspace_id, requested_by, added_at, id);
+
+-- Serves: the quotas, and the hourly search for batches whose object was never called.
+CREATE INDEX batches_open ON batches (workspace_id, requested_by) WHERE finished_at IS NULL;
+
+-- Serves: the filters by schedule.
+CREATE INDEX batches_by_schedule ON batches (workspace_id, schedule_id) WHERE schedule_id IS NOT NULL;
+
+-- Serves: whether an earlier run of a schedule has not ended (`overlap`).
+CREATE INDEX batches_of_schedule ON batches (workspace_id, schedule_id) WHERE schedule_id IS NOT NULL AND finished_at IS NULL;
+
+-- A target of a batch: a server on which it runs. `position` is its place in the batch.
+CREATE TABLE batch_targets (
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  batch_id TEXT NOT NULL,
+  position INTEGER NOT NULL,
+  server_id TEXT NOT NULL,
+  -- The server's name when the batch was created.
+  server_name TEXT NOT NULL,
+  -- The state of a target without a command: 'queued', 'skipped', 'cancelled' or 'expired'. Null:
+  -- pending, or the target's command has the state.
+  state TEXT CHECK (state IN ('queued', 'skipped', 'cancelled', 'expired')),
+  reason TEXT,
+  PRIMARY KEY (workspace_id, batch_id, position)
+) STRICT, WITHOUT ROWID;
+
+-- Serves: the batches to notify when a server connects.
+CREATE INDEX batch_targets_queued ON batch_targets (workspace_id, server_id) WHERE state = 'queued';
+
+-- ==================== Schedules (docs/contributing/schedules.md) ====================
+
+-- A schedule: a batch that starts at times.
+CREATE TABLE schedules (
+  id TEXT PRIMARY KEY,
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  name TEXT NOT NULL,
+  -- The owner, for whom the runs start. Null: the user was deleted.
+  owner_id INTEGER,
+  -- The credential of the owner's request, for the permission checks. One of the two is null. Both
+  -- are null if the session was revoked.
+  api_token TEXT,
+  session TEXT,
+  remote_ip TEXT NOT NULL,
+  cron TEXT NOT NULL,
+  timezone TEXT NOT NULL,
+  enabled INTEGER NOT NULL CHECK (enabled IN (0, 1)),
+  starts_at TEXT,
+  ends_at TEXT,
+  misfire TEXT NOT NULL CHECK (misfire IN ('run_once', 'skip')),
+  overlap TEXT NOT NULL CHECK (overlap IN ('skip', 'allow', 'queue')),
+  -- The fields that a schedule shares with a batch, as JSON in the form of a request, without
+  -- environment, standard input and directory.
+  definition TEXT NOT NULL,
+  -- Environment, standard input and directory, encrypted under SECRET_KEY for the schedule's id.
+  inputs TEXT,
+  -- The first due time about which nothing was decided.
+  next_due TEXT,
+  -- The due time that waits for the previous run to end (`overlap: queue`).
+  queued TEXT,
+  -- The due times from `next_due` on, as a JSON array, for people.
+  next_runs TEXT NOT NULL,
+  -- Grows with each change, so that a decision on an older row is not written.
+  revision INTEGER NOT NULL DEFAULT 0,
+  added_at TEXT NOT NULL,
+  updated_at TEXT NOT NULL
+) STRICT;
+
+-- Serves: the list of all schedules, newest first.
+CREATE INDEX schedules_by_workspace ON schedules (workspace_id, id);
+
+-- Serves: the list of a user's schedules, and their number for the quota.
+CREATE INDEX schedules_by_owner ON schedules (workspace_id, owner_id, id);
+
+-- Serves: the schedules that are due, and the time of the next alarm.
+CREATE INDEX schedules_due ON schedules (workspace_id, next_due) WHERE enabled = 1 AND next_due IS NOT NULL;
+
+-- Serves: the runs that wait for the previous run to end.
+CREATE INDEX schedules_queued ON schedules (workspace_id, queued) WHERE queued IS NOT NULL;
+
+-- Serves: the schedules that a credential created.
+CREATE INDEX schedules_by_token ON schedules (workspace_id, api_token) WHERE api_token IS NOT NULL;
+CREATE INDEX schedules_by_session ON schedules (workspace_id, session) WHERE session IS NOT NULL;
+
+-- What happened at the due times of a schedule. A run on request (`is_manual`) has the time of the
+-- request as its due time.
+CREATE TABLE schedule_runs (
+  id TEXT PRIMARY KEY,
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  schedule_id TEXT NOT NULL,
+  due_at TEXT NOT NULL,
+  started_at TEXT,
+  batch_id TEXT,
+  outcome TEXT NOT NULL CHECK (outcome IN ('started', 'skipped', 'refused', 'missed')),
+  reason TEXT,
+  is_manual INTEGER NOT NULL DEFAULT 0 CHECK (is_manual IN (0, 1))
+) STRICT;
+
+-- Serves: the runs of a schedule, newest first.
+CREATE INDEX schedule_runs_by_time ON schedule_runs (workspace_id, schedule_id, due_at, id);
+
+-- Each due time is handled once, even if the scheduler repeats a decision.
+CREATE UNIQUE INDEX schedule_runs_once ON schedule_runs (workspace_id, schedule_id, due_at) WHERE is_manual = 0;
+
 -- ==================== Derived data of commands ====================
 
 -- The number of commands of a workspace up to the key `up_to`. Later commands, a few hundred at
 -- most, are counted whenever a list is read, so that its `count` is exact. The workspace's Sealer
 -- moves `up_to` to the last command. The transaction that deletes a command subtracts it from the
 -- counters that include it. Each new command gets a key above `up_to`.
--- `bytes` is the number of bytes that these commands stored on `day` (UTC, 2026-11-21), for the
--- quota. Lines and inputs count on the day of the insertion. Output counts on the day of the end.
--- The bytes of later commands are read from their rows.
+-- `day` and `bytes` are not used.
 CREATE TABLE counted_commands (
   workspace_id INTEGER PRIMARY KEY REFERENCES workspaces (id),
   up_to INTEGER NOT NULL,
@@ -475,15 +750,6 @@ CREATE TABLE counted_commands (
   day TEXT NOT NULL,
   bytes INTEGER NOT NULL
 ) STRICT;
-
--- Adds the output of a command that the counters already include. At most 16 MiB of output are
--- kept.
-CREATE TRIGGER commands_output AFTER UPDATE OF output_bytes ON commands WHEN new.output_bytes > old.output_bytes
-  AND (new.stored_bytes IS NULL OR new.seq <= (SELECT up_to FROM counted_commands WHERE workspace_id = new.workspace_id)) BEGIN
-  UPDATE counted_commands SET day = strftime('%Y-%m-%d', 'now'), bytes = iif(day = strftime('%Y-%m-%d', 'now'), bytes, 0)
-    + min(new.output_bytes, 16777216) - min(old.output_bytes, 16777216)
-  WHERE workspace_id = new.workspace_id;
-END;
 
 -- The number of commands up to `up_to` for each server (kind 'server') and for each requester (kind
 -- 'requester'). `key` is the id of the server or the user.
@@ -583,83 +849,83 @@ WHEN new.requested_by IS NOT old.requested_by BEGIN
   SELECT seq, server, requester, line, wide FROM command_text_rows WHERE seq = new.seq;
 END;
 
--- ==================== Security: the effects of changes ====================
+-- ==================== Derived data of batches (docs/contributing/batches.md) ====================
 
--- Triggers apply these effects in the transaction of the change, no matter which statement makes
--- the change. Each event has one trigger. The column `resets` is about the user's pending reset
--- requests. The column `servers` is about the servers that the user owns.
---
--- event on a user       | sessions | API tokens | resets | reg. tokens | memberships | servers
--- password changed      | deleted  |            | void   |             |             |
--- e-mail changed        |          |            | void   |             |             |
--- staff, superuser lost | deleted  |            |        | (1)         |             | (2)
--- deactivated           | deleted  | disabled   | void   | (1)         |             |
--- deleted               | deleted  | deleted    | void   | deleted     | deleted     | no owner
---
--- (1) No trigger: a registration token is valid only while its creator is active staff.
--- (2) No trigger: the statement that changes the user clears the owner, unless the request says
---     `keep_servers: true`.
---
--- event                      | effect
--- group deleted              | its memberships and its links to servers and tokens are deleted
--- server deleted             | its links to groups are deleted; if approved, its name is kept 30 days
--- server renamed             | if approved, its old name is kept 30 days
--- registration token deleted | its links to groups are deleted
+-- The targets of a batch that has not finished, by state. The remaining targets are pending. A
+-- finished batch has its final counts in `batches.counts`, and no row here.
+CREATE TABLE batch_counts (
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  batch_id TEXT NOT NULL,
+  queued INTEGER NOT NULL DEFAULT 0,
+  sent INTEGER NOT NULL DEFAULT 0,
+  running INTEGER NOT NULL DEFAULT 0,
+  success INTEGER NOT NULL DEFAULT 0,
+  failed INTEGER NOT NULL DEFAULT 0,
+  cancelled INTEGER NOT NULL DEFAULT 0,
+  expired INTEGER NOT NULL DEFAULT 0,
+  stuck INTEGER NOT NULL DEFAULT 0,
+  skipped INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (workspace_id, batch_id)
+) STRICT, WITHOUT ROWID;
 
-CREATE TRIGGER users_password AFTER UPDATE OF password_changed_at ON users BEGIN
-  DELETE FROM sessions WHERE workspace_id = new.workspace_id AND user_id = new.id;
-  UPDATE reset_requests SET user_id = NULL WHERE workspace_id = new.workspace_id AND user_id = new.id;
+-- The service inserts the targets after their batch. An import of `npm run export` inserts them
+-- before it, and the commands last.
+CREATE TRIGGER batch_counts_in AFTER INSERT ON batches WHEN new.finished_at IS NULL BEGIN
+  INSERT INTO batch_counts (workspace_id, batch_id, queued, cancelled, expired, skipped)
+  SELECT new.workspace_id, new.id, count(*) FILTER (WHERE state = 'queued'), count(*) FILTER (WHERE state = 'cancelled'),
+    count(*) FILTER (WHERE state = 'expired'), count(*) FILTER (WHERE state = 'skipped')
+  FROM batch_targets WHERE workspace_id = new.workspace_id AND batch_id = new.id;
 END;
 
-CREATE TRIGGER users_email AFTER UPDATE OF email ON users WHEN new.email <> old.email BEGIN
-  UPDATE reset_requests SET user_id = NULL WHERE workspace_id = new.workspace_id AND user_id = new.id;
+CREATE TRIGGER batch_counts_out AFTER UPDATE OF finished_at ON batches WHEN new.finished_at IS NOT NULL BEGIN
+  DELETE FROM batch_counts WHERE workspace_id = new.workspace_id AND batch_id = new.id;
 END;
 
-CREATE TRIGGER users_demoted AFTER UPDATE OF is_staff, is_superuser ON users
-WHEN new.is_staff < old.is_staff OR new.is_superuser < old.is_superuser BEGIN
-  DELETE FROM sessions WHERE workspace_id = new.workspace_id AND user_id = new.id;
+CREATE TRIGGER batch_counts_deleted AFTER DELETE ON batches BEGIN
+  DELETE FROM batch_counts WHERE workspace_id = old.workspace_id AND batch_id = old.id;
 END;
 
-CREATE TRIGGER users_deactivated AFTER UPDATE OF is_active ON users WHEN old.is_active = 1 AND new.is_active = 0 BEGIN
-  DELETE FROM sessions WHERE workspace_id = new.workspace_id AND user_id = new.id;
-  UPDATE api_tokens SET enabled = 0, updated_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now')
-  WHERE workspace_id = new.workspace_id AND user_id = new.id AND enabled = 1;
-  UPDATE reset_requests SET user_id = NULL WHERE workspace_id = new.workspace_id AND user_id = new.id;
+-- A target with a command has the state of the command, so the target's own state is cleared. Only
+-- queued targets get commands, except after a restore of D1: `restore_command` clears other states.
+-- batch_targets_queued finds the target.
+CREATE TRIGGER batch_commands_in AFTER INSERT ON commands WHEN new.batch_id IS NOT NULL BEGIN
+  UPDATE batch_targets SET state = NULL, reason = NULL
+  WHERE workspace_id = new.workspace_id AND server_id = new.server_id AND state = 'queued' AND batch_id = new.batch_id;
+  UPDATE batch_counts SET queued = queued + (new.state = 'waiting'), sent = sent + (new.state = 'sent'),
+    running = running + (new.state = 'acked'), success = success + (new.state = 'success'),
+    failed = failed + (new.state = 'failed'), cancelled = cancelled + (new.state = 'cancelled'),
+    expired = expired + (new.state = 'expired'), stuck = stuck + (new.state = 'stuck')
+  WHERE workspace_id = new.workspace_id AND batch_id = new.batch_id;
 END;
 
-CREATE TRIGGER users_deleted AFTER DELETE ON users BEGIN
-  DELETE FROM sessions WHERE workspace_id = old.workspace_id AND user_id = old.id;
-  DELETE FROM revoked_sessions WHERE workspace_id = old.workspace_id AND user_id = old.id;
-  DELETE FROM api_tokens WHERE workspace_id = old.workspace_id AND user_id = old.id;
-  UPDATE reset_requests SET user_id = NULL WHERE workspace_id = old.workspace_id AND user_id = old.id;
-  UPDATE servers SET owner_id = NULL WHERE workspace_id = old.workspace_id AND owner_id = old.id;
-  DELETE FROM memberships WHERE workspace_id = old.workspace_id AND user_id = old.id;
-  DELETE FROM command_requesters WHERE workspace_id = old.workspace_id AND user_id = old.id;
-  DELETE FROM registration_tokens WHERE workspace_id = old.workspace_id AND creator_id = old.id;
+CREATE TRIGGER batch_commands_changed AFTER UPDATE OF state ON commands
+WHEN new.batch_id IS NOT NULL AND new.state <> old.state BEGIN
+  UPDATE batch_counts SET queued = queued + (new.state = 'waiting') - (old.state = 'waiting'),
+    sent = sent + (new.state = 'sent') - (old.state = 'sent'),
+    running = running + (new.state = 'acked') - (old.state = 'acked'),
+    success = success + (new.state = 'success') - (old.state = 'success'),
+    failed = failed + (new.state = 'failed') - (old.state = 'failed'),
+    cancelled = cancelled + (new.state = 'cancelled') - (old.state = 'cancelled'),
+    expired = expired + (new.state = 'expired') - (old.state = 'expired'),
+    stuck = stuck + (new.state = 'stuck') - (old.state = 'stuck')
+  WHERE workspace_id = new.workspace_id AND batch_id = new.batch_id;
 END;
 
-CREATE TRIGGER groups_deleted AFTER DELETE ON groups BEGIN
-  DELETE FROM memberships WHERE workspace_id = old.workspace_id AND group_id = old.id;
-  DELETE FROM server_groups WHERE workspace_id = old.workspace_id AND group_id = old.id;
-  DELETE FROM registration_token_groups WHERE workspace_id = old.workspace_id AND group_id = old.id;
+CREATE TRIGGER batch_commands_out AFTER DELETE ON commands WHEN old.batch_id IS NOT NULL BEGIN
+  UPDATE batch_counts SET queued = queued - (old.state = 'waiting'), sent = sent - (old.state = 'sent'),
+    running = running - (old.state = 'acked'), success = success - (old.state = 'success'),
+    failed = failed - (old.state = 'failed'), cancelled = cancelled - (old.state = 'cancelled'),
+    expired = expired - (old.state = 'expired'), stuck = stuck - (old.state = 'stuck')
+  WHERE workspace_id = old.workspace_id AND batch_id = old.batch_id;
+  UPDATE batches SET lost_commands = 1 WHERE id = old.batch_id AND finished_at IS NOT NULL AND lost_commands = 0;
 END;
 
-CREATE TRIGGER servers_deleted AFTER DELETE ON servers BEGIN
-  DELETE FROM server_groups WHERE workspace_id = old.workspace_id AND server_id = old.id;
-  INSERT INTO server_names (workspace_id, name, freed_at)
-  SELECT old.workspace_id, old.name, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now') WHERE old.registration = 'active'
-  ON CONFLICT (workspace_id, name) DO UPDATE SET freed_at = excluded.freed_at;
-END;
-
-CREATE TRIGGER servers_renamed AFTER UPDATE OF name ON servers
-WHEN new.name <> old.name AND old.registration = 'active' BEGIN
-  INSERT INTO server_names (workspace_id, name, freed_at)
-  VALUES (old.workspace_id, old.name, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'))
-  ON CONFLICT (workspace_id, name) DO UPDATE SET freed_at = excluded.freed_at;
-END;
-
-CREATE TRIGGER registration_tokens_deleted AFTER DELETE ON registration_tokens BEGIN
-  DELETE FROM registration_token_groups WHERE workspace_id = old.workspace_id AND token_id = old.id;
+CREATE TRIGGER batch_targets_changed AFTER UPDATE OF state ON batch_targets WHEN new.state IS NOT old.state BEGIN
+  UPDATE batch_counts SET queued = queued + (new.state IS 'queued') - (old.state IS 'queued'),
+    cancelled = cancelled + (new.state IS 'cancelled') - (old.state IS 'cancelled'),
+    expired = expired + (new.state IS 'expired') - (old.state IS 'expired'),
+    skipped = skipped + (new.state IS 'skipped') - (old.state IS 'skipped')
+  WHERE workspace_id = new.workspace_id AND batch_id = new.batch_id;
 END;
 
 -- ==================== Audit log (docs/audit.md) ====================
@@ -742,3 +1008,200 @@ CREATE TABLE audit_expired (
   digest TEXT NOT NULL,
   PRIMARY KEY (workspace_id, link)
 ) STRICT, WITHOUT ROWID;
+
+-- Refusals, which are not written to the audit log one by one (docs/audit.md). `key` has the
+-- credential, the action and the code. `written_at` is when the last event of the key was written.
+-- `pending` is the number of refusals since then, and `event` is the first of them as JSON. Rows
+-- without pending refusals are deleted after an hour.
+CREATE TABLE joined_events (
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  key TEXT NOT NULL,
+  pending INTEGER NOT NULL,
+  written_at TEXT NOT NULL,
+  event TEXT NOT NULL,
+  PRIMARY KEY (workspace_id, key)
+) STRICT, WITHOUT ROWID;
+
+-- ==================== Quotas of bytes (docs/contributing/quotas.md) ====================
+
+-- The bytes that a workspace and each of its users stored, by hour (contract 11.4). A row is used again when its
+-- hour is older than a day. The bytes of uncounted commands are read from their rows: see
+-- counted_commands.
+CREATE TABLE quota_bytes (
+  workspace_id INTEGER NOT NULL REFERENCES workspaces (id),
+  -- 0: all of the workspace, its users included.
+  user_id INTEGER NOT NULL,
+  -- `hour` modulo 25: the current hour and the 24 hours before it have different slots.
+  slot INTEGER NOT NULL,
+  -- Hours since 1970 (UTC).
+  hour INTEGER NOT NULL,
+  -- Bytes in D1: lines, inputs, rows, audit events.
+  stored INTEGER NOT NULL,
+  -- Bytes of kept output.
+  output INTEGER NOT NULL,
+  PRIMARY KEY (workspace_id, user_id, slot)
+) STRICT, WITHOUT ROWID;
+
+-- Counts the kept output of a command that the counters already include. At most 16 MiB of output
+-- are kept.
+CREATE TRIGGER commands_output AFTER UPDATE OF output_bytes ON commands
+WHEN min(new.output_bytes - new.output_skipped, 16777216) > min(old.output_bytes - old.output_skipped, 16777216)
+  AND (new.stored_bytes IS NULL OR new.seq <= (SELECT up_to FROM counted_commands WHERE workspace_id = new.workspace_id)) BEGIN
+  INSERT INTO quota_bytes (workspace_id, user_id, slot, hour, stored, output)
+  SELECT new.workspace_id, u.id, unixepoch() / 3600 % 25, unixepoch() / 3600, 0,
+    min(new.output_bytes - new.output_skipped, 16777216) - min(old.output_bytes - old.output_skipped, 16777216)
+  FROM (SELECT 0 AS id UNION ALL SELECT new.requested_by WHERE new.requested_by IS NOT NULL) u WHERE true
+  ON CONFLICT (workspace_id, user_id, slot) DO UPDATE SET stored = iif(hour = excluded.hour, stored, 0) + excluded.stored,
+    output = iif(hour = excluded.hour, output, 0) + excluded.output, hour = excluded.hour
+  WHERE excluded.hour >= hour;
+END;
+
+-- Counts the audit events of users' changes. Events of commands, batches, runs and versions of
+-- scripts count with their rows. An import of old events counts nothing.
+-- farhand_domain::limits::quota::COUNTED_ACTIONS has the same actions.
+CREATE TRIGGER audit_events_counted AFTER INSERT ON audit_events
+WHEN new.actor_type = 'user' AND new.outcome = 'success' AND new.actor_id IS NOT NULL AND new.action IN (
+    'api_token.create', 'api_token.update', 'user.create', 'user.update', 'group.create', 'group.update',
+    'membership.create', 'membership.update', 'server.create', 'server.update', 'registration_token.create',
+    'schedule.create', 'schedule.update'
+  ) AND unixepoch(new.occurred_at) / 3600 > unixepoch() / 3600 - 25 BEGIN
+  INSERT INTO quota_bytes (workspace_id, user_id, slot, hour, stored, output)
+  SELECT new.workspace_id, u.id, unixepoch(new.occurred_at) / 3600 % 25, unixepoch(new.occurred_at) / 3600,
+    750 + length(CAST(new.details AS BLOB)), 0
+  FROM (SELECT 0 AS id UNION ALL SELECT CAST(new.actor_id AS INTEGER)) u WHERE true
+  ON CONFLICT (workspace_id, user_id, slot) DO UPDATE SET stored = iif(hour = excluded.hour, stored, 0) + excluded.stored,
+    output = iif(hour = excluded.hour, output, 0) + excluded.output, hour = excluded.hour
+  WHERE excluded.hour >= hour;
+END;
+
+-- ==================== Security: the effects of changes ====================
+
+-- Triggers apply these effects in the transaction of the change, no matter which statement makes
+-- the change. No result depends on the order of the triggers of one event. The column `resets` is
+-- about the user's pending reset requests. The columns `servers` and `deleted` are about the servers
+-- and the deleted servers that the user owns: `none` means that they have no owner afterwards.
+--
+-- event on a user       | sessions | API tokens | resets | reg. tokens | memberships | servers | deleted
+-- password changed      | deleted  |            | void   |             |             |         |
+-- e-mail changed        |          |            | void   |             |             |         |
+-- staff, superuser lost | deleted  |            |        | (1)         |             | (2)     | none
+-- deactivated           | deleted  | disabled   | void   | (1)         |             |         |
+-- deleted               | deleted  | deleted    | void   | deleted     | deleted     | none    | none
+--
+-- (1) No trigger: a registration token is valid only while its creator is active staff.
+-- (2) No trigger: the statement that changes the user clears the owner, unless the request says
+--     `keep_servers: true`. Deleted servers lose their owner also then.
+--
+-- event                       | effect
+-- user deleted                | schedules of the user are disabled, and lose owner and credential
+--                             | scripts and versions of the user lose their owner and author
+--                             | the bytes counted for the user are deleted
+-- group deleted               | its memberships and its links to servers and tokens are deleted
+-- server deleted              | its links to groups are deleted; if approved, its name is kept 30 days
+-- server renamed              | if approved, its old name is kept 30 days
+-- registration token deleted  | its links to groups are deleted
+-- API token disabled, deleted | schedules that it created are disabled
+-- session revoked             | schedules that it created are disabled, and lose their credential
+-- schedule deleted            | its runs are deleted
+--
+-- An API token that expires disables its schedules when the next run is due.
+
+CREATE TRIGGER users_password AFTER UPDATE OF password_changed_at ON users BEGIN
+  DELETE FROM sessions WHERE workspace_id = new.workspace_id AND user_id = new.id;
+  UPDATE reset_requests SET user_id = NULL WHERE workspace_id = new.workspace_id AND user_id = new.id;
+END;
+
+CREATE TRIGGER users_email AFTER UPDATE OF email ON users WHEN new.email <> old.email BEGIN
+  UPDATE reset_requests SET user_id = NULL WHERE workspace_id = new.workspace_id AND user_id = new.id;
+END;
+
+CREATE TRIGGER users_demoted AFTER UPDATE OF is_staff, is_superuser ON users
+WHEN new.is_staff < old.is_staff OR new.is_superuser < old.is_superuser BEGIN
+  DELETE FROM sessions WHERE workspace_id = new.workspace_id AND user_id = new.id;
+END;
+
+CREATE TRIGGER users_deactivated AFTER UPDATE OF is_active ON users WHEN old.is_active = 1 AND new.is_active = 0 BEGIN
+  DELETE FROM sessions WHERE workspace_id = new.workspace_id AND user_id = new.id;
+  UPDATE api_tokens SET enabled = 0, updated_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now')
+  WHERE workspace_id = new.workspace_id AND user_id = new.id AND enabled = 1;
+  UPDATE reset_requests SET user_id = NULL WHERE workspace_id = new.workspace_id AND user_id = new.id;
+END;
+
+CREATE TRIGGER users_deleted AFTER DELETE ON users BEGIN
+  DELETE FROM sessions WHERE workspace_id = old.workspace_id AND user_id = old.id;
+  DELETE FROM revoked_sessions WHERE workspace_id = old.workspace_id AND user_id = old.id;
+  DELETE FROM api_tokens WHERE workspace_id = old.workspace_id AND user_id = old.id;
+  UPDATE reset_requests SET user_id = NULL WHERE workspace_id = old.workspace_id AND user_id = old.id;
+  UPDATE servers SET owner_id = NULL WHERE workspace_id = old.workspace_id AND owner_id = old.id;
+  DELETE FROM memberships WHERE workspace_id = old.workspace_id AND user_id = old.id;
+  DELETE FROM command_requesters WHERE workspace_id = old.workspace_id AND user_id = old.id;
+  DELETE FROM registration_tokens WHERE workspace_id = old.workspace_id AND creator_id = old.id;
+END;
+
+CREATE TRIGGER users_deleted_schedules AFTER DELETE ON users BEGIN
+  UPDATE schedules SET owner_id = NULL, session = NULL, api_token = NULL, enabled = 0, revision = revision + 1,
+    updated_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now')
+  WHERE workspace_id = old.workspace_id AND owner_id = old.id;
+END;
+
+CREATE TRIGGER users_deleted_scripts AFTER DELETE ON users BEGIN
+  UPDATE scripts SET owner_id = NULL WHERE workspace_id = old.workspace_id AND owner_id = old.id;
+  UPDATE script_versions SET author_id = NULL WHERE workspace_id = old.workspace_id AND author_id = old.id;
+END;
+
+CREATE TRIGGER quota_bytes_user_out AFTER DELETE ON users BEGIN
+  DELETE FROM quota_bytes WHERE workspace_id = old.workspace_id AND user_id = old.id;
+END;
+
+CREATE TRIGGER deleted_servers_demoted AFTER UPDATE OF is_staff, is_superuser ON users
+WHEN new.is_staff < old.is_staff OR new.is_superuser < old.is_superuser BEGIN
+  UPDATE deleted_servers SET owner_id = NULL WHERE workspace_id = new.workspace_id AND owner_id = new.id;
+END;
+
+CREATE TRIGGER deleted_servers_user_deleted AFTER DELETE ON users BEGIN
+  UPDATE deleted_servers SET owner_id = NULL WHERE workspace_id = old.workspace_id AND owner_id = old.id;
+END;
+
+CREATE TRIGGER groups_deleted AFTER DELETE ON groups BEGIN
+  DELETE FROM memberships WHERE workspace_id = old.workspace_id AND group_id = old.id;
+  DELETE FROM server_groups WHERE workspace_id = old.workspace_id AND group_id = old.id;
+  DELETE FROM registration_token_groups WHERE workspace_id = old.workspace_id AND group_id = old.id;
+END;
+
+CREATE TRIGGER servers_deleted AFTER DELETE ON servers BEGIN
+  DELETE FROM server_groups WHERE workspace_id = old.workspace_id AND server_id = old.id;
+  INSERT INTO server_names (workspace_id, name, freed_at)
+  SELECT old.workspace_id, old.name, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now') WHERE old.registration = 'active'
+  ON CONFLICT (workspace_id, name) DO UPDATE SET freed_at = excluded.freed_at;
+END;
+
+CREATE TRIGGER servers_renamed AFTER UPDATE OF name ON servers
+WHEN new.name <> old.name AND old.registration = 'active' BEGIN
+  INSERT INTO server_names (workspace_id, name, freed_at)
+  VALUES (old.workspace_id, old.name, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'))
+  ON CONFLICT (workspace_id, name) DO UPDATE SET freed_at = excluded.freed_at;
+END;
+
+CREATE TRIGGER registration_tokens_deleted AFTER DELETE ON registration_tokens BEGIN
+  DELETE FROM registration_token_groups WHERE workspace_id = old.workspace_id AND token_id = old.id;
+END;
+
+CREATE TRIGGER api_tokens_disabled_schedules AFTER UPDATE OF enabled ON api_tokens WHEN new.enabled = 0 BEGIN
+  UPDATE schedules SET enabled = 0, revision = revision + 1, updated_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now')
+  WHERE workspace_id = new.workspace_id AND api_token = new.id AND enabled = 1;
+END;
+
+CREATE TRIGGER api_tokens_deleted_schedules AFTER DELETE ON api_tokens BEGIN
+  UPDATE schedules SET enabled = 0, revision = revision + 1, updated_at = strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now')
+  WHERE workspace_id = old.workspace_id AND api_token = old.id AND enabled = 1;
+END;
+
+CREATE TRIGGER revoked_sessions_schedules AFTER INSERT ON revoked_sessions BEGIN
+  UPDATE schedules SET session = NULL, enabled = 0, revision = revision + 1,
+    updated_at = iif(enabled, strftime('%Y-%m-%dT%H:%M:%f000+00:00', 'now'), updated_at)
+  WHERE workspace_id = new.workspace_id AND session = new.id;
+END;
+
+CREATE TRIGGER schedules_deleted AFTER DELETE ON schedules BEGIN
+  DELETE FROM schedule_runs WHERE workspace_id = old.workspace_id AND schedule_id = old.id;
+END;

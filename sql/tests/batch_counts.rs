@@ -3,7 +3,8 @@
 
 use farhand_sql::{batch_counts, counted_targets};
 use proptest::prelude::*;
-use rusqlite::{Connection, StatementStatus, params};
+use rusqlite::types::Value;
+use rusqlite::{Connection, StatementStatus, params, params_from_iter};
 
 /// The number of targets of the batch.
 const TARGETS: i64 = 5;
@@ -40,17 +41,8 @@ fn ops() -> impl Strategy<Value = Vec<(i64, Op)>> {
 fn database() -> Connection {
     let database = Connection::open_in_memory().unwrap();
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
-    for migration in [
-        include_str!("../../migrations/0001_schema.sql"),
-        include_str!("../../migrations/0002_batches.sql"),
-    ] {
-        database.execute_batch(migration).unwrap();
-    }
+    database.execute_batch(include_str!("../../migrations/0001_schema.sql")).unwrap();
     database
-}
-
-fn migrate(database: &Connection) {
-    database.execute_batch(include_str!("../../migrations/0005_batch_counts.sql")).unwrap();
 }
 
 fn add_batch(database: &Connection, targets: i64) {
@@ -110,6 +102,18 @@ fn finish(database: &Connection) {
     database.execute(sql, []).unwrap();
 }
 
+/// Inserts the rows of a table into another database.
+fn copy(from: &Connection, to: &Connection, table: &str) {
+    let mut rows = from.prepare(&format!("SELECT * FROM {table}")).unwrap();
+    let columns = rows.column_count();
+    let insert = format!("INSERT INTO {table} VALUES ({})", vec!["?"; columns].join(", "));
+    let mut rows = rows.query([]).unwrap();
+    while let Some(row) = rows.next().unwrap() {
+        let values = (0..columns).map(|column| row.get::<_, Value>(column).unwrap());
+        to.execute(&insert, params_from_iter(values)).unwrap();
+    }
+}
+
 fn number(database: &Connection, sql: &str) -> i64 {
     database.query_row(sql, [], |row| row.get(0)).unwrap()
 }
@@ -120,7 +124,6 @@ proptest! {
     #[test]
     fn kept_counts_equal_the_targets(ops in ops()) {
         let database = database();
-        migrate(&database);
         add_batch(&database, TARGETS);
         for (target, op) in ops {
             apply(&database, target, op);
@@ -133,18 +136,18 @@ proptest! {
         prop_assert_eq!(number(&database, "SELECT count(*) FROM batch_counts"), 0);
     }
 
+    /// An import of an export inserts targets, batches and commands, in this order.
     #[test]
-    fn the_migration_counts_the_targets_of_open_batches(ops in ops(), later in ops()) {
-        let database = database();
-        add_batch(&database, TARGETS);
+    fn an_import_counts_the_targets(ops in ops(), later in ops()) {
+        let [exported, database] = [database(), database()];
+        add_batch(&exported, TARGETS);
         for (target, op) in ops {
-            apply(&database, target, op);
-            // A trigger of the migration does this.
-            database.execute(
-                "UPDATE batch_targets AS t SET state = NULL WHERE EXISTS (SELECT 1 FROM commands c
-                    WHERE c.batch_id = t.batch_id AND c.server_id = t.server_id)", []).unwrap();
+            apply(&exported, target, op);
         }
-        migrate(&database);
+        for table in ["batch_targets", "batches", "commands"] {
+            copy(&exported, &database, table);
+        }
+        prop_assert_eq!(counts(&database), counts(&exported));
         for (target, op) in later {
             let (kept, counted) = counts(&database);
             prop_assert_eq!(kept, counted);
@@ -153,30 +156,9 @@ proptest! {
     }
 }
 
-/// An import of an export inserts targets, batches and commands, in this order.
-#[test]
-fn an_import_counts_targets_with_states_of_their_own() {
-    let database = database();
-    migrate(&database);
-    let target = |position: i64, state: Option<&str>| {
-        let sql = "INSERT INTO batch_targets (workspace_id, batch_id, position, server_id, server_name, state)
-            VALUES (1, 'b', ?1, 's' || ?1, '', ?2)";
-        database.execute(sql, params![position, state]).unwrap();
-    };
-    for (position, state) in (TARGETS..).zip(MARKS) {
-        target(position, Some(state));
-    }
-    add_batch(&database, TARGETS);
-    database.execute("UPDATE batches SET total = ?1", [TARGETS + MARKS.len() as i64]).unwrap();
-    apply(&database, 0, Op::Insert("acked"));
-    let (kept, counted) = counts(&database);
-    assert_eq!(kept, counted);
-}
-
 #[test]
 fn a_finished_batch_remembers_that_retention_deleted_commands() {
     let database = database();
-    migrate(&database);
     add_batch(&database, TARGETS);
     let lost = || number(&database, "SELECT lost_commands FROM batches");
     apply(&database, 0, Op::Insert("sent"));
@@ -192,7 +174,6 @@ fn a_finished_batch_remembers_that_retention_deleted_commands() {
 fn an_insertion_reads_few_targets() {
     let steps = |targets: i64| {
         let database = database();
-        migrate(&database);
         add_batch(&database, targets);
         apply(&database, 1, Op::Mark("queued"));
         let sql = "INSERT INTO commands (seq, workspace_id, id, server_id, server_name, shell, line, username, groupname,

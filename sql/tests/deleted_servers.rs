@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::collections::BTreeSet;
-use std::fs;
 
 use farhand_domain::link::server_facts::UNDELETED_REVISIONS;
 use farhand_sql::deleted_servers::{FORGET, KEPT, keep, rejoin, restore};
@@ -21,13 +20,7 @@ const IN_A_WEEK: &str = "2026-06-08T00:00:00.000000+00:00";
 fn database() -> Connection {
     let database = Connection::open_in_memory().unwrap();
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations");
-    let mut files: Vec<_> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    for file in files {
-        database.execute_batch(&fs::read_to_string(file).unwrap()).unwrap();
-    }
+    database.execute_batch(include_str!("../../migrations/0001_schema.sql")).unwrap();
     let rows = format!(
         "INSERT INTO users (workspace_id, id, username, email, password, date_joined)
             VALUES (1, 7, 'ann', 'ann@example.com', '', '{NOW}');

@@ -20,14 +20,7 @@ const BOB: i64 = 8;
 fn database() -> Connection {
     let database = Connection::open_in_memory().unwrap();
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
-    for migration in [
-        include_str!("../../migrations/0001_schema.sql"),
-        include_str!("../../migrations/0002_batches.sql"),
-        include_str!("../../migrations/0005_batch_counts.sql"),
-        include_str!("../../migrations/0006_quotas.sql"),
-    ] {
-        database.execute_batch(migration).unwrap();
-    }
+    database.execute_batch(include_str!("../../migrations/0001_schema.sql")).unwrap();
     database
 }
 

@@ -82,21 +82,48 @@ async fn they_are_those_of_wrangler_and_open_no_port() {
     assert_eq!(texts(ours.path(), APPLIED), texts(theirs.path(), APPLIED));
 }
 
-#[tokio::test]
-async fn a_migration_that_fails_changes_nothing() {
-    let [state, project] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+/// A project with the given migrations, by name.
+fn project(migrations: &[(&str, &str)]) -> tempfile::TempDir {
+    let project = tempfile::tempdir().unwrap();
     let folder = project.path().join("migrations");
     std::fs::create_dir(&folder).unwrap();
     std::fs::copy(format!("{ROOT}wrangler.toml"), project.path().join("wrangler.toml")).unwrap();
-    std::fs::write(folder.join("0001_good.sql"), "CREATE TABLE good (id INTEGER);").unwrap();
+    for (name, sql) in migrations {
+        std::fs::write(folder.join(name), sql).unwrap();
+    }
+    project
+}
+
+const GOOD: (&str, &str) = ("0001_good.sql", "CREATE TABLE good (id INTEGER);");
+
+#[tokio::test]
+async fn a_migration_that_fails_changes_nothing() {
     let bad = "CREATE TABLE half (id INTEGER);\nINSERT INTO missing VALUES (1);";
-    std::fs::write(folder.join("0002_bad.sql"), bad).unwrap();
+    let [state, project] = [tempfile::tempdir().unwrap(), project(&[GOOD, ("0002_bad.sql", bad)])];
 
     let output = run(migrate(state.path(), project.path())).await;
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(errors.contains("0002_bad.sql") && errors.contains("no such table"), "{errors}");
-    assert_eq!(texts(state.path(), APPLIED), BTreeSet::from(["0001_good.sql".to_owned()]));
+    assert_eq!(texts(state.path(), APPLIED), BTreeSet::from([GOOD.0.to_owned()]));
     let tables = texts(state.path(), "SELECT name FROM sqlite_master");
     assert!(tables.contains("good") && !tables.contains("half"), "{tables:?}");
+}
+
+/// An older version starts with the state of a newer one (docs/how-to/upgrade.md).
+#[tokio::test]
+async fn an_older_version_keeps_a_newer_schema() {
+    let later = ("0002_later.sql", "ALTER TABLE good ADD COLUMN later TEXT;");
+    let state = tempfile::tempdir().unwrap();
+    let all = |sql| texts(state.path(), sql);
+
+    let new = project(&[GOOD, later]);
+    assert!(run(migrate(state.path(), new.path())).await.status.success());
+    let [schema, applied] = [all(STATEMENTS), all(APPLIED)];
+    assert_eq!(applied, BTreeSet::from([GOOD.0, later.0].map(str::to_owned)));
+
+    for version in [project(&[GOOD]), new] {
+        assert!(run(migrate(state.path(), version.path())).await.status.success());
+        assert_eq!([all(STATEMENTS), all(APPLIED)], [schema.clone(), applied.clone()]);
+    }
 }

@@ -19,7 +19,7 @@ const MAX_PHRASE: usize = 64;
 const MAX_PATTERN: usize = 50;
 /// The length of the index's tokens, in characters: it is a trigram index.
 const TOKEN_CHARS: usize = 3;
-/// The index covers this number of characters of each line (see the migration).
+/// The index covers this number of characters of each line (see `command_texts` in the schema).
 pub const INDEXED_CHARACTERS: u64 = 1_024;
 /// Maximum number of characters that a search for one short ASCII word reads in lines longer than
 /// [`INDEXED_CHARACTERS`].

@@ -61,8 +61,8 @@ const HAS_WORDS: &str = "NOT EXISTS (SELECT 1 FROM json_each(:words) w
         AND instr(lower(u.username), w.value ->> 'name') > 0))";
 
 /// SQL for a full-text query that matches any number of a set. The search index stores each number
-/// as three characters (see the migration). `number` is SQL for the number of a row in a group. For
-/// an empty group, the query matches nothing.
+/// as three characters (see `command_texts` in the schema). `number` is SQL for the number of a row
+/// in a group. For an empty group, the query matches nothing.
 fn match_any(base: u32, number: &str) -> String {
     let phrase = |number: &str| {
         format!(

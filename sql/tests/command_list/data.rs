@@ -16,13 +16,7 @@ pub const NOW: &str = "2026-06-01T00:00:00.000000+00:00";
 pub fn database() -> Connection {
     let database = Connection::open_in_memory().unwrap();
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
-    for migration in [
-        include_str!("../../../migrations/0001_schema.sql"),
-        include_str!("../../../migrations/0002_batches.sql"),
-        include_str!("../../../migrations/0006_quotas.sql"),
-    ] {
-        database.execute_batch(migration).unwrap();
-    }
+    database.execute_batch(include_str!("../../../migrations/0001_schema.sql")).unwrap();
     database
 }
 

@@ -348,13 +348,7 @@ async fn many_other_commands_do_not_hide_a_command() {
 fn commands_in_memory(line: &str, argv: Option<&str>) -> rusqlite::Connection {
     let database = rusqlite::Connection::open_in_memory().unwrap();
     database.execute_batch("PRAGMA foreign_keys = OFF").unwrap();
-    for migration in [
-        include_str!("../../../migrations/0001_schema.sql"),
-        include_str!("../../../migrations/0002_batches.sql"),
-        include_str!("../../../migrations/0004_scripts.sql"),
-    ] {
-        database.execute_batch(migration).unwrap();
-    }
+    database.execute_batch(include_str!("../../../migrations/0001_schema.sql")).unwrap();
     let sql = format!(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {MAX_COMPARED})
          INSERT INTO commands (seq, id, workspace_id, server_id, server_name, requested_by, shell, line, username, groupname, argv,
