@@ -162,8 +162,8 @@ SELECT DISTINCT workspace_id, requested_by, server_id FROM commands WHERE worksp
 
 /** SQL for the counters that a Sealer object updates. */
 export const counted = ({ workspace }) => `
-INSERT INTO counted_commands (workspace_id, up_to, total, day, bytes)
-SELECT workspace_id, max(seq), count(*), '', 0 FROM commands WHERE workspace_id = ${workspace} GROUP BY workspace_id;
+INSERT INTO counted_commands (workspace_id, up_to, total)
+SELECT workspace_id, max(seq), count(*) FROM commands WHERE workspace_id = ${workspace} GROUP BY workspace_id;
 INSERT INTO command_counts (workspace_id, kind, key, total)
 SELECT workspace_id, 'server', server_id, count(*) FROM commands WHERE workspace_id = ${workspace} GROUP BY server_id;
 INSERT INTO command_counts (workspace_id, kind, key, total)

@@ -742,13 +742,10 @@ CREATE UNIQUE INDEX schedule_runs_once ON schedule_runs (workspace_id, schedule_
 -- most, are counted whenever a list is read, so that its `count` is exact. The workspace's Sealer
 -- moves `up_to` to the last command. The transaction that deletes a command subtracts it from the
 -- counters that include it. Each new command gets a key above `up_to`.
--- `day` and `bytes` are not used.
 CREATE TABLE counted_commands (
   workspace_id INTEGER PRIMARY KEY REFERENCES workspaces (id),
   up_to INTEGER NOT NULL,
-  total INTEGER NOT NULL,
-  day TEXT NOT NULL,
-  bytes INTEGER NOT NULL
+  total INTEGER NOT NULL
 ) STRICT;
 
 -- The number of commands up to `up_to` for each server (kind 'server') and for each requester (kind

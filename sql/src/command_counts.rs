@@ -52,8 +52,8 @@ pub(crate) fn add() -> [String; 2] {
             counts(&behind)
         ),
         format!(
-            "INSERT INTO counted_commands (workspace_id, up_to, total, day, bytes)
-             SELECT :workspace_id, max(c.seq), count(*), '', 0 FROM {behind} HAVING count(*) > 0
+            "INSERT INTO counted_commands (workspace_id, up_to, total)
+             SELECT :workspace_id, max(c.seq), count(*) FROM {behind} HAVING count(*) > 0
              ON CONFLICT (workspace_id) DO UPDATE SET up_to = excluded.up_to, total = total + excluded.total"
         ),
     ]
