@@ -14,12 +14,12 @@ import { say } from "../scripts/lib.mjs";
 import { compare } from "./compare.mjs";
 import { counted, d1File, execute, moment, select, serverId } from "./data.mjs";
 import { Client } from "./load.mjs";
-import { judged, publish, ratio, table } from "./report.mjs";
+import { isCheck, judged, publish, ratio, table } from "./report.mjs";
 import { makeWorkspace, userToken } from "./workspace.mjs";
 
 const PATH = "/api/events/batches/";
 /** The instances, with the number of batches and the number of targets of each. */
-const SIZES = { large: [1_000, 1_000], small: [10, 10] };
+const SIZES = { large: isCheck ? [30, 20] : [1_000, 1_000], small: [10, 10] };
 /** The newest batches are open: as many as a user may have by default. */
 const OPEN = 20;
 const PAGE = "page_size=10";

@@ -15,15 +15,15 @@ import { build } from "../scripts/build.mjs";
 import { freePort, startInstance } from "../scripts/instance.mjs";
 import { fail, say } from "../scripts/lib.mjs";
 import { Client, steadily } from "./load.mjs";
-import { judged, percentile, publish, table } from "./report.mjs";
+import { isCheck, judged, percentile, publish, table } from "./report.mjs";
 import { makeWorkspace, userToken } from "./workspace.mjs";
 
 const { values } = parseArgs({ options: Object.fromEntries(["agents", "rate", "seconds"].map((name) => [name, { type: "string" }])) });
-const { agents, rate, seconds } = { agents: 1000, rate: 100, seconds: 60, ...Object.fromEntries(Object.entries(values).map(([name, value]) => [name, Number(value)])) };
+const { agents, rate, seconds } = { ...(isCheck ? { agents: 10, rate: 5, seconds: 1 } : { agents: 1000, rate: 100, seconds: 60 }), ...Object.fromEntries(Object.entries(values).map(([name, value]) => [name, Number(value)])) };
 /** How long a request waits for the result of its command, in seconds. */
 const RESULT_TIMEOUT_S = 30;
 /** The duration of the load that warms up the service before the measurement, in seconds. */
-const WARM_UP_S = 5;
+const WARM_UP_S = isCheck ? 1 : 5;
 /** The number of agents that connect, or of servers that are created, concurrently. */
 const AT_ONCE = 8;
 /**

@@ -15,12 +15,12 @@ import { digest, say } from "../scripts/lib.mjs";
 import { compare, rowsOf } from "./compare.mjs";
 import { BEHIND, OFTEN, ONCE_OFTEN, SELDOM, d1File, fill, select, serverOf } from "./data.mjs";
 import { Client } from "./load.mjs";
-import { judged, publish, ratio, table } from "./report.mjs";
+import { isCheck, judged, publish, ratio, table } from "./report.mjs";
 import { makeWorkspace, person, tokensOf, userToken } from "./workspace.mjs";
 
 const PATH = "/api/events/commands/";
 const SIZE = 15;
-const [LARGE, SMALL, LONG] = [1_000_000, 1_000, 10_000];
+const [LARGE, SMALL, LONG] = isCheck ? [2_000, 1_000, 1_000] : [1_000_000, 1_000, 10_000];
 /**
  * The instances and their workspaces: the slug, the number of commands, and the number of servers
  * that have commands.

@@ -14,12 +14,12 @@ import { freePort, startInstance } from "../scripts/instance.mjs";
 import { fail, say } from "../scripts/lib.mjs";
 import { connectAgent } from "./agent.mjs";
 import { Client, steadily } from "./load.mjs";
-import { judged, percentile, publish, ratio, table } from "./report.mjs";
+import { isCheck, judged, percentile, publish, ratio, table } from "./report.mjs";
 import { makeWorkspace, userToken } from "./workspace.mjs";
 
-const { values } = parseArgs({ options: { seconds: { type: "string", default: "20" } } });
+const { values } = parseArgs({ options: { seconds: { type: "string", default: isCheck ? "1" : "20" } } });
 const SECONDS = Number(values.seconds);
-const QUIET_SECONDS = 5;
+const QUIET_SECONDS = isCheck ? 1 : 5;
 const LOGINS_PER_SECOND = 16;
 const READ_EVERY_MS = 20;
 const HOME = "192.0.2.1";

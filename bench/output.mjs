@@ -12,11 +12,11 @@ import { build } from "../scripts/build.mjs";
 import { endGroup, say, startGroup } from "../scripts/lib.mjs";
 import { Client, cpuTime } from "./load.mjs";
 import { runBench, startService } from "./peers.mjs";
-import { judged, median, publish, table } from "./report.mjs";
+import { isCheck, judged, median, publish, table } from "./report.mjs";
 import { makeWorkspace, userToken } from "./workspace.mjs";
 
 const { values: options } = parseArgs({
-  options: { megabytes: { type: "string", default: "16" }, runs: { type: "string", default: "3" } },
+  options: { megabytes: { type: "string", default: isCheck ? "1" : "16" }, runs: { type: "string", default: isCheck ? "1" : "3" } },
 });
 const BYTES = Number(options.megabytes) * 1_000_000;
 const COMMANDS = "/api/events/commands/";

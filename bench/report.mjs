@@ -3,13 +3,14 @@
 // `publish`, to write into other documents.
 //
 // A bench is a file bench/NAME.mjs, which `npm run bench -- NAME` runs in its own process.
-// bench/run.mjs lists the benches. docs/contributing/performance.md must contain two lines for each
+// BENCHES lists the benches. docs/contributing/performance.md must contain two lines for each
 // bench. The table is written between them:
 //
 //     <!-- bench:NAME -->
 //     <!-- /bench:NAME -->
 //
-//     import { judged, median, publish, ratio, table } from "./report.mjs";
+//     import { isCheck, judged, publish, ratio, table } from "./report.mjs";
+//     const COUNT = isCheck ? 10 : 1_000; // `npm test` only checks that the bench runs
 //     const rows = [["`server`", ratio(1.034), judged(1.034, { most: 1.25 })]];
 //     publish("lists", table(["first page", "reached", "must reach"], rows));
 //
@@ -18,6 +19,15 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../scripts/lib.mjs";
+
+/** The benches. Each is a file in this folder, and runs in its own process. */
+export const BENCHES = ["requests", "lists", "batches", "schedules", "fleet", "logins", "output"];
+
+/**
+ * Whether `npm test` checks that the benches still run. Then each has the smallest sizes, and its
+ * figures mean nothing: no table is written.
+ */
+export const isCheck = process.env.FARHAND_BENCH_CHECK === "1";
 
 /** The median of some numbers. */
 export function median(numbers) {
@@ -55,6 +65,7 @@ export function table(columns, rows) {
  */
 export function publish(name, text, document = "docs/contributing/performance.md") {
   console.log(`\n${text}\n`);
+  if (isCheck) return;
   const [start, end] = [`<!-- bench:${name} -->`, `<!-- /bench:${name} -->`];
   const file = join(root, document);
   const page = readFileSync(file, "utf8");

@@ -15,14 +15,14 @@ import { connectAgent } from "./agent.mjs";
 import { Client, alternate, timesAsMuch } from "./load.mjs";
 import { observe } from "./observe.mjs";
 import { buildCrate, buildOther, copyDatabase, runBench, startOther, startPeer, startService, stopAll } from "./peers.mjs";
-import { judged, publish, ratio, table } from "./report.mjs";
+import { isCheck, judged, publish, ratio, table } from "./report.mjs";
 import { startUp } from "./startup.mjs";
 import { makeWorkspace, userToken } from "./workspace.mjs";
 
 const { values: options } = parseArgs({
   options: {
-    windows: { type: "string", default: "30" },
-    milliseconds: { type: "string", default: "250" },
+    windows: { type: "string", default: isCheck ? "1" : "30" },
+    milliseconds: { type: "string", default: isCheck ? "50" : "250" },
     against: { type: "string" },
     only: { type: "string", default: "" },
   },
@@ -30,9 +30,9 @@ const { values: options } = parseArgs({
 const turns = { windows: Number(options.windows), milliseconds: Number(options.milliseconds) };
 const CONNECTIONS = 8;
 /** The number of commands in the database. */
-const COMMANDS = 200;
+const COMMANDS = isCheck ? 15 : 200;
 const ROUNDS = 600_000;
-const LAUNCHES = 21;
+const LAUNCHES = isCheck ? 1 : 21;
 const OUTBOX_TIMEOUT_MS = 10_000;
 const LIST = "/api/events/commands/";
 const STATUS = "/api/status/";

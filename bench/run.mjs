@@ -5,9 +5,7 @@
 // `requests` only.
 import { join } from "node:path";
 import { root, run } from "../scripts/lib.mjs";
-
-/** The benches. Each is a file in this folder, and runs in its own process. */
-const BENCHES = ["requests", "lists", "batches", "schedules", "fleet", "logins", "output"];
+import { BENCHES } from "./report.mjs";
 
 const given = process.argv.slice(2);
 const from = given.findIndex((argument) => argument.startsWith("--"));

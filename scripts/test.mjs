@@ -6,6 +6,7 @@
 //                                        and of the signing of releases
 //   npm test -- e2e [NAME]               the end-to-end tests whose names contain NAME
 //   npm test -- e2e --keep NAME          the same, on an instance that stays up for the next run
+//   npm test -- bench                    whether each bench runs with its peers
 //   npm test -- web [NAME]               the console: types, unit tests, size, and tests in Chromium
 //   npm test -- stop                     stops that instance
 //
@@ -30,7 +31,7 @@ import { buildTestPrograms, examples, ofPackage, start } from "./test-programs.m
 import { browserTests, checkFirstLoad, testCounts, unitTests, webLints } from "./web.mjs";
 import { cargoDeny, checkRust, prepare, programs } from "./toolchain.mjs";
 
-const MODES = ["lint", "unit", "e2e", "web", "stop"];
+const MODES = ["lint", "unit", "e2e", "bench", "web", "stop"];
 const [mode, ...rest] = process.argv.slice(2);
 const isKept = rest.includes("--keep");
 /** The arguments for libtest: parts of test names, and options. */
@@ -346,18 +347,21 @@ async function endToEnd() {
   }
 }
 
-/** Runs a test program of the console, and counts its tests. */
-async function countWebTests([program, args], env = process.env) {
+/** Runs a test program of Node, and counts its tests. */
+async function countNodeTests([program, args], env = process.env) {
   const { ok, text } = await tee(program, args, { env });
   const { passed, failed } = testCounts(text);
   counts.passed += passed;
   counts.failed += ok ? failed : Math.max(failed, 1);
 }
 
+/** Checks that the benches run. The Worker is built. */
+const benches = () => stage("benches: each runs with its peers", () => countNodeTests([process.execPath, ["--test", join(root, "bench", "check.test.mjs")]]));
+
 /** Checks the console: types, unit tests, the size of the first load, and tests in Chromium. */
 async function web() {
   const agent = await builtService();
-  await stage("web: unit tests", () => countWebTests(unitTests));
+  await stage("web: unit tests", () => countNodeTests(unitTests));
   await stage("web: size", () => say(checkFirstLoad()));
   const environment = { ...process.env, FARHAND_CHROMIUM: (await browser()).chromium, FARHAND_AGENT: agent };
   const isOwn = !process.env.FARHAND_URL && !isKept;
@@ -373,7 +377,7 @@ async function web() {
       Object.assign(environment, await stage("web: the kept service", () => keptInstance(VARIABLES)));
     }
     await stage("web: tests in Chromium", async () => {
-      for (const tests of browserTests(names[0])) await countWebTests(tests, environment);
+      for (const tests of browserTests(names[0])) await countNodeTests(tests, environment);
     });
   } finally {
     await stopInstances();
@@ -381,7 +385,7 @@ async function web() {
   }
 }
 
-if (mode !== undefined && !MODES.includes(mode)) fail("usage: npm test [-- lint | unit | e2e [--keep] [NAME] | web [--keep] [NAME] | stop]");
+if (mode !== undefined && !MODES.includes(mode)) fail("usage: npm test [-- lint | unit | e2e [--keep] [NAME] | bench | web [--keep] [NAME] | stop]");
 if (isKept && ((mode === "e2e" && names.length === 0) || process.env.FARHAND_URL)) fail("--keep needs the name of a test, and no FARHAND_URL");
 if (mode === "stop") {
   await stopKeptInstance();
@@ -396,6 +400,7 @@ try {
   if (mode === undefined) await testPrograms().then(() => together(unit, builtService));
   if (mode === "unit") await unit();
   if (mode === undefined || mode === "e2e") await endToEnd();
+  if (mode === undefined || mode === "bench") await builtService().then(benches);
   if (mode === undefined || mode === "web") await web();
 } catch (error) {
   say(`error: ${error.message}`);
