@@ -88,3 +88,78 @@ fn every_npm_package_is_listed_with_an_exact_version() {
     });
     assert_eq!(listed_packages("`package.json`"), used.collect());
 }
+
+/// The contents of the repository's files below some paths, without generated folders and lists of
+/// packages.
+fn text_below(paths: &[&str]) -> String {
+    const SKIPPED: &[&str] =
+        &["node_modules", "target", "build", "package.json", "package-lock.json", "corpus"];
+    let mut left: Vec<_> = paths.iter().map(|path| Path::new(ROOT).join(path)).collect();
+    let mut text = String::new();
+    while let Some(path) = left.pop() {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if SKIPPED.contains(&name) {
+            continue;
+        }
+        if path.is_dir() {
+            left.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if let Ok(content) = std::fs::read_to_string(&path) {
+            text.push_str(&content);
+        }
+    }
+    text
+}
+
+/// Whether a text has a name that is no part of a longer name.
+fn names(text: &str, name: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(name).any(|(at, _)| {
+        !text[..at].ends_with(is_part) && !text[at + name.len()..].starts_with(is_part)
+    })
+}
+
+#[test]
+fn every_crate_is_used() {
+    for (manifest, sources) in [
+        ("Cargo.toml", &["src", "build.rs"][..]),
+        ("domain/Cargo.toml", &["domain/src", "domain/tests"]),
+        ("domain/fuzz/Cargo.toml", &["domain/fuzz"]),
+        ("sql/Cargo.toml", &["sql"]),
+        ("agent/Cargo.toml", &["agent"]),
+        ("cli/Cargo.toml", &["cli"]),
+        ("tests/Cargo.toml", &["tests"]),
+    ] {
+        let (text, sources) = (read(manifest), text_below(sources));
+        let sections = text.split("\n[").filter(|section| {
+            let header = section.lines().next().unwrap();
+            header.ends_with("dependencies]") && header != "workspace.dependencies]"
+        });
+        let lines = sections.flat_map(|section| section.lines().skip(1));
+        let mut checked = 0;
+        for name in
+            lines.filter_map(|line| line.split_once(['=', '.'])).map(|(name, _)| name.trim())
+        {
+            let is_used = name.starts_with('#') || names(&sources, &name.replace('-', "_"));
+            assert!(is_used, "{manifest}: no source file names the crate {name}");
+            checked += 1;
+        }
+        assert!(checked > 0, "{manifest}");
+    }
+}
+
+#[test]
+fn every_npm_package_is_used() {
+    let manifest: Value = serde_json::from_str(&read("package.json")).unwrap();
+    let text = text_below(&["scripts", "bench", "web", "tests", "docs/.vitepress", ".github"])
+        + &text_below(&["eslint.config.mjs", "redocly.yaml"])
+        + &manifest["scripts"].to_string();
+    for name in manifest["devDependencies"].as_object().unwrap().keys() {
+        let installed: Value =
+            serde_json::from_str(&read(&format!("node_modules/{name}/package.json"))).unwrap();
+        let programs = installed["bin"].as_object().into_iter().flatten().map(|(name, _)| name);
+        let names: Vec<_> = programs.chain([name]).collect();
+        // A package with types of another package is used by the compiler.
+        let is_used = name.starts_with("@types/") || names.iter().any(|name| text.contains(*name));
+        assert!(is_used, "no file uses the package {name}");
+    }
+}
