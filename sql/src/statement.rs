@@ -1,8 +1,8 @@
 //! Statements with named parameters.
 //!
-//! A statement's text has named parameters, such as `:server`. D1 accepts only numbered parameters.
-//! So [`Statement::build`] replaces each name with a number: the first name in the text becomes
-//! `?1`. A name that occurs twice gets one number.
+//! A statement's text has named parameters, such as `:server`. D1 and the storage of objects accept
+//! only numbered parameters. So [`Statement::build`] replaces each name with a number: the first
+//! name in the text becomes `?1`. A name that occurs twice gets one number.
 //!
 //! ```
 //! use farhand_sql::statement::Statement;
@@ -13,8 +13,9 @@
 //! assert_eq!(built.sql, "SELECT name FROM servers WHERE workspace_id = ?1 LIMIT ?2 + 0");
 //! ```
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::OnceLock;
 
 use farhand_domain::time::Timestamp;
 use serde::Serialize;
@@ -89,10 +90,115 @@ impl Parameters {
     }
 }
 
+/// A text with numbers instead of names.
+#[derive(Clone, PartialEq, Debug)]
+struct Numbered {
+    sql: String,
+    /// The names of `?1`, `?2` ... in order.
+    names: Vec<String>,
+}
+
+impl Numbered {
+    /// Replaces the names of a text by numbers.
+    fn new(text: &str) -> Result<Self, Mistake> {
+        let mut sql = String::with_capacity(text.len());
+        let mut names: Vec<String> = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (token, after) = first_token(rest);
+            match token {
+                Token::Other(text) => sql.push_str(text),
+                Token::Numbered => return Err(Mistake::Numbered),
+                Token::Name(name) => {
+                    if ends_with_limit(&sql) && !after.trim_start().starts_with('+') {
+                        return Err(Mistake::BareLimit(name.to_owned()));
+                    }
+                    let position = names.iter().position(|earlier| *earlier == name);
+                    let index = position.unwrap_or_else(|| {
+                        names.push(name.to_owned());
+                        names.len() - 1
+                    });
+                    sql.push_str(&format!("?{}", index + 1));
+                }
+            }
+            rest = after;
+        }
+        if names.len() > MAX_PARAMETERS {
+            return Err(Mistake::TooMany);
+        }
+        Ok(Self { sql, names })
+    }
+
+    /// Puts values into the order of the numbers.
+    fn order(names: &[String], parameters: Parameters) -> Result<Vec<Value>, Mistake> {
+        let mut values: Vec<Option<Value>> = vec![None; names.len()];
+        for (name, value) in parameters.0 {
+            let position = names.iter().position(|known| known == name);
+            let bound = position.and_then(|position| values.get_mut(position));
+            let Some(bound) = bound else { return Err(Mistake::Unused(name.to_owned())) };
+            if bound.as_ref().is_some_and(|bound| *bound != value) {
+                return Err(Mistake::BoundTwice(name.to_owned()));
+            }
+            *bound = Some(value);
+        }
+        let values = values.into_iter().zip(names);
+        values.map(|(value, name)| value.ok_or_else(|| Mistake::Missing(name.clone()))).collect()
+    }
+}
+
+/// A text that is a constant of the program. Its names are replaced by numbers only once, because
+/// an object runs some statements for each message of an agent.
+#[derive(Debug)]
+pub struct FixedText {
+    text: &'static str,
+    numbered: OnceLock<Result<Numbered, Mistake>>,
+}
+
+impl FixedText {
+    /// A text whose names are not replaced yet.
+    pub const fn new(text: &'static str) -> Self {
+        Self { text, numbered: OnceLock::new() }
+    }
+
+    fn numbered(&'static self) -> Result<&'static Numbered, Mistake> {
+        self.numbered.get_or_init(|| Numbered::new(self.text)).as_ref().map_err(Clone::clone)
+    }
+}
+
+/// A statement with a constant text: `fixed!("SELECT name FROM t WHERE id = :id").bind("id", id)`.
+macro_rules! fixed {
+    ($text:expr) => {{
+        static TEXT: $crate::statement::FixedText = $crate::statement::FixedText::new($text);
+        $crate::statement::Statement::fixed(&TEXT)
+    }};
+}
+pub(crate) use fixed;
+
+#[derive(Clone, Debug)]
+enum Text {
+    Fixed(&'static FixedText),
+    Owned(String),
+}
+
+impl Text {
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Fixed(fixed) => fixed.text,
+            Self::Owned(text) => text,
+        }
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
 /// A statement's text with its parameters.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Statement {
-    text: String,
+    text: Text,
     parameters: Parameters,
 }
 
@@ -100,7 +206,12 @@ impl Statement {
     /// A statement without parameters. `text` must not contain values of a request, which must be
     /// parameters.
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), parameters: Parameters::default() }
+        Self { text: Text::Owned(text.into()), parameters: Parameters::default() }
+    }
+
+    /// A statement without parameters, whose text is a constant.
+    pub const fn fixed(text: &'static FixedText) -> Self {
+        Self { text: Text::Fixed(text), parameters: Parameters(Vec::new()) }
     }
 
     /// Binds a parameter. `name` is without the colon.
@@ -123,56 +234,28 @@ impl Statement {
     /// A [`Mistake`] in the statement is a bug of the program. Any test that runs the statement
     /// finds it.
     pub fn build(self) -> Result<Built, Mistake> {
-        let mut values = BTreeMap::new();
-        for (name, value) in self.parameters.0 {
-            let differs = values.get(name).is_some_and(|bound| *bound != value);
-            if differs {
-                return Err(Mistake::BoundTwice(name.to_owned()));
+        let (sql, names) = match self.text {
+            Text::Fixed(text) => {
+                let Numbered { sql, names } = text.numbered()?;
+                (Cow::Borrowed(sql.as_str()), Cow::Borrowed(names.as_slice()))
             }
-            values.insert(name, value);
-        }
-        let mut sql = String::with_capacity(self.text.len());
-        let mut names: Vec<&str> = Vec::new();
-        let mut rest = self.text.as_str();
-        while !rest.is_empty() {
-            let (token, after) = first_token(rest);
-            match token {
-                Token::Other(text) => sql.push_str(text),
-                Token::Numbered => return Err(Mistake::Numbered),
-                Token::Name(name) => {
-                    if !values.contains_key(name) {
-                        return Err(Mistake::Missing(name.to_owned()));
-                    }
-                    if ends_with_limit(&sql) && !after.trim_start().starts_with('+') {
-                        return Err(Mistake::BareLimit(name.to_owned()));
-                    }
-                    let position = names.iter().position(|earlier| *earlier == name);
-                    let index = position.unwrap_or_else(|| {
-                        names.push(name);
-                        names.len() - 1
-                    });
-                    sql.push_str(&format!("?{}", index + 1));
-                }
+            Text::Owned(text) => {
+                let Numbered { sql, names } = Numbered::new(&text)?;
+                (Cow::Owned(sql), Cow::Owned(names))
             }
-            rest = after;
-        }
-        let parameters: Vec<Value> = names.iter().filter_map(|name| values.remove(name)).collect();
-        let names = names.into_iter().map(str::to_owned).collect();
-        match values.into_keys().next() {
-            Some(name) => Err(Mistake::Unused(name.to_owned())),
-            None if parameters.len() > MAX_PARAMETERS => Err(Mistake::TooMany),
-            None => Ok(Built { sql, names, parameters }),
-        }
+        };
+        let parameters = Numbered::order(&names, self.parameters)?;
+        Ok(Built { sql, names, parameters })
     }
 }
 
-/// A statement in the form that D1 accepts.
+/// A statement in the form that D1 and the storage of objects accept.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Built {
     /// The text, with `?1`, `?2` ...
-    pub sql: String,
+    pub sql: Cow<'static, str>,
     /// The names of `?1`, `?2` ... in order.
-    pub names: Vec<String>,
+    pub names: Cow<'static, [String]>,
     /// The values of `?1`, `?2` ... in order.
     pub parameters: Vec<Value>,
 }
@@ -274,11 +357,29 @@ mod tests {
             .build()
             .unwrap();
         assert_eq!(built.sql, "SELECT ?1, ?2, ?1, ?3 LIMIT ?4 + 0 OFFSET ?2");
-        assert_eq!(built.names, ["b", "a", "a_1", "limit"]);
+        assert_eq!(*built.names, ["b", "a", "a_1", "limit"]);
         assert_eq!(
             built.parameters,
             [Value::Null, Value::Integer(1), Value::Integer(1), Value::Real(0.5)]
         );
+    }
+
+    #[test]
+    fn a_fixed_text_is_numbered_once() {
+        let statement = |name| fixed!("SELECT :b, :a, :b").bind("a", 1).bind(name, 2);
+        let built = statement("b").build().unwrap();
+        assert_eq!(
+            (&*built.sql, &*built.names),
+            ("SELECT ?1, ?2, ?1", &["b".into(), "a".into()][..])
+        );
+        assert_eq!(built.parameters, [Value::Integer(2), Value::Integer(1)]);
+        let again = statement("b").build().unwrap();
+        assert!(std::ptr::eq(&*built.sql, &*again.sql));
+        // A mistake in the values does not concern the next values.
+        assert_eq!(statement("c").build(), Err(Mistake::Unused("c".to_owned())));
+        assert_eq!(statement("b").build(), Ok(built));
+        assert_eq!(fixed!("SELECT ?1").build(), Err(Mistake::Numbered));
+        assert_eq!(fixed!("SELECT 1"), Statement::new("SELECT 1"));
     }
 
     #[test]

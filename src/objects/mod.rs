@@ -9,6 +9,7 @@ pub mod janitor;
 pub mod mailer;
 pub mod scheduler;
 pub mod server_link;
+pub mod sqlite;
 pub mod throttle;
 
 use farhand_domain::error::Error;

@@ -102,7 +102,11 @@ impl PageStatement {
     /// Converts the text into a JavaScript string once, for all runs.
     pub fn new(statement: Statement) -> Result<Self, Error> {
         let Built { sql, names, parameters } = statement.build()?;
-        Ok(Self { text: sql.into(), names, values: json_values(parameters)? })
+        Ok(Self {
+            text: (&*sql).into(),
+            names: names.into_owned(),
+            values: json_values(parameters)?,
+        })
     }
 
     /// The parameters for `d1.js`. The values in `current` replace the values of [`Self::new`].

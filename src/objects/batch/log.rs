@@ -9,22 +9,16 @@ use farhand_domain::batch::command_id;
 use farhand_domain::batch::event::Batch;
 use farhand_domain::batch::target::TargetState;
 use farhand_domain::time::Timestamp;
-use serde::de::DeserializeOwned;
+use farhand_sql::object::batch;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
-use worker::{SqlStorage, SqlStorageValue};
+use worker::SqlStorage;
 
 use super::calls::{BatchEvent, Followed};
+use crate::objects::sqlite;
 
 /// Maximum number of events in one row and in one response.
 const MAX_EVENTS: usize = 1_000;
-
-const SCHEMA: [&str; 2] = [
-    // One row: `Identity` as JSON.
-    "CREATE TABLE IF NOT EXISTS batch (id INTEGER PRIMARY KEY, document TEXT NOT NULL)",
-    // Events as a JSON array. `last` is the number of the last one.
-    "CREATE TABLE IF NOT EXISTS log (last INTEGER PRIMARY KEY, events TEXT NOT NULL)",
-];
 
 /// Which batch the object drives.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -49,39 +43,24 @@ pub struct Log {
     has_end: bool,
 }
 
-fn rows<T: DeserializeOwned>(
-    sql: &SqlStorage,
-    text: &str,
-    values: Vec<SqlStorageValue>,
-) -> worker::Result<Vec<T>> {
-    sql.exec(text, values)?.to_array()
-}
-
 /// Reads the identity; `None`: the object was never used, or was wiped.
 pub fn identity(sql: &SqlStorage) -> worker::Result<Option<Identity>> {
     #[derive(Deserialize)]
     struct Row {
         document: String,
     }
-    let tables: Vec<serde_json::Value> =
-        rows(sql, "SELECT name FROM sqlite_master WHERE name = 'batch'", vec![])?;
-    if tables.is_empty() {
+    if !sqlite::has_rows(sql, batch::find_tables())? {
         return Ok(None);
     }
-    let found: Vec<Row> = rows(sql, "SELECT document FROM batch", vec![])?;
+    let found: Vec<Row> = sqlite::rows(sql, batch::identity())?;
     Ok(found.first().map(|row| serde_json::from_str(&row.document)).transpose()?)
 }
 
 /// Stores the identity.
 pub fn store_identity(sql: &SqlStorage, identity: &Identity) -> worker::Result<()> {
-    for statement in SCHEMA {
-        sql.exec(statement, None)?;
-    }
+    sqlite::exec_all(sql, batch::schema())?;
     let document = serde_json::to_string(identity)?;
-    let text = "INSERT INTO batch (id, document) VALUES (1, ?1)
-        ON CONFLICT (id) DO UPDATE SET document = ?1";
-    sql.exec(text, vec![document.into()])?;
-    Ok(())
+    sqlite::exec(sql, batch::save_identity(document)).map(drop)
 }
 
 impl Log {
@@ -157,11 +136,7 @@ impl Log {
     pub fn store(&mut self, sql: &SqlStorage) -> worker::Result<()> {
         for events in std::mem::take(&mut self.unstored).chunks(MAX_EVENTS) {
             let Some(last) = events.last() else { continue };
-            let values = vec![
-                SqlStorageValue::Integer(last.seq.cast_signed()),
-                serde_json::to_string(events)?.into(),
-            ];
-            sql.exec("INSERT OR REPLACE INTO log (last, events) VALUES (?, ?)", values)?;
+            sqlite::exec(sql, batch::insert_events(last.seq, serde_json::to_string(events)?))?;
         }
         Ok(())
     }
@@ -180,8 +155,7 @@ fn stored(sql: &SqlStorage, after: u64, limit: Option<usize>) -> worker::Result<
     struct Row {
         events: String,
     }
-    let values = vec![SqlStorageValue::Integer(after.cast_signed())];
-    let cursor = sql.exec("SELECT events FROM log WHERE last > ? ORDER BY last", values)?;
+    let cursor = sqlite::exec(sql, batch::events_after(after))?;
     let mut events = Vec::new();
     for row in cursor.next::<Row>() {
         let stored: Vec<BatchEvent> = serde_json::from_str(&row?.events)?;

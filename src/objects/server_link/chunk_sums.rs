@@ -5,10 +5,11 @@
 
 use farhand_domain::link::store::Result;
 use farhand_domain::link::stored_command::ChunkSums;
+use farhand_sql::object::server_link::chunks;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::tables::{Tables, failed, text};
+use super::tables::{Tables, failed};
 
 /// The maximum number of commands whose sums are in memory. Beyond it, all sums are dropped.
 const MAX_COMMANDS: usize = 1_000;
@@ -25,12 +26,7 @@ impl Tables {
         if let Some(sums) = self.sums.borrow().get(&id) {
             return Ok(*sums);
         }
-        // Only piece 0 of a row has the row's numbers.
-        let sql = "SELECT json_object('rows', count(*), 'bytes', coalesce(sum(bytes), 0),
-                'count', coalesce(sum(next - first), 0), 'top', coalesce(max(next), 0),
-                'kept_bytes', coalesce(sum(kept), 0)) AS sums
-             FROM chunks WHERE command = ? AND piece = 0";
-        let rows: Vec<SumsRow> = self.rows(sql, vec![text(id)])?;
+        let rows: Vec<SumsRow> = self.rows(chunks::sums(id))?;
         let sums = rows.first().map_or("{}", |row| &row.sums);
         let sums = serde_json::from_str(sums).map_err(failed)?;
         self.keep_sums(id, sums);

@@ -9,10 +9,12 @@ use farhand_domain::hash::sha256;
 use farhand_domain::link::store::{ReadLimit, Result};
 use farhand_domain::link::stored_command::StoredCommand;
 use farhand_domain::time::Timestamp;
+use farhand_sql::object::server_link::chunks::{self, Piece};
+use farhand_sql::statement::Statement;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::tables::{Tables, integer, text};
+use super::tables::Tables;
 
 /// The maximum bytes of content in one row. The platform limits a row to 2 MB.
 const MAX_PIECE_BYTES: usize = 1_000_000;
@@ -59,19 +61,14 @@ impl Tables {
     /// Deletes the first rows of a command's chunks: up to `limit` table rows, plus the remaining
     /// pieces of the last chunk row. Returns how many rows of the `limit` were used.
     pub(super) fn delete_chunks(&self, id: Uuid, limit: u64) -> Result<u64> {
-        let sql =
-            "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT ? + 0)";
-        let number = self.count(sql, vec![text(id), integer(limit)])?;
+        let number = self.count(chunks::count(id, limit))?;
         self.drop_sums(id);
-        let sql = "DELETE FROM chunks WHERE command = ?1
-            AND first <= (SELECT max(first) FROM (SELECT first FROM chunks WHERE command = ?1 ORDER BY first LIMIT ?2 + 0))";
-        self.exec(sql, vec![text(id), integer(limit)])?;
+        self.exec(chunks::delete_first(id, limit))?;
         Ok(number)
     }
 
     pub(super) fn has_chunks(&self, id: Uuid) -> Result<bool> {
-        let sql = "SELECT count(*) AS number FROM (SELECT 1 FROM chunks WHERE command = ? LIMIT 1)";
-        Ok(self.count(sql, vec![text(id)])? > 0)
+        Ok(self.count(chunks::count(id, 1))? > 0)
     }
 
     /// Stores a chunk of output. Returns false if the chunk is a duplicate or cannot be stored.
@@ -86,7 +83,7 @@ impl Tables {
         now: Timestamp,
     ) -> Result<bool> {
         let (id, seq) = (stored.command.id, u64::from(chunk.seq));
-        let before = self.chunk_row(id, "first <= ?2 ORDER BY first DESC", seq)?;
+        let before = self.chunk_row(chunks::row_up_to(id, seq))?;
         if before.as_ref().is_some_and(|row| seq < row.end()) {
             return Ok(false);
         }
@@ -108,15 +105,15 @@ impl Tables {
             }
         };
         // If the chunk fills the gap before the next row, that row is joined to this row.
-        let after =
-            if row.end() < sums.top { self.chunk_row(id, "first = ?2", row.end())? } else { None };
+        let after = if row.end() < sums.top {
+            self.chunk_row(chunks::row_at(id, row.end()))?
+        } else {
+            None
+        };
         // If a statement fails, the sums are read again.
         self.drop_sums(id);
         if let Some(after) = after.filter(|after| row.has_room_for(after)) {
-            self.exec(
-                "DELETE FROM chunks WHERE command = ? AND first = ?",
-                vec![text(id), integer(after.first)],
-            )?;
+            self.exec(chunks::delete_row(id, after.first))?;
             row.append(&after);
             sums.rows -= 1;
         }
@@ -125,9 +122,7 @@ impl Tables {
         let mut cut_at = stored.cut_at;
         while sums.kept_bytes > stored.max_kept() {
             let end = cut_at.unwrap_or(AFTER_LAST_SEQ);
-            let Some(mut last) = self.chunk_row(id, "first < ?2 ORDER BY first DESC", end)? else {
-                break;
-            };
+            let Some(mut last) = self.chunk_row(chunks::row_before(id, end))? else { break };
             while sums.kept_bytes > stored.max_kept()
                 && let Some((seq, bytes)) = last.drop_last(cut_at.unwrap_or(AFTER_LAST_SEQ))
             {
@@ -148,14 +143,9 @@ impl Tables {
         Ok(true)
     }
 
-    /// Finds the first row of a command's chunks for which `condition` is true. The condition may
-    /// use `seq` as `?2`, and may end with an ORDER BY.
-    fn chunk_row(&self, id: Uuid, condition: &str, seq: u64) -> Result<Option<ChunkRow>> {
-        let sql = format!(
-            "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first = (
-                SELECT first FROM chunks WHERE command = ?1 AND piece = 0 AND {condition} LIMIT 1) ORDER BY piece"
-        );
-        let rows: Vec<ChunkPiece> = self.rows(&sql, vec![text(id), integer(seq)])?;
+    /// Reads a row of chunks. The statement returns its pieces.
+    fn chunk_row(&self, pieces: Statement) -> Result<Option<ChunkRow>> {
+        let rows: Vec<ChunkPiece> = self.rows(pieces)?;
         join_pieces(rows.into_iter().map(Ok)).next().transpose()
     }
 
@@ -165,21 +155,16 @@ impl Tables {
         let mut piece = 0;
         loop {
             let (this, after) = rest.split_at(rest.floor_char_boundary(MAX_PIECE_BYTES));
-            let parameters = vec![
-                text(id),
-                integer(row.first),
-                integer(piece),
-                integer(row.end()),
-                integer(if piece == 0 { row.bytes() } else { 0 }),
-                integer(if piece == 0 { row.content.len() as u64 } else { 0 }),
-                text(row.lengths()),
-                text(this),
-            ];
-            let sql =
-                "INSERT INTO chunks (command, first, piece, next, bytes, kept, lengths, content)
-                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (command, first, piece)
-                DO UPDATE SET next = ?4, bytes = ?5, kept = ?6, lengths = ?7, content = ?8";
-            self.exec(sql, parameters)?;
+            let stored = Piece {
+                first: row.first,
+                piece,
+                next: row.end(),
+                bytes: if piece == 0 { row.bytes() } else { 0 },
+                kept: if piece == 0 { row.content.len() as u64 } else { 0 },
+                lengths: row.lengths(),
+                content: this.to_owned(),
+            };
+            self.exec(chunks::store(id, stored))?;
             piece += 1;
             if after.is_empty() {
                 break;
@@ -188,8 +173,7 @@ impl Tables {
         }
         // If the row lost content, pieces of it may remain. `bytes` includes lost content.
         if row.bytes() > MAX_PIECE_BYTES as u64 {
-            let sql = "DELETE FROM chunks WHERE command = ? AND first = ? AND piece >= ?";
-            self.exec(sql, vec![text(id), integer(row.first), integer(piece)])?;
+            self.exec(chunks::delete_pieces(id, row.first, piece))?;
         }
         Ok(())
     }
@@ -202,9 +186,7 @@ impl Tables {
             next: f64,
         }
         let end = stored.kept_end();
-        let sql = "SELECT first, next FROM chunks WHERE command = ?1 AND piece = 0 AND next > ?2 AND first < ?3 ORDER BY first";
-        let rows: Vec<RangeRow> =
-            self.rows(sql, vec![text(stored.command.id), integer(from), integer(end)])?;
+        let rows: Vec<RangeRow> = self.rows(chunks::ranges(stored.command.id, from, end))?;
         Ok(rows
             .iter()
             .map(|row| ((row.first as u64).max(from), (row.next as u64).min(end)))
@@ -248,11 +230,8 @@ impl Tables {
         limit: ReadLimit,
     ) -> Result<Vec<Chunk>> {
         let (mut chunks, mut bytes): (Vec<Chunk>, usize) = (Vec::new(), 0);
-        let sql = "SELECT first, lengths, content FROM chunks WHERE command = ?1 AND first < ?3
-            AND first >= coalesce((SELECT max(first) FROM chunks WHERE command = ?1 AND first <= ?2), ?2)
-            ORDER BY first, piece";
-        let parameters = vec![text(stored.command.id), integer(from), integer(stored.kept_end())];
-        for row in join_pieces(self.each::<ChunkPiece>(sql, parameters)?) {
+        let pieces = chunks::pieces(stored.command.id, from, stored.kept_end());
+        for row in join_pieces(self.each::<ChunkPiece>(pieces)?) {
             for chunk in row?.chunks(from, stored.kept_end()) {
                 let is_after_gap =
                     chunks.last().is_some_and(|last| last.seq.checked_add(1) != Some(chunk.seq));
@@ -267,14 +246,11 @@ impl Tables {
         Ok(chunks)
     }
 
-    /// Reads the kept content of a command in an order (`ASC` or `DESC`), until it exceeds the
-    /// maximum length of a result. The flag is true if all content was read.
-    fn content_from(&self, stored: &StoredCommand, order: &str) -> Result<(Vec<String>, bool)> {
-        let sql = format!(
-            "SELECT content FROM chunks WHERE command = ? ORDER BY first {order}, piece {order}"
-        );
+    /// Reads the content that a statement returns, until it exceeds the maximum length of a result.
+    /// The flag is true if all content was read.
+    fn some_content(&self, all: Statement) -> Result<(Vec<String>, bool)> {
         let (mut contents, mut length) = (Vec::new(), 0);
-        for row in self.each::<ContentRow>(&sql, vec![text(stored.command.id)])? {
+        for row in self.each::<ContentRow>(all)? {
             if length > output::MAX_RESULT {
                 return Ok((contents, false));
             }
@@ -296,8 +272,7 @@ impl Tables {
             return Ok(Some(sha256(stored.result.as_deref().unwrap_or_default())));
         }
         let mut hash = OutputHash::default();
-        let sql = "SELECT content FROM chunks WHERE command = ? ORDER BY first, piece";
-        for row in self.each::<ContentRow>(sql, vec![text(stored.command.id)])? {
+        for row in self.each::<ContentRow>(chunks::contents(stored.command.id))? {
             hash.add(&row?.content);
         }
         Ok(Some(hash.finish()))
@@ -306,11 +281,11 @@ impl Tables {
     /// Builds a result from the chunks of a command. The flag is true if the result is cut. Output
     /// can be far larger than a result, so only its beginning and its end are read.
     fn result_from_chunks(&self, stored: &StoredCommand) -> Result<(String, bool)> {
-        let (head, is_all) = self.content_from(stored, "ASC")?;
+        let (head, is_all) = self.some_content(chunks::contents(stored.command.id))?;
         if is_all {
             return Ok(output::result(&head.concat()));
         }
-        let (mut tail, _) = self.content_from(stored, "DESC")?;
+        let (mut tail, _) = self.some_content(chunks::contents_backwards(stored.command.id))?;
         tail.reverse();
         let length = usize::try_from(stored.chunks.bytes).unwrap_or(usize::MAX);
         Ok((output::result_of_ends(&head.concat(), &tail.concat(), length), true))
