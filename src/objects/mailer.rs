@@ -12,6 +12,8 @@
 use farhand_domain::error::Error;
 use farhand_domain::mail::notice::{MAX_AGE_SECONDS, MailLimit, Notice, WINDOW_SECONDS};
 use farhand_domain::time::Timestamp;
+use farhand_sql::object::mailer as tables;
+use farhand_sql::statement::Statement;
 use futures_util::future;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -19,7 +21,7 @@ use uuid::Uuid;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
 use crate::mail::{self, MailFailure, MailMessage};
-use crate::objects::{self, alarm::Alarm};
+use crate::objects::{self, alarm::Alarm, sqlite};
 use crate::platform::log;
 use crate::platform::{self, Config, internal};
 use crate::store::database::Database;
@@ -36,21 +38,6 @@ const MAX_RETRY_SECONDS: i64 = 3_600;
 /// After this many seconds without an outcome, a mail is tried again, because the object was
 /// terminated during the try. No transport takes that long.
 const TRY_SECONDS: i64 = 120;
-
-const SCHEMA: [&str; 5] = [
-    // The queue. `request` is the id of a request for a password reset, or of a row of `notices`.
-    "CREATE TABLE IF NOT EXISTS mails (
-        request TEXT PRIMARY KEY, tries INTEGER NOT NULL, due_at TEXT NOT NULL) WITHOUT ROWID",
-    // Serves: the mails that are due.
-    "CREATE INDEX IF NOT EXISTS mails_due ON mails (due_at)",
-    // The queued mails of notices, as JSON.
-    "CREATE TABLE IF NOT EXISTS notices (id TEXT PRIMARY KEY, mail TEXT NOT NULL) WITHOUT ROWID",
-    // How many mails of notices were queued in a window.
-    "CREATE TABLE IF NOT EXISTS notice_counts (
-        key TEXT PRIMARY KEY, count INTEGER NOT NULL, ends_at TEXT NOT NULL) WITHOUT ROWID",
-    // Serves: the deletion of windows that have ended.
-    "CREATE INDEX IF NOT EXISTS notice_counts_by_end ON notice_counts (ends_at)",
-];
 
 /// A request message. The names of the fields tell the messages apart.
 #[derive(Serialize, Deserialize)]
@@ -124,21 +111,23 @@ impl Mailer {
         self.state.storage().sql()
     }
 
+    /// Runs a statement that returns no rows.
+    fn exec(&self, statement: Statement) -> worker::Result<()> {
+        sqlite::exec(&self.sql(), statement).map(drop)
+    }
+
     fn create_tables(&self) -> worker::Result<()> {
-        SCHEMA.iter().try_for_each(|statement| self.sql().exec(statement, None).map(drop))
+        sqlite::exec_all(&self.sql(), tables::schema())
     }
 
     fn queue(&self, request: Uuid) -> worker::Result<()> {
-        let now = platform::now().to_string();
-        let sql = "INSERT OR IGNORE INTO mails (request, tries, due_at) VALUES (?, 0, ?)";
-        self.sql().exec(sql, vec![request.to_string().into(), now.into()]).map(drop)
+        self.exec(tables::queue(request, platform::now()))
     }
 
     /// Queues a mail for each recipient that has not reached a limit.
     fn queue_notice(&self, notice: &Notice) -> Result<(), Error> {
         let now = platform::now();
-        let ended = "DELETE FROM notice_counts WHERE ends_at <= ?";
-        self.sql().exec(ended, vec![now.to_string().into()])?;
+        self.exec(tables::delete_ended_counts(now))?;
         for recipient in notice.distinct_recipients() {
             let limits = notice.limits(recipient);
             let counts =
@@ -146,11 +135,9 @@ impl Mailer {
             if limits.iter().zip(&counts).any(|(limit, count)| *count >= limit.max) {
                 continue;
             }
-            let ends_at = now.plus_seconds(WINDOW_SECONDS).to_string();
+            let ends_at = now.plus_seconds(WINDOW_SECONDS);
             for MailLimit { key, .. } in &limits {
-                let sql = "INSERT INTO notice_counts (key, count, ends_at) VALUES (?, 1, ?)
-                    ON CONFLICT DO UPDATE SET count = count + 1";
-                self.sql().exec(sql, vec![key.as_str().into(), ends_at.as_str().into()])?;
+                self.exec(tables::count_notice(key, ends_at))?;
             }
             let id = platform::new_id(now)?;
             let is_last = counts
@@ -158,8 +145,7 @@ impl Mailer {
                 .zip(limits.first())
                 .is_some_and(|(count, limit)| count + 1 == limit.max);
             let mail = serde_json::to_string(&notice.mail(id, recipient, is_last))?;
-            let sql = "INSERT INTO notices (id, mail) VALUES (?, ?)";
-            self.sql().exec(sql, vec![id.to_string().into(), mail.into()])?;
+            self.exec(tables::insert_notice(id, mail))?;
             self.queue(id)?;
         }
         Ok(())
@@ -171,8 +157,7 @@ impl Mailer {
         struct CountRow {
             count: i64,
         }
-        let sql = "SELECT count FROM notice_counts WHERE key = ?";
-        let rows = self.sql().exec(sql, vec![limit.key.as_str().into()])?.to_array::<CountRow>()?;
+        let rows: Vec<CountRow> = sqlite::rows(&self.sql(), tables::notice_count(&limit.key))?;
         Ok(rows.first().map_or(0, |row| row.count))
     }
 
@@ -182,21 +167,14 @@ impl Mailer {
         struct MailRow {
             mail: String,
         }
-        let sql = "SELECT mail FROM notices WHERE id = ?";
-        let rows = self.sql().exec(sql, vec![id.to_string().into()])?.to_array::<MailRow>()?;
+        let rows: Vec<MailRow> = sqlite::rows(&self.sql(), tables::notice(id))?;
         Ok(rows.first().map(|row| serde_json::from_str(&row.mail)).transpose()?)
     }
 
     /// Sends the mails that are due, and sets the alarm for the next one.
     async fn send_due(&self) -> worker::Result<()> {
         let now = platform::now();
-        // Resets come first: a user waits for them.
-        let sql = "SELECT request, tries FROM mails WHERE due_at <= ?
-            ORDER BY EXISTS (SELECT 1 FROM notices n WHERE n.id = mails.request), due_at LIMIT ? + 0";
-        let due = self
-            .sql()
-            .exec(sql, vec![now.to_string().into(), MAX_CONCURRENT.into()])?
-            .to_array::<QueuedMail>()?;
+        let due: Vec<QueuedMail> = sqlite::rows(&self.sql(), tables::due(now, MAX_CONCURRENT))?;
         for mail in &due {
             // Stored before the try. If the object is terminated, the mail is tried again, but not
             // immediately.
@@ -209,20 +187,12 @@ impl Mailer {
 
     /// Counts a try, and stores when the next try is due.
     fn postpone(&self, mail: &QueuedMail, due_at: Timestamp) -> worker::Result<()> {
-        let sql = "UPDATE mails SET tries = ?, due_at = ? WHERE request = ?";
-        let values = vec![
-            (mail.tries + 1).into(),
-            due_at.to_string().into(),
-            mail.request.to_string().into(),
-        ];
-        self.sql().exec(sql, values).map(drop)
+        self.exec(tables::postpone(mail.request, mail.tries + 1, due_at))
     }
 
     fn remove(&self, request: Uuid) -> worker::Result<()> {
-        for sql in ["DELETE FROM notices WHERE id = ?", "DELETE FROM mails WHERE request = ?"] {
-            self.sql().exec(sql, vec![request.to_string().into()])?;
-        }
-        Ok(())
+        self.exec(tables::delete_notice(request))?;
+        self.exec(tables::remove(request))
     }
 
     async fn set_alarm(&self) -> worker::Result<()> {
@@ -230,10 +200,7 @@ impl Mailer {
         struct DueRow {
             due_at: Option<Timestamp>,
         }
-        let rows = self
-            .sql()
-            .exec("SELECT min(due_at) AS due_at FROM mails", None)?
-            .to_array::<DueRow>()?;
+        let rows: Vec<DueRow> = sqlite::rows(&self.sql(), tables::next_due())?;
         let Some(due_at) = rows.into_iter().next().and_then(|row| row.due_at) else {
             return Ok(());
         };

@@ -17,13 +17,15 @@ use farhand_domain::limits::throttle::{
     LEASE_SECONDS, MAX_KNOWN_ADDRESSES, PendingAttempts, shard,
 };
 use farhand_domain::time::Timestamp;
+use farhand_sql::object::throttle as tables;
+use farhand_sql::statement::Statement;
 use futures_channel::oneshot;
 use futures_util::future;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use worker::{Delay, DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
-use crate::objects::{self, alarm::Alarm};
+use crate::objects::{self, alarm::Alarm, sqlite};
 use crate::platform::{self, internal};
 
 /// The number of objects. Changing it moves attempts to other objects, which resets their counters.
@@ -147,21 +149,9 @@ async fn call(env: &Env, message: &ThrottleRequest) -> Result<ThrottleResponse, 
     objects::call(env, platform::THROTTLE, &name, message).await
 }
 
-const SCHEMA: [&str; 4] = [
-    "CREATE TABLE IF NOT EXISTS counters (key TEXT PRIMARY KEY, count INTEGER NOT NULL, ends_at TEXT NOT NULL) WITHOUT ROWID",
-    // Serves: the deletion of expired counters.
-    "CREATE INDEX IF NOT EXISTS counters_by_end ON counters (ends_at)",
-    // The addresses and the networks from which users logged in. Users, addresses and networks are
-    // hashes (`farhand_domain::limits::throttle::KnownAddress`).
-    "CREATE TABLE IF NOT EXISTS known_addresses (
-        user TEXT, address TEXT, logged_in_at TEXT NOT NULL, PRIMARY KEY (user, address)) WITHOUT ROWID",
-    // Serves: the deletion of expired addresses.
-    "CREATE INDEX IF NOT EXISTS known_addresses_by_time ON known_addresses (logged_in_at)",
-];
-
 /// An address is known if its user logged in from it after the returned time.
-fn known_since(now: Timestamp) -> String {
-    now.plus_seconds(-KNOWN_DAYS * 24 * 3_600).to_string()
+fn known_since(now: Timestamp) -> Timestamp {
+    now.plus_seconds(-KNOWN_DAYS * 24 * 3_600)
 }
 
 #[durable_object]
@@ -196,16 +186,12 @@ impl DurableObject for Throttle {
         self.alarm.went_off();
         let now = platform::now();
         self.purge_counters(now)?;
-        self.sql().exec(
-            "DELETE FROM known_addresses WHERE logged_in_at <= ?",
-            vec![known_since(now).into()],
-        )?;
-        for (table, after) in [
-            ("counters", PURGE_COUNTERS_AFTER_SECONDS),
-            ("known_addresses", PURGE_ADDRESSES_AFTER_SECONDS),
+        self.exec(tables::delete_expired_addresses(known_since(now)))?;
+        for (any_row, after) in [
+            (tables::any_counter(), PURGE_COUNTERS_AFTER_SECONDS),
+            (tables::any_address(), PURGE_ADDRESSES_AFTER_SECONDS),
         ] {
-            let any_row = format!("SELECT 1 AS one FROM {table} LIMIT 1");
-            if !self.sql().exec(&any_row, None)?.to_array::<serde_json::Value>()?.is_empty() {
+            if sqlite::has_rows(&self.sql(), any_row)? {
                 self.alarm.set_by(&self.state.storage(), now.plus_seconds(after), now).await?;
                 break;
             }
@@ -219,10 +205,13 @@ impl Throttle {
         self.state.storage().sql()
     }
 
+    /// Runs a statement that returns no rows.
+    fn exec(&self, statement: Statement) -> worker::Result<()> {
+        sqlite::exec(&self.sql(), statement).map(drop)
+    }
+
     async fn handle(&self, message: ThrottleRequest) -> worker::Result<ThrottleResponse> {
-        for statement in SCHEMA {
-            self.sql().exec(statement, None)?;
-        }
+        sqlite::exec_all(&self.sql(), tables::schema())?;
         match message {
             ThrottleRequest::Begin { id, attempt } => {
                 let now = platform::now();
@@ -275,13 +264,8 @@ impl Throttle {
             logged_in_at: Timestamp,
         }
         let Some(origin) = origin else { return Ok(None) };
-        let sql = "SELECT logged_in_at FROM known_addresses WHERE user = ? AND address = ? AND logged_in_at > ?";
-        let bound = vec![
-            origin.user.as_str().into(),
-            origin.address.as_str().into(),
-            known_since(now).into(),
-        ];
-        let mut rows = self.sql().exec(sql, bound)?.to_array::<LastLogin>()?;
+        let last_login = tables::last_login(origin, known_since(now));
+        let mut rows: Vec<LastLogin> = sqlite::rows(&self.sql(), last_login)?;
         Ok(rows.pop().map(|known| known.logged_in_at))
     }
 
@@ -292,20 +276,8 @@ impl Throttle {
         if self.last_login_from(Some(origin), now)?.is_some_and(is_fresh) {
             return Ok(());
         }
-        self.sql().exec(
-            "INSERT OR REPLACE INTO known_addresses (user, address, logged_in_at) VALUES (?, ?, ?)",
-            vec![
-                origin.user.as_str().into(),
-                origin.address.as_str().into(),
-                now.to_string().into(),
-            ],
-        )?;
-        self.sql().exec(
-            "DELETE FROM known_addresses WHERE user = ?1 AND address NOT IN (
-                SELECT address FROM known_addresses WHERE user = ?1 ORDER BY logged_in_at DESC LIMIT ?2 + 0)",
-            vec![origin.user.as_str().into(), i64::from(MAX_KNOWN_ADDRESSES).into()],
-        )?;
-        Ok(())
+        self.exec(tables::store_login(origin, now))?;
+        self.exec(tables::delete_surplus_addresses(&origin.user, MAX_KNOWN_ADDRESSES))
     }
 
     /// Begins an attempt, if it is allowed now. First counts attempts whose lease has expired as
@@ -346,7 +318,7 @@ impl Throttle {
             AttemptOutcome::Success => {
                 let counted = attempt.after_success(&self.counters(attempt, now)?, now);
                 for key in attempt.cleared_by_success() {
-                    self.sql().exec("DELETE FROM counters WHERE key = ?", vec![key.into()])?;
+                    self.exec(tables::delete_counter(key))?;
                 }
                 self.store_counters(counted)?;
                 for origin in attempt.origin.iter().chain(&attempt.network) {
@@ -373,13 +345,7 @@ impl Throttle {
     }
 
     fn store_counters(&self, counters: Vec<Counter>) -> worker::Result<()> {
-        for Counter { key, count, ends_at } in counters {
-            self.sql().exec(
-                "INSERT OR REPLACE INTO counters (key, count, ends_at) VALUES (?, ?, ?)",
-                vec![key.into(), i64::from(count).into(), ends_at.to_string().into()],
-            )?;
-        }
-        Ok(())
+        counters.into_iter().try_for_each(|counter| self.exec(tables::store_counter(counter)))
     }
 
     /// The counters of an attempt that have not expired.
@@ -387,15 +353,13 @@ impl Throttle {
         self.purge_counters(now)?;
         let mut counters = Vec::new();
         for key in attempt.keys() {
-            let sql = "SELECT key, count, ends_at FROM counters WHERE key = ?";
-            counters.extend(self.sql().exec(sql, vec![key.into()])?.to_array::<Counter>()?);
+            counters.extend(sqlite::rows::<Counter>(&self.sql(), tables::counter(key))?);
         }
         Ok(counters)
     }
 
     /// Deletes expired counters.
     fn purge_counters(&self, now: Timestamp) -> worker::Result<()> {
-        self.sql().exec("DELETE FROM counters WHERE ends_at <= ?", vec![now.to_string().into()])?;
-        Ok(())
+        self.exec(tables::delete_expired_counters(now))
     }
 }

@@ -6,4 +6,6 @@
 //! a change of the schema must be readable with their data.
 
 pub mod batch;
+pub mod mailer;
 pub mod server_link;
+pub mod throttle;

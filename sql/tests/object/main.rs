@@ -4,8 +4,10 @@
 mod batch;
 mod chunks;
 mod commands;
+mod mailer;
 #[path = "../../../domain/tests/link/store.rs"]
 #[allow(dead_code, reason = "the tests of the machine use the rest")]
 mod model;
 mod object;
 mod server_link;
+mod throttle;
