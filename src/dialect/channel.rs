@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::object::channel::{self as table, NewChannel};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -22,7 +23,7 @@ use worker::{
 
 use crate::api::output_follower::OutputFollower;
 use crate::auth::credential::Watch;
-use crate::objects;
+use crate::objects::{self, sqlite};
 use crate::platform::{self, log};
 use crate::store::commands;
 use crate::store::scope::Query;
@@ -46,10 +47,6 @@ const TRY_AGAIN: u16 = 1013;
 /// The header of a request for the WebSocket, with the workspace and the hash of the secret as
 /// JSON.
 pub const SECRET_HEADER: &str = "X-Farhand-Channel";
-
-const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS channel (
-    workspace TEXT NOT NULL, token_hash TEXT NOT NULL, remote_ip TEXT NOT NULL,
-    secret_hash TEXT NOT NULL, opened_at TEXT NOT NULL, is_used INTEGER NOT NULL DEFAULT 0)";
 
 /// The credential that opened the channel.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -198,22 +195,21 @@ impl ChannelShell {
 
     /// Stores the credential. Without a connection, the alarm deletes the channel.
     async fn open(&self, owner: &Owner, secret_hash: &str) -> worker::Result<()> {
-        let sql = self.sql();
-        sql.exec(SCHEMA, None)?;
-        let insert =
-            "INSERT INTO channel (workspace, token_hash, remote_ip, secret_hash, opened_at)
-            VALUES (?, ?, ?, ?, ?)";
-        let now = platform::now().to_string();
-        let values = [&owner.workspace, &owner.token_hash, &owner.remote_ip, secret_hash, &now];
-        sql.exec(insert, values.map(Into::into).to_vec())?;
+        let new = NewChannel {
+            workspace: &owner.workspace,
+            token_hash: &owner.token_hash,
+            remote_ip: &owner.remote_ip,
+            secret_hash,
+            opened_at: platform::now(),
+        };
+        sqlite::exec_all(&self.sql(), [table::schema(), table::insert(new)])?;
         self.state.storage().set_alarm(SECRET_TTL).await
     }
 
     /// Whether the channel was opened. The ids in requests are the client's, and an object that was
     /// never opened stores nothing.
     fn exists(&self) -> worker::Result<bool> {
-        let sql = "SELECT name FROM sqlite_master WHERE name = 'channel'";
-        Ok(!self.sql().exec(sql, None)?.to_array::<Value>()?.is_empty())
+        sqlite::has_rows(&self.sql(), table::find_table())
     }
 
     /// The owner, and when the channel was opened.
@@ -227,7 +223,7 @@ impl ChannelShell {
         if !self.exists()? {
             return Ok(None);
         }
-        let rows: Vec<Row> = self.sql().exec("SELECT * FROM channel", None)?.to_array()?;
+        let rows: Vec<Row> = sqlite::rows(&self.sql(), table::find())?;
         Ok(rows.into_iter().next().map(|row| (row.owner, row.opened_at)))
     }
 
@@ -237,12 +233,9 @@ impl ChannelShell {
         if !self.exists()? {
             return missing();
         }
-        let since = platform::now().plus_seconds(-(SECRET_TTL.as_secs() as i64)).to_string();
-        let claim = "UPDATE channel SET is_used = 1
-            WHERE is_used = 0 AND workspace = ? AND secret_hash = ? AND opened_at > ? RETURNING is_used";
-        let values = [workspace, secret_hash, &since].map(Into::into).to_vec();
-        let claimed: Vec<Value> = self.sql().exec(claim, values)?.to_array()?;
-        if claimed.is_empty() {
+        let since = platform::now().plus_seconds(-(SECRET_TTL.as_secs() as i64));
+        let use_secret = table::use_secret(workspace, secret_hash, since);
+        if !sqlite::has_rows(&self.sql(), use_secret)? {
             return missing();
         }
         let WebSocketPair { client, server } = WebSocketPair::new()?;

@@ -5,7 +5,9 @@
 //! something. Objects that exist keep the tables that an earlier version of the program created, so
 //! a change of the schema must be readable with their data.
 
+pub mod audit_sealer;
 pub mod batch;
+pub mod channel;
 pub mod mailer;
 pub mod server_link;
 pub mod throttle;

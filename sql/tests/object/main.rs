@@ -1,7 +1,9 @@
 //! Tests of the statements of the Durable Objects in SQLite, on the tables that the objects create.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+mod audit_sealer;
 mod batch;
+mod channel;
 mod chunks;
 mod commands;
 mod mailer;

@@ -24,11 +24,13 @@ use farhand_domain::audit::chain::{ChainDamage, ChainEnd, Seals, seal};
 use farhand_domain::audit::event::CELL;
 use farhand_domain::error::{Error, ErrorKind};
 use farhand_domain::time::Timestamp;
+use farhand_sql::object::audit_sealer as tables;
+use farhand_sql::statement::Statement;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use worker::{DurableObject, Env, Request, Response, SqlStorage, State, durable_object};
 
-use crate::objects::{self, alarm::Alarm};
+use crate::objects::{self, alarm::Alarm, sqlite};
 use crate::platform::cost;
 use crate::platform::hints::Hints;
 use crate::platform::log;
@@ -151,16 +153,6 @@ async fn call(
     objects::call(env, platform::SEALER, &name_of(workspace), request).await
 }
 
-const SCHEMA: [&str; 2] = [
-    // One row, with the fields of `Chain`.
-    "CREATE TABLE IF NOT EXISTS chains (
-        workspace INTEGER PRIMARY KEY, head TEXT NOT NULL, pending TEXT NOT NULL, base TEXT NOT NULL, is_deleting INTEGER NOT NULL,
-        expired INTEGER NOT NULL DEFAULT 0
-    )",
-    // The hashes of some chain entries: see `ANCHOR_INTERVAL`.
-    "CREATE TABLE IF NOT EXISTS anchors (link INTEGER PRIMARY KEY, hash TEXT NOT NULL)",
-];
-
 /// The state of the chain. The object stores it.
 struct Chain {
     workspace: i64,
@@ -255,14 +247,16 @@ impl Sealer {
         self.state.storage().sql()
     }
 
+    /// Runs a statement that returns no rows.
+    fn exec(&self, statement: Statement) -> worker::Result<()> {
+        sqlite::exec(&self.sql(), statement).map(drop)
+    }
+
     /// Sets the alarm. If the object was never used, first stores an empty chain.
     async fn schedule(&self, workspace: i64) -> worker::Result<()> {
-        for statement in SCHEMA {
-            self.sql().exec(statement, None)?;
-        }
-        let sql = "INSERT OR IGNORE INTO chains (workspace, head, pending, base, is_deleting) VALUES (?1, ?2, 'null', ?2, 0)";
+        sqlite::exec_all(&self.sql(), tables::schema())?;
         let beginning = serde_json::to_string(&ChainEnd::default())?;
-        self.sql().exec(sql, vec![workspace.into(), beginning.into()])?;
+        self.exec(tables::insert_chain(workspace, beginning))?;
         let now = platform::now();
         self.notified_at.set(Some(now));
         self.alarm.set_by(&self.state.storage(), now.plus_millis(SEAL_DELAY_MILLIS), now).await
@@ -285,16 +279,11 @@ impl Sealer {
             is_deleting: f64,
             expired: f64,
         }
-        let tables =
-            self.sql().exec("SELECT name FROM sqlite_master WHERE name = 'chains'", None)?;
-        if tables.to_array::<serde_json::Value>()?.is_empty() {
+        if !sqlite::has_rows(&self.sql(), tables::find_tables())? {
             return Ok(None);
         }
-        let rows = self.sql().exec(
-            "SELECT workspace, head, pending, base, is_deleting, expired FROM chains",
-            None,
-        )?;
-        let Some(row) = rows.to_array::<ChainRow>()?.into_iter().next() else { return Ok(None) };
+        let rows: Vec<ChainRow> = sqlite::rows(&self.sql(), tables::chain())?;
+        let Some(row) = rows.into_iter().next() else { return Ok(None) };
         Ok(Some(Chain {
             workspace: row.workspace as i64,
             head: serde_json::from_str(&row.head)?,
@@ -310,15 +299,11 @@ impl Sealer {
     fn store_head(&self, head: &ChainEnd, pending: Option<&Seals>) -> worker::Result<()> {
         if let Some(seals) = pending {
             for link in (seals.first..=seals.last).filter(|link| link % ANCHOR_INTERVAL == 0) {
-                let values = vec![link.into(), seals.hash(link).unwrap_or_default().into()];
-                self.sql()
-                    .exec("INSERT OR IGNORE INTO anchors (link, hash) VALUES (?, ?)", values)?;
+                self.exec(tables::insert_anchor(link, seals.hash(link).unwrap_or_default()))?;
             }
         }
-        let values =
-            vec![serde_json::to_string(head)?.into(), serde_json::to_string(&pending)?.into()];
-        self.sql().exec("UPDATE chains SET head = ?, pending = ?", values)?;
-        Ok(())
+        let (head, pending) = (serde_json::to_string(head)?, serde_json::to_string(&pending)?);
+        self.exec(tables::set_head(head, pending))
     }
 
     /// Seals pending events, deletes old events, and expires old anonymous events, in this order.

@@ -6,6 +6,7 @@ use farhand_domain::audit::chain::{ChainEnd, Verifier};
 use farhand_domain::audit::event::CELL;
 use farhand_domain::error::Error;
 use farhand_domain::time::Timestamp;
+use farhand_sql::object::audit_sealer as tables;
 use serde_json::json;
 use worker::Env;
 
@@ -67,9 +68,8 @@ impl Sealer {
         if new_base.link == base.link || self.chain()?.is_none_or(|chain| chain.base != base) {
             return Ok(Progress::Done);
         }
-        let values = vec![serde_json::to_string(&new_base)?.into()];
-        self.sql().exec("UPDATE chains SET base = ?, is_deleting = 1", values)?;
-        self.sql().exec("DELETE FROM anchors WHERE link < ?", vec![new_base.link.into()])?;
+        self.exec(tables::begin_deletion(serde_json::to_string(&new_base)?))?;
+        self.exec(tables::delete_anchors_before(new_base.link))?;
         self.delete_up_to(workspace, &new_base).await?;
         log::event(
             "audit_retention",
@@ -101,8 +101,7 @@ impl Sealer {
         else {
             return Ok(Progress::Done);
         };
-        let values = vec![last.link.max(expired).into()];
-        self.sql().exec("UPDATE chains SET expired = ?", values)?;
+        self.exec(tables::set_expired(last.link.max(expired)))?;
         audit_chain::expire(&self.database(workspace), workspace, &rows).await?;
         log::event("audit_retention", json!({"workspace_id": workspace, "anonymous": rows.len()}));
         Ok(if rows.len() as u64 == BATCH { Progress::More } else { Progress::Done })
@@ -112,7 +111,7 @@ impl Sealer {
     pub(super) async fn delete_up_to(&self, workspace: i64, base: &ChainEnd) -> Result<(), Error> {
         audit_chain::delete_links(&self.database(workspace), workspace, base.link).await?;
         if self.chain()?.is_some_and(|chain| chain.base == *base) {
-            self.sql().exec("UPDATE chains SET is_deleting = 0", None)?;
+            self.exec(tables::end_deletion())?;
         }
         Ok(())
     }

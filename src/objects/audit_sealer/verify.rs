@@ -4,9 +4,11 @@ use std::collections::HashMap;
 
 use farhand_domain::audit::chain::{ChainDamage, ChainEnd, ChainEntry, Problem, Verifier};
 use farhand_domain::error::Error;
+use farhand_sql::object::audit_sealer as tables;
 use serde::Deserialize;
 
 use super::{Chain, Sealer, Verification};
+use crate::objects::sqlite;
 use crate::store::audit_chain;
 
 /// The number of entries that one query reads.
@@ -27,9 +29,7 @@ impl Sealer {
             link: f64,
             hash: String,
         }
-        let sql = "SELECT link, hash FROM anchors WHERE link BETWEEN ? AND ?";
-        let rows = self.sql().exec(sql, vec![first.into(), last.into()])?;
-        let rows = rows.to_array::<AnchorRow>()?;
+        let rows: Vec<AnchorRow> = sqlite::rows(&self.sql(), tables::anchors(first, last))?;
         let mut anchors: HashMap<_, _> =
             rows.into_iter().map(|row| (row.link as i64, row.hash)).collect();
         anchors.insert(head.link, head.hash.clone());
