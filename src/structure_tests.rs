@@ -1,6 +1,7 @@
 //! Tests of the structure of the source. The folders of `src` are layers: a file imports only from
 //! its own folder and from lower folders. The modules of `domain` are layers too. Further tests
-//! find import cycles, SQL in handlers, other ways to D1 than a `Database`, and long files.
+//! find import cycles, SQL in handlers and objects, other ways to D1 than a `Database`, and long
+//! files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -163,14 +164,39 @@ fn there_is_no_import_cycle() {
     assert_eq!(cycle(&imports_by_module("sql/src")), None);
 }
 
+/// Texts that only SQL has.
+const SQL: [&str; 8] = [
+    "SELECT ",
+    "INSERT ",
+    "UPDATE ",
+    "DELETE FROM",
+    " FROM ",
+    "json_object(",
+    "CREATE TABLE",
+    "CREATE INDEX",
+];
+
 #[test]
 fn handlers_hold_no_sql() {
-    for file in sources("src/api") {
+    for file in sources("src/api").into_iter().chain(sources("src/dialect")) {
         let text = fs::read_to_string(&file).unwrap();
-        for sql in ["SELECT ", "INSERT ", "UPDATE ", "DELETE FROM", " FROM ", "json_object("] {
+        for sql in SQL {
             assert!(!text.contains(sql), "{} has {sql:?}", file.display());
         }
     }
+}
+
+#[test]
+fn the_sql_of_the_tables_of_objects_is_in_the_crate_sql() {
+    let mut with_sql = files_whose_code(|code| SQL.iter().any(|sql| code.contains(sql)));
+    with_sql.retain(|file| file.starts_with("objects/"));
+    // These files have SQL for D1.
+    let is_for_d1 = |file: &String| {
+        file.rsplit('/').next().is_some_and(|name| name.starts_with("d1"))
+            || file == "objects/batch/data"
+    };
+    assert_eq!(with_sql.iter().find(|file| !is_for_d1(file)), None);
+    assert!(with_sql.iter().any(is_for_d1));
 }
 
 /// The names in a text: words of letters, digits and underscores.
