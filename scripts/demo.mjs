@@ -59,7 +59,9 @@ export class Demo {
   async #serverOfAgent(config) {
     const Authorization = `id="${setting(config, "id")}", key="${setting(config, "key")}"`;
     const response = await fetch(`${this.#url}/api/servers/servers/-/`, { headers: { Authorization } });
-    return response.status === 200 ? (await response.json()).name : null;
+    if (response.status !== 200) return null;
+    const { name } = /** @type {{name: string}} */ (await response.json());
+    return name;
   }
 
   /**

@@ -19,6 +19,7 @@ const port = Number(process.env.PORT || 8787);
 const url = `http://127.0.0.1:${port}`;
 const START_TIMEOUT_MS = 180_000;
 
+/** @type {Steps | null} */
 let steps = null;
 let server = null;
 

@@ -34,7 +34,6 @@ const code = (text) => `\`${text}\``;
 const cell = (text) => text.trim().replaceAll("|", "\\|").replace(/\s*\n\s*/g, " ");
 const row = (cells) => `| ${cells.map(cell).join(" | ")} |`;
 const sentence = (text) => (/[.:!?]$/.test(text) ? text : `${text}.`);
-const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** Returns the lines of a table, without empty columns. Returns no lines if `rows` is empty. */
 function table(heads, rows) {

@@ -34,7 +34,7 @@ function run(args) {
   const child = spawn(commandLine, args, { stdio: "inherit" });
   // The terminal sends SIGINT to both processes. The command line decides what it means.
   process.on("SIGINT", () => {});
-  for (const signal of ["SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
+  for (const signal of /** @type {const} */ (["SIGTERM", "SIGHUP"])) process.on(signal, () => child.kill(signal));
   child.once("error", (error) => {
     process.stderr.write(`error: ${commandLine}: ${error.message}\n`);
     process.exit(1);

@@ -14,8 +14,9 @@ import { publish, table } from "../bench/report.mjs";
 import { fail, output, root, run, say } from "./lib.mjs";
 import { cargoFuzz } from "./toolchain.mjs";
 
-const [seconds = "60", only] = process.argv.slice(2);
-if (!/^[1-9][0-9]*$/.test(seconds)) fail("usage: npm run fuzz [SECONDS [TARGET]]");
+const [duration = "60", only] = process.argv.slice(2);
+if (!/^[1-9][0-9]*$/.test(duration)) fail("usage: npm run fuzz [SECONDS [TARGET]]");
+const seconds = Number(duration);
 const folder = join(root, "domain", "fuzz");
 const targets = readdirSync(join(folder, "checks")).map((name) => name.replace(/\.rs$/, "")).sort();
 const LINK = "link";

@@ -44,7 +44,7 @@ export const freePort = () =>
     const probe = createServer();
     probe.once("error", failed);
     probe.listen(0, "127.0.0.1", () => {
-      const { port } = probe.address();
+      const { port } = /** @type {import("node:net").AddressInfo} */ (probe.address());
       probe.close(() => found(port));
     });
   });
@@ -84,10 +84,14 @@ function secrets(stateDir, environment) {
   return values;
 }
 
-/** Returns the vars of wrangler.toml. */
+/**
+ * Returns the vars of wrangler.toml.
+ * @returns {Promise<Record<string, string>>}
+ */
 export async function varsOfWranglerToml() {
   const { parse } = await import("smol-toml");
-  return parse(readFileSync(join(root, "wrangler.toml"), "utf8")).vars;
+  const { vars } = /** @type {any} */ (parse(readFileSync(join(root, "wrangler.toml"), "utf8")));
+  return vars;
 }
 
 /** The state folder of `npm start`, unless STATE_DIR is set, of `npm run dev`, and of wrangler. */
@@ -117,7 +121,8 @@ function quoted(name, value) {
 
 /**
  * Writes the variables that differ from wrangler.toml into a file, because every account of this
- * machine can read the arguments of a process.
+ * machine can read the arguments of a process. Returns the file and all variables.
+ * @returns {Promise<{file: string, values: Record<string, string>}>}
  */
 async function writeVariables(stateDir, port, environment) {
   const vars = await varsOfWranglerToml();
@@ -182,10 +187,10 @@ export async function prepareState(stateDir, port, environment = process.env, ru
 /**
  * Starts an instance and waits until it responds. `project` is a folder with a wrangler.toml and
  * the built Worker in `build`. `run` runs a program like `run` of lib.mjs.
- * @param {{stateDir: string, port: number, project?: string, environment?: object, onExit: (how:
- * string) => void, run?: Function}} options
- * @returns {Promise<{url: string, operatorToken: string, variables: object, pid: number, stop: () =>
- * Promise<void>}>}
+ * @param {{stateDir: string, port: number, project?: string, environment?: NodeJS.ProcessEnv,
+ * onExit?: (how: string) => void, run?: typeof show}} options
+ * @returns {Promise<{url: string, logFile: string, operatorToken: string, variables: Record<string,
+ * string>, pid: number, stop: () => Promise<void>}>}
  */
 export async function startInstance({ stateDir, port, project = root, environment = process.env, onExit, run = show }) {
   if (!Number.isInteger(port) || port < 1 || port > 65535) throw new Error(`PORT is not a port number`);

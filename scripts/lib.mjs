@@ -33,7 +33,10 @@ export const announce = (line) => {
 /** Passes the lines of `say` to a function from now on. */
 export const sendProgressTo = (newReceiver) => void (receiver = newReceiver);
 
-/** Ends the script with a message for a person. */
+/**
+ * Ends the script with a message for a person.
+ * @returns {never}
+ */
 export function fail(message) {
   print(`error: ${message}`);
   process.exit(1);

@@ -11,7 +11,7 @@ import { callEntry, privateMiniflare } from "./private-miniflare.mjs";
 const [stateDir, project] = process.argv.slice(2);
 process.umask(0o077);
 
-const config = parse(readFileSync(join(project, "wrangler.toml"), "utf8"));
+const config = /** @type {any} */ (parse(readFileSync(join(project, "wrangler.toml"), "utf8")));
 const [database] = config.d1_databases;
 const folder = join(project, database.migrations_dir);
 const migrations = readdirSync(folder)

@@ -63,19 +63,19 @@ function withSecretHost(config) {
 
 const { spawn } = childProcess;
 // Miniflare starts nothing but workerd, and writes the configuration into its standard input.
-childProcess.spawn = (program, args, options) => {
+childProcess.spawn = /** @type {typeof spawn} */ ((program, args, options) => {
   const child = spawn(program, withPrivateSockets(args), options);
-  const { write } = child.stdin;
-  child.stdin.write = (config) => write.call(child.stdin, withSecretHost(config));
+  const write = child.stdin.write.bind(child.stdin);
+  child.stdin.write = (config) => write(withSecretHost(config));
   return child;
-};
+});
 
 const { listen } = Server.prototype;
 // Miniflare's loopback server is the only server of this process.
-Server.prototype.listen = function (port, host, onListening) {
+Server.prototype.listen = function (port, _host, onListening) {
   if (port !== 0 || typeof onListening !== "function") throw new Error(`a server wants to listen on ${port}`);
   // Miniflare asks for the port to pass it to workerd, where `withPrivateSockets` replaces it.
-  this.address = () => ({ port });
+  this.address = () => /** @type {import("node:net").AddressInfo} */ ({ port });
   return listen.call(this, LOOPBACK, onListening);
 };
 
@@ -85,7 +85,11 @@ export function privateMiniflare(options) {
   return new Miniflare({ ...options, host: "127.0.0.1", port: 0, cf: false });
 }
 
-/** Sends a request to the entry, which obeys the MF-* headers. Returns the status and the text. */
+/**
+ * Sends a request to the entry, which obeys the MF-* headers.
+ * @param {{path: string, method?: string, headers?: Record<string, string>, body?: string}} request
+ * @returns {Promise<{status: number, text: string}>}
+ */
 export const callEntry = ({ path, method = "GET", headers = {}, body }) =>
   new Promise((resolved, failed) => {
     const options = { socketPath: ENTRY, path, method, headers: { Host: "127.0.0.1", ...headers } };

@@ -34,7 +34,7 @@ class PlainLog extends Log {
  * a second to load.
  */
 function workerOptionsOf(file) {
-  const config = parse(readFileSync(file, "utf8"));
+  const config = /** @type {any} */ (parse(readFileSync(file, "utf8")));
   const named = (list = [], value) => Object.fromEntries(list.map((item) => [item.binding ?? item.name, value(item)]));
   const useSQLite = (name) => (config.migrations ?? []).some(({ new_sqlite_classes }) => new_sqlite_classes?.includes(name));
   return {

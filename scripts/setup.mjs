@@ -22,15 +22,16 @@ const file = join(root, "wrangler.toml");
 
 /** Reads and checks the arguments. */
 function readArguments() {
-  const string = { type: "string" };
-  const options = { env: string, domain: string, workspace: string, email: string, "operator-url": string, "dry-run": { type: "boolean" } };
+  const string = /** @type {const} */ ({ type: "string", multiple: false });
+  const flag = /** @type {const} */ ({ type: "boolean" });
+  const options = { env: string, domain: string, workspace: string, email: string, "operator-url": string, "dry-run": flag };
   let values;
   try {
     ({ values } = parseArgs({ options }));
   } catch (error) {
     fail(`${error.message}\n${USAGE}`);
   }
-  for (const [name, pattern] of [["env", NAME], ["domain", DOMAIN], ["workspace", NAME], ["email", EMAIL]]) {
+  for (const [name, pattern] of Object.entries({ env: NAME, domain: DOMAIN, workspace: NAME, email: EMAIL })) {
     if (values[name] === undefined) fail(`--${name} is missing\n${USAGE}`);
     if (!pattern.test(values[name])) fail(`--${name} ${values[name]} is not valid\n${USAGE}`);
   }
@@ -77,7 +78,7 @@ function ensure(listing, creation, find) {
  */
 async function environment(databaseId, namespaceId) {
   const { parse, stringify } = await import("smol-toml");
-  const { vars, d1_databases, kv_namespaces, durable_objects, send_email } = parse(readFileSync(file, "utf8"));
+  const { vars, d1_databases, kv_namespaces, durable_objects, send_email } = /** @type {any} */ (parse(readFileSync(file, "utf8")));
   const settings = {
     routes: [
       { pattern: `*.${env}.${domain}/*`, zone_name: domain },
@@ -95,7 +96,7 @@ async function environment(databaseId, namespaceId) {
 /** Adds the environment to wrangler.toml, unless it is there. */
 async function addEnvironment() {
   const { parse } = await import("smol-toml");
-  const existing = parse(readFileSync(file, "utf8")).env?.[env];
+  const existing = /** @type {any} */ (parse(readFileSync(file, "utf8"))).env?.[env];
   if (existing !== undefined) return say(`wrangler.toml has env.${env} already; it is not changed`);
   const databaseId = ensure(["d1", "list", "--json"], ["d1", "create", database], (all) => all.find(({ name }) => name === database)?.uuid);
   // Some versions of wrangler put the name of the Worker in front of the title.
@@ -139,7 +140,7 @@ async function exists(headers) {
   for (let url = `${operatorUrl}/operator/workspaces/?page_size=100`; url; ) {
     const response = await fetch(url, { headers });
     if (!response.ok) return false;
-    const { results, next } = await response.json();
+    const { results, next } = /** @type {{results: {slug: string}[], next: string | null}} */ (await response.json());
     if (results.some(({ slug }) => slug === workspace)) return true;
     url = next;
   }

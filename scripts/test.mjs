@@ -88,11 +88,14 @@ function printTimes(title, rows) {
   for (const [name, seconds] of rows) console.log(`${seconds.toFixed(1).padStart(9)} s  ${name}`);
 }
 
+/** @type {(line: string) => boolean} */
+const isNever = () => false;
+
 /**
  * Runs a program. Prints its standard output, except lines for which `isHidden` returns true.
  * Returns whether the program succeeded, and its standard output.
  */
-async function tee(program, args, { env = process.env, cwd = root, isHidden = (_line) => false } = {}) {
+async function tee(program, args, { env = process.env, cwd = root, isHidden = isNever } = {}) {
   const onLine = (line) => {
     if (!isHidden(line)) console.log(line);
   };
@@ -108,12 +111,12 @@ async function tee(program, args, { env = process.env, cwd = root, isHidden = (_
 /** Runs works concurrently. Throws the first error after the end of all of them. */
 async function together(...works) {
   const results = await Promise.allSettled(works.map((work) => work()));
-  const failure = results.find(({ status }) => status === "rejected");
+  const failure = results.find((result) => result.status === "rejected");
   if (failure) throw failure.reason;
 }
 
 /** Like `run` of lib.mjs, but other work continues while the program runs. */
-async function runBeside(program, args, { env } = {}) {
+async function runBeside(program, args, { env = process.env } = {}) {
   const { ok } = await tee(program, args, { env });
   if (!ok) throw new Error(`${program} ${args.join(" ")} failed`);
 }
@@ -348,7 +351,7 @@ async function endToEnd() {
 }
 
 /** Runs a test program of Node, and counts its tests. */
-async function countNodeTests([program, args], env = process.env) {
+async function countNodeTests({ program, args }, env = process.env) {
   const { ok, text } = await tee(program, args, { env });
   const { passed, failed } = testCounts(text);
   counts.passed += passed;
@@ -356,7 +359,7 @@ async function countNodeTests([program, args], env = process.env) {
 }
 
 /** Checks that the benches run. The Worker is built. */
-const benches = () => stage("benches: each runs with its peers", () => countNodeTests([process.execPath, ["--test", join(root, "bench", "check.test.mjs")]]));
+const benches = () => stage("benches: each runs with its peers", () => countNodeTests({ program: process.execPath, args: ["--test", join(root, "bench", "check.test.mjs")] }));
 
 /** Checks the console: types, unit tests, the size of the first load, and tests in Chromium. */
 async function web() {

@@ -21,7 +21,7 @@ export const webLints = [
 ];
 
 /** The program and the arguments of the unit tests. */
-export const unitTests = [bin("vitest"), ["run", "--root", join(root, "web", "console"), "--reporter=dot"]];
+export const unitTests = { program: bin("vitest"), args: ["run", "--root", join(root, "web", "console"), "--reporter=dot"] };
 
 /** The tests of speed, which run alone. */
 const SPEED = "speed.browser.mjs";
@@ -34,7 +34,8 @@ export function browserTests(name) {
   const files = readdirSync(tests).filter((file) => file.endsWith(".browser.mjs") && file !== SPEED).sort();
   const program = (files, concurrency) => {
     const options = ["--test", "--test-force-exit", `--test-concurrency=${concurrency}`, "--test-reporter=spec"];
-    return [process.execPath, [...options, ...(name ? [`--test-name-pattern=${name}`] : []), ...files.map((file) => join(tests, file))]];
+    const args = [...options, ...(name ? [`--test-name-pattern=${name}`] : []), ...files.map((file) => join(tests, file))];
+    return { program: process.execPath, args };
   };
   return [program(files, 2), program([SPEED], 1)];
 }
