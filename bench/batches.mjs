@@ -94,7 +94,10 @@ const read = ({ client, headers, logFile }, path) => ({ logFile, send: (more) =>
 /** The path of the batch with a number. */
 const batch = ({ workspace }, number) => `${workspace.toString(16).padStart(8, "0")}-0000-7000-9000-${number.toString(16).padStart(12, "0")}/`;
 
-/** What is read: its name, the path, and whether its cost must not depend on the size. */
+/**
+ * What is read: its name, the path, and whether its cost must not depend on the size.
+ * @type {[string, (instance: {workspace: number, count: number}) => string, boolean][]}
+ */
 const READS = [
   ["first page of batches, all of them open", () => `?${PAGE}`, true],
   ["an open batch", (instance) => batch(instance, instance.count), true],

@@ -205,11 +205,12 @@ export function fill(file, sets) {
 /** All content that must be equal in both databases. */
 function contents(file) {
   const tables = ["commands", "counted_commands", "command_counts", "command_servers", "command_requesters", "deleted_users", "servers", "users"];
-  const rows = tables.map((table) => [table, select(file, `SELECT * FROM ${table}`)]);
-  const texts = select(file, `CREATE VIRTUAL TABLE temp.tokens USING fts5vocab(main, command_texts, instance);
-    SELECT * FROM temp.tokens`);
-  const schema = select(file, "SELECT type, name, tbl_name, sql FROM sqlite_master");
-  return new Map([...rows, ["command_texts", texts], ["the schema", schema]]);
+  const all = new Map();
+  for (const table of tables) all.set(table, select(file, `SELECT * FROM ${table}`));
+  all.set("command_texts", select(file, `CREATE VIRTUAL TABLE temp.tokens USING fts5vocab(main, command_texts, instance);
+    SELECT * FROM temp.tokens`));
+  all.set("the schema", select(file, "SELECT type, name, tbl_name, sql FROM sqlite_master"));
+  return all;
 }
 
 function check() {

@@ -48,6 +48,9 @@ export class Client {
   /**
    * Sends a request and returns the response's text. Throws if the status is not `expected`,
    * because a refused request is fast and would distort the figures.
+   * @param {string} method
+   * @param {string} path
+   * @param {{headers?: object, body?: unknown, expected?: number}} [options]
    */
   async call(method, path, { headers, body, expected = 200 } = {}) {
     const json = body === undefined ? undefined : JSON.stringify(body);

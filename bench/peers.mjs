@@ -67,7 +67,7 @@ export const buildOther = (checkout) =>
  */
 export async function startOther(folder, checkout) {
   checkout = resolve(checkout);
-  const { startInstance: starter } = await import(pathToFileURL(join(checkout, "scripts", "instance.mjs")));
+  const { startInstance: starter } = await import(pathToFileURL(join(checkout, "scripts", "instance.mjs")).href);
   return start(checkout, { stateDir: join(folder, "other") }, starter);
 }
 

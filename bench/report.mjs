@@ -44,6 +44,8 @@ export const ratio = (number) => number.toFixed(number < 10 ? 2 : 1);
 
 /**
  * The goal for a figure, at least `least` or at most `most`, and whether the figure meets the goal.
+ * @param {number} figure
+ * @param {{least?: number, most?: number, unit?: string}} goal
  */
 export function judged(figure, { least, most, unit = "" }) {
   const isMet = least === undefined ? figure <= most : figure >= least;

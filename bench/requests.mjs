@@ -64,10 +64,10 @@ async function fill({ url, operatorToken }) {
   while (!(await latest()).every(({ success }) => success)) {
     if (Date.now() > until) throw new Error("the last results did not reach D1");
   }
-  facts.command = (await latest()).at(-1).id;
+  const command = (await latest()).at(-1).id;
   await agent.close();
   await client.close();
-  return facts;
+  return { ...facts, command };
 }
 
 /** Returns a function that runs a command and waits for its result. */
@@ -152,7 +152,7 @@ async function measureRequests(folder) {
     }
   };
   /** Adds a row: the service's latency of single requests, divided by a peer's latency. */
-  const latency = async (what, work, { of, work: peer, bounds }) => {
+  const latency = async (what, work, { of, work: peer, bounds = null }) => {
     if (!chosen(what)) return;
     const figures = await alternate({ ...both(work), peer }, { ...turns, width: 1 });
     const against = other && timesAsMuch(figures.service, figures.other, "latency");

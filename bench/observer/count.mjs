@@ -4,12 +4,14 @@
 /** The number of calls of each imported function, by its name without the hash. */
 export const calls = {};
 
-const Instance = WebAssembly.Instance;
+// Node.js's types have no value `WebAssembly`.
+const { WebAssembly } = /** @type {any} */ (globalThis);
+const { Instance } = WebAssembly;
 
 function counted(name, imported) {
-  return typeof imported !== "function" ? imported : function (...values) {
+  return typeof imported !== "function" ? imported : (...values) => {
     calls[name] = (calls[name] ?? 0) + 1;
-    return imported.apply(this, values);
+    return imported(...values);
   };
 }
 
