@@ -42,7 +42,8 @@ export default defineConfig(
   {
     files: ["web/console/src/**/*.{ts,tsx}"],
     extends: [tseslint.configs.recommendedTypeChecked],
-    plugins: { "react-hooks": reactHooks },
+    // The cast is needed because its types put objects of configurations into `configs.flat`, which ESLint's type does not allow.
+    plugins: { "react-hooks": /** @type {any} */ (reactHooks) },
     languageOptions: { parserOptions: { projectService: true, tsconfigRootDir: import.meta.dirname } },
     rules: {
       // The other rules of the plug-in are for React's compiler, which does not build the console.

@@ -55,6 +55,10 @@ function pagesOf(folder) {
 
 const listed = new Set(SECTIONS.flatMap((section) => section.pages ?? []));
 
+/**
+ * A section of the sidebar.
+ * @param {{text: string, folder?: string, pages?: string[], isCollapsed?: boolean}} section
+ */
 function section({ text, folder, pages: first = [], isCollapsed }) {
   const names = first.filter((name) => existsSync(join(pages, `${name}.md`)));
   const rest = folder === undefined ? [] : pagesOf(folder).filter((name) => !listed.has(name));

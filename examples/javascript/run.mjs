@@ -16,6 +16,8 @@ const WAIT_SECONDS = Number(process.env.FARHAND_WAIT ?? 30);
 /**
  * Sends a request. Returns the body of a success; throws the messages of the service for everything
  * else.
+ * @param {string} path
+ * @param {{method?: string, headers?: Record<string, string>, body?: object}} [options]
  */
 async function request(path, { headers, body, ...options } = {}) {
   const response = await fetch(new URL(path, FARHAND_URL), {
@@ -24,7 +26,7 @@ async function request(path, { headers, body, ...options } = {}) {
     body: body && JSON.stringify(body),
     signal: AbortSignal.timeout((WAIT_SECONDS + 30) * 1000),
   });
-  const answer = await response.json();
+  const answer = /** @type {any} */ (await response.json());
   if (response.ok) return answer;
   // An error response has a list of messages for each bad field, or `detail`.
   const fields = Object.entries(answer).filter(([, texts]) => Array.isArray(texts));

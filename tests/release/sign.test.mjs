@@ -13,9 +13,8 @@ const PACKAGE = `farhand-${version}.tgz`;
 /** The script with everything that it imports. */
 const SCRIPTS = ["lib.mjs", "release-sign.mjs", "release/files.mjs", "release/signing.mjs"];
 
-const keyPair = (type = "ed25519", options = {}) => {
-  const { publicKey, privateKey } = generateKeyPairSync(type, options);
-  return { publicKey, pem: privateKey.export({ type: "pkcs8", format: "pem" }) };
+const keyPair = ({ publicKey, privateKey } = generateKeyPairSync("ed25519")) => {
+  return { publicKey, pem: privateKey.export({ type: "pkcs8", format: "pem" }).toString() };
 };
 const base64 = ({ publicKey }) => Buffer.from(publicKey.export({ format: "jwk" }).x, "base64url").toString("base64");
 
@@ -110,7 +109,7 @@ test("another key changes nothing", () => {
   const [key, other] = [keyPair(), keyPair()];
   const folder = makeRelease({ key });
   assertRefused(folder, [pemFile(other)], /does not have the release key/);
-  assertRefused(folder, [pemFile(keyPair("rsa", { modulusLength: 1024 }))], /is a key of rsa/);
+  assertRefused(folder, [pemFile(keyPair(generateKeyPairSync("rsa", { modulusLength: 1024 })))], /is a key of rsa/);
   assertRefused(folder, [write(join(temporary(), "key"), base64(key))], /is not a private key/);
   assertRefused(folder, [join(folder, "missing.pem")], /is not a private key: ENOENT/);
   assertRefused(folder, [], /usage: npm run release:sign -- KEY_FILE/);
@@ -149,7 +148,7 @@ test("a build refuses a private key, and the workflow has none", () => {
   assert.ok(workflow.includes("FARHAND_RELEASE_KEY: ${{ vars.FARHAND_RELEASE_KEY }}"));
   assert.ok(!/secrets|cache/.test(workflow), "a secret or a cache");
   // Only the script that signs reads a private key.
-  const scripts = readdirSync(join(root, "scripts"), { recursive: true }).filter((name) => name.endsWith(".mjs"));
+  const scripts = readdirSync(join(root, "scripts"), { recursive: true, encoding: "utf8" }).filter((name) => name.endsWith(".mjs"));
   const readers = scripts.filter((name) => /\bprivateKey\(/.test(readFileSync(join(root, "scripts", name), "utf8")));
   assert.deepEqual(readers.sort(), ["release/signing.mjs", "release-sign.mjs"].sort());
 });

@@ -26,9 +26,10 @@ import { readFileSync } from "node:fs";
 import { parseArgs } from "node:util";
 import { SMTPServer } from "smtp-server";
 
-const text = { type: "string" };
+const text = /** @type {const} */ ({ type: "string", multiple: false });
+/** @type {{type: "string", multiple: true, default: string[]}} */
 const several = { type: "string", multiple: true, default: [] };
-const count = { type: "string", default: "0" };
+const count = /** @type {const} */ ({ type: "string", default: "0", multiple: false });
 const { values } = parseArgs({
   options: {
     certificate: text, key: text, tls: { type: "boolean", default: false }, auth: several, user: text, password: text,
@@ -67,11 +68,11 @@ const server = new SMTPServer({
     if (connections > silent && connections <= silent + clear) session.disabledCommands = ["STARTTLS"];
     if (connections > silent) go();
   },
-  onAuth({ username, password }, session, answer) {
+  onAuth({ username, password }, _session, answer) {
     const isRight = username === values.user && password === values.password;
     answer(isRight ? null : refusal(535, "wrong username or password"), { user: username });
   },
-  onRcptTo({ address }, session, answer) {
+  onRcptTo({ address }, _session, answer) {
     const isRefused = values.refuse.includes(address);
     say("recipient", { to: address, answer: isRefused ? 550 : 250 });
     answer(isRefused ? refusal(550, "nobody of that name") : null);
@@ -79,7 +80,7 @@ const server = new SMTPServer({
   onData(stream, session, answer) {
     const { mailFrom, rcptTo } = session.envelope;
     const to = rcptTo.map(({ address }) => address);
-    const facts = { from: mailFrom.address, to, secure: session.secure, user: session.user ?? null };
+    const facts = { from: mailFrom && mailFrom.address, to, secure: session.secure, user: session.user ?? null };
     const pieces = [];
     const cut = isFirst(values.cut, to[0]);
     stream.on("data", (piece) => {
@@ -100,4 +101,7 @@ const server = new SMTPServer({
 });
 // A client that does not trust the certificate causes an error here. The client itself reports it.
 server.on("error", quiet);
-server.listen(0, "127.0.0.1", () => say("listening", { port: server.server.address().port }));
+server.listen(0, "127.0.0.1", () => {
+  const { port } = /** @type {import("node:net").AddressInfo} */ (server.server.address());
+  say("listening", { port });
+});

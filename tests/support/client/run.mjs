@@ -6,6 +6,7 @@ import { pathToFileURL } from "node:url";
 import { Agent, setGlobalDispatcher } from "undici";
 
 const [folder, address, ...args] = process.argv.slice(2);
+/** @type {import("node:net").LookupFunction} */
 const lookup = (_host, { all }, callback) => (all ? callback(null, [{ address, family: isIP(address) }]) : callback(null, address, isIP(address)));
 setGlobalDispatcher(new Agent({ connect: { lookup } }));
 const { run } = await import(pathToFileURL(join(folder, "program.mjs")).href);
