@@ -160,7 +160,7 @@ async function testsWithTimes(program, total, env) {
 
 async function lint() {
   const env = await stage("tools", prepare);
-  await together(() => documents().then(pages), () => code(env));
+  await together(() => documents().then(pages).then(scripts), () => code(env));
   await stage("supply chain", supplyChain);
 }
 
@@ -184,6 +184,9 @@ async function documents() {
 async function pages() {
   for (const [name, program, args] of webLints) await stage(name, () => runBeside(program, args));
 }
+
+/** Checks the types of all .mjs files outside web/console. */
+const scripts = () => stage("types of scripts, benches and tests", () => runBeside(join(root, "node_modules", ".bin", "tsc"), ["--project", "scripts"]));
 
 /** Checks the format of the code, its lints and its documentation. `env` is the environment for wasm. */
 async function code(env) {
