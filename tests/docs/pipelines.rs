@@ -1,6 +1,7 @@
-//! The workflows of this repository, the action for GitHub, and the pipelines that use the command
-//! line. GitHub and GitLab are not here: the files are parsed, their scripts are checked by bash,
-//! and the step of the action that runs a command is run with a program in place of `farhand`.
+//! The workflows of this repository, its code owners, the action for GitHub, and the pipelines that
+//! use the command line. GitHub and GitLab are not here: the files are parsed, their scripts are
+//! checked by bash, and the step of the action that runs a command is run with a program in place of
+//! `farhand`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -47,6 +48,17 @@ fn scripts_of_workflows_parse_and_foreign_actions_are_pinned() {
             let commit = uses.as_str().unwrap().split_once('@').unwrap().1;
             assert!(commit.len() == 40, "{path}: {uses} is not pinned by its commit");
         }
+    }
+}
+
+#[test]
+fn paths_with_code_owners_exist() {
+    let text = std::fs::read_to_string(Path::new(ROOT).join(".github/CODEOWNERS")).unwrap();
+    for rule in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (path, owners) = rule.split_once(" @").unwrap();
+        assert!(!owners.is_empty(), "{rule}");
+        let exists = |path| Path::new(ROOT).join(path).exists();
+        assert!(path == "*" || path.strip_prefix('/').is_some_and(exists), "{rule}");
     }
 }
 
