@@ -30,7 +30,7 @@ const { values: options } = parseArgs({
 const turns = { windows: Number(options.windows), milliseconds: Number(options.milliseconds) };
 const CONNECTIONS = 8;
 /** The number of commands in the database. */
-const COMMANDS = isCheck ? 15 : 200;
+const COMMANDS = 200;
 const ROUNDS = 600_000;
 const LAUNCHES = isCheck ? 1 : 21;
 const OUTBOX_TIMEOUT_MS = 10_000;

@@ -362,7 +362,10 @@ async function countNodeTests({ program, args }, env = process.env) {
 }
 
 /** Checks that the benches run. The Worker is built. */
-const benches = () => stage("benches: each runs with its peers", () => countNodeTests({ program: process.execPath, args: ["--test", join(root, "bench", "check.test.mjs")] }));
+async function benches() {
+  const args = ["--test", "--test-reporter=spec", join(root, "bench", "check.test.mjs")];
+  await stage("benches: each runs with its peers", () => countNodeTests({ program: process.execPath, args }));
+}
 
 /** Checks the console: types, unit tests, the size of the first load, and tests in Chromium. */
 async function web() {
