@@ -184,6 +184,7 @@ async fn an_export_recreates_the_service_in_an_empty_cell() {
     );
 
     let (cell, _state) = Instance::new().await;
+    cell.wait_until_first_pass_is_over().await;
     cell.d1_through_wrangler(&sql).await;
     let here = |api: &Api| api.with_url(&cell.url);
     let (admin, alice) = (here(&workspace.admin), here(&alice.api));

@@ -310,14 +310,15 @@ impl Instance {
     }
 
     /// Waits until the janitor has finished the pass that begins when an instance starts. The pass
-    /// calls the objects of open batches, which start commands.
+    /// seals audit events, and calls the objects of open batches, which start commands. So a test
+    /// that writes to D1 behind the service's back waits for it.
     pub async fn wait_until_first_pass_is_over(&self) {
         let log = self.state.join("worker.log");
         eventually("the end of the first pass", || async {
             let has_begun =
                 std::fs::read_to_string(&log).unwrap().contains("\"event\":\"retention_over\"");
             let is_over = self
-                .read_objects("Janitor", "SELECT key FROM _cf_KV WHERE key = 'batch'")
+                .read_objects("Janitor", "SELECT key FROM _cf_KV WHERE key IN ('batch', 'sealed')")
                 .is_empty();
             (has_begun && is_over).then_some(())
         })
