@@ -111,11 +111,8 @@ fn text_below(paths: &[&str]) -> String {
 }
 
 /// Whether a text has a name that is no part of a longer name.
-fn names(text: &str, name: &str) -> bool {
-    let is_part = |c: char| c.is_alphanumeric() || c == '_';
-    text.match_indices(name).any(|(at, _)| {
-        !text[..at].ends_with(is_part) && !text[at + name.len()..].starts_with(is_part)
-    })
+fn has_name(text: &str, name: &str) -> bool {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == name)
 }
 
 #[test]
@@ -139,7 +136,7 @@ fn every_crate_is_used() {
         for name in
             lines.filter_map(|line| line.split_once(['=', '.'])).map(|(name, _)| name.trim())
         {
-            let is_used = name.starts_with('#') || names(&sources, &name.replace('-', "_"));
+            let is_used = name.starts_with('#') || has_name(&sources, &name.replace('-', "_"));
             assert!(is_used, "{manifest}: no source file names the crate {name}");
             checked += 1;
         }
@@ -157,9 +154,16 @@ fn every_npm_package_is_used() {
         let installed: Value =
             serde_json::from_str(&read(&format!("node_modules/{name}/package.json"))).unwrap();
         let programs = installed["bin"].as_object().into_iter().flatten().map(|(name, _)| name);
-        let names: Vec<_> = programs.chain([name]).collect();
+        // A name stands in quotes, or before the path of a file in the package.
+        let is_named = |name: &String| {
+            let (quoted, single, file) =
+                (format!("\"{name}\""), format!("'{name}'"), format!("\"{name}/"));
+            [quoted, single, file, format!("node_modules/{name}/")]
+                .iter()
+                .any(|form| text.contains(form))
+        };
         // A package with types of another package is used by the compiler.
-        let is_used = name.starts_with("@types/") || names.iter().any(|name| text.contains(*name));
+        let is_used = name.starts_with("@types/") || programs.chain([name]).any(is_named);
         assert!(is_used, "no file uses the package {name}");
     }
 }
