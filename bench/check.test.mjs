@@ -1,5 +1,5 @@
 // Checks that each bench still runs with its peers, and that a peer returns what the service
-// returns. Otherwise a bench that nobody runs for weeks does not even start. The benches run
+// returns. Otherwise a bench that did not run for weeks may not even start. The benches run
 // concurrently and with the smallest sizes, because their figures do not matter here.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";

@@ -213,7 +213,7 @@ impl Default for World {
     }
 }
 
-/// What the world knows of a turn.
+/// The state of the turn that the world handles.
 pub struct TurnState {
     /// Whether the alarm's handler waits for the requests to D1.
     is_of_alarm: bool,

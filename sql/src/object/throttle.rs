@@ -85,7 +85,7 @@ pub fn delete_surplus_addresses(user: &str, max: u32) -> Statement {
     .bind("max", max)
 }
 
-/// Deletes the addresses from which nobody logged in after `since`.
+/// Deletes the addresses without a login after `since`.
 pub fn delete_expired_addresses(since: Timestamp) -> Statement {
     fixed!("DELETE FROM known_addresses WHERE logged_in_at <= :since").bind("since", since)
 }
